@@ -38,6 +38,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.mutations_group import Trial, try_group
+from scripts.mutations_swap import changed_functions
 from scripts.mutations_tests import TestsOf
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,8 +55,8 @@ PATTERNS = {
     "minority": "the minority case: the other class, the other direction, the other rank",
     "number": "defaults, bounds and published constants",
 }
-GROUP_ROUNDS = 3
-"""Test files that are tried on whole groups of mutations before single mutations are, with new imports."""
+GROUP_FILES = 3
+"""Test files that are tried on a mutation in a process with the others, before it gets one of its own."""
 
 
 class MutationError(ValueError):
@@ -227,38 +228,34 @@ class Campaign:
         torch.set_num_threads(1)
         for lane in self.lanes:
             lane.fill(ROOT)
-        self.run_groups()
+        self.run_group()
         self.run_all(self.pending())
         while self.doubted():
             self.run_all(self.pending())
 
-    def run_groups(self) -> None:
-        """Try mutations on the test files that are likeliest to notice them, imported once for all of a group."""
-        for _ in range(GROUP_ROUNDS):
-            groups: dict[str, list[Mutation]] = {}
-            for one in self.pending():
-                files = [file for file in files_of(self.chosen(one)) if not self.is_tried(one, file)]
-                if files:
-                    groups.setdefault(files[0], []).append(one)
-            for test_file, group in sorted(groups.items(), key=lambda pair: -len(pair[1])):
-                self.run_group(test_file, group)
-
-    def run_group(self, test_file: str, group: list[Mutation]) -> None:
-        """Try mutations on one test file."""
-        sources = {one.file: (ROOT / one.file).read_text("utf-8") for one in group}
-        trials = [
-            Trial(one.name, one.file, sources[one.file], one.apply(sources[one.file]), self.chosen(one)[0])
-            for one in group
-        ]
-        reports = try_group(self.lanes[0], test_file, trials)
-        for one in group:
-            report = reports.get(one.name)
-            if report is not None and (report.failed or report.ended == "died"):
-                self.note(one, report)
-                print(self.describe(one), flush=True)
-            elif report is not None:
-                self.tried[f"{one.name} {test_file}"] = digest_of(ROOT / one.file) + digest_of(ROOT / test_file)
+    def run_group(self) -> None:
+        """Try mutations on the test files that are likeliest to notice them, imported once for all of them."""
+        trials = []
+        for one in self.pending():
+            source, tests = (ROOT / one.file).read_text("utf-8"), self.chosen(one)
+            files = [file for file in files_of(tests) if not self.is_tried(one, file)][:GROUP_FILES]
+            if files and changed_functions(source, one.apply(source), one.file) is not None:
+                trials.append(Trial(one.name, one.file, source, one.apply(source), tuple(files), tests[0]))
+        by_name = {trial.name: (self.named(trial.name), trial) for trial in trials}
+        for name, report in try_group(self.lanes[0], trials) if trials else ():
+            mutation, trial = by_name[name]
+            if report.failed or report.ended == "died":
+                self.note(mutation, report)
+                print(self.describe(mutation), flush=True)
+            elif report.ended == "all":
+                for file in trial.files:
+                    digest = digest_of(ROOT / mutation.file) + digest_of(ROOT / file)
+                    self.tried[f"{name} {file}"] = digest
         self.save()
+
+    def named(self, name: str) -> Mutation:
+        """Return a mutation by its name."""
+        return next(one for one in self.mutations if one.name == name)
 
     def is_tried(self, mutation: Mutation, test_file: str) -> bool:
         """Return whether a file's tests have not noticed a mutation, in a process that had imported the code before."""

@@ -1,18 +1,20 @@
-"""Several mutations tried on one test file that is imported once, for `scripts/mutations.py`.
+"""Many mutations tried on tests that are imported once, for `scripts/mutations.py`.
 
-A process collects the tests of the file and forks for each mutation; the fork's functions get the mutated code (see
-`scripts.mutations_swap`) and its tests run, the quick ones first, up to the first that fails.
+A process collects the tests and forks for each mutation; the fork's functions get the mutated code (see
+`scripts.mutations_swap`), and the tests of the mutation's files run, the quick ones first, up to the first that fails.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,39 +27,47 @@ from scripts.mutations_swap import changed_functions, swap
 
 @dataclass(frozen=True)
 class Trial:
-    """A mutated source, and the test that is run first."""
+    """A mutated source, and the test files to run for it."""
 
     name: str
     file: str
     before: str
     after: str
+    files: tuple[str, ...]
     first: str
+    """The test that is run before all others, if it is among those."""
 
 
-def try_group(lane: Lane, test_file: str, trials: Sequence[Trial]) -> dict[str, Report]:
-    """Return what the tests of one file came to for each mutation; those that could not be tried have no entry."""
+def try_group(lane: Lane, trials: Sequence[Trial]) -> Iterator[tuple[str, Report]]:
+    """Yield what the tests came to for each mutation; those that cannot be tried so have no report."""
     reports = lane.folder / "group.json"
     reports.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
         try:
             lane.enter_tree()
-            plugin = Group(lane, trials, reports)
-            pytest.main([*OPTIONS, "-x", f"--basetemp={lane.folder / 'base'}", test_file], plugins=[plugin])
+            files = dict.fromkeys(file for trial in trials for file in trial.files)
+            options = [*OPTIONS, "--continue-on-collection-errors", f"--basetemp={lane.folder / 'base'}"]
+            pytest.main([*options, *files], plugins=[Group(lane, trials, reports)])
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stdout.flush()
             os._exit(0)
-    os.waitpid(child, 0)
+    told: set[str] = set()
+    is_running = True
+    while is_running:
+        time.sleep(0.2)
+        is_running = not os.waitpid(child, os.WNOHANG)[0]
+        found = json.loads(reports.read_text()) if reports.exists() else {}
+        for name in found.keys() - told:
+            report = Report(**found[name])
+            lane.took.update(report.took)
+            yield name, report
+        told |= found.keys()
     lane.clock += 4 * len(trials) + 4  # the child's count of written sources is lost
     for trial in trials:
         lane.write(trial.file, trial.before)
-    found = json.loads(reports.read_text()) if reports.exists() else {}
-    done = {name: Report(**one) for name, one in found.items()}
-    for report in done.values():
-        lane.took.update(report.took)
-    return done
 
 
 class Group:
@@ -69,8 +79,7 @@ class Group:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Fork for each mutation."""
-        if session.testsfailed:
-            return True
+        import_more()
         for trial in self.trials:
             changes = changed_functions(trial.before, trial.after, trial.file)
             if changes is None:
@@ -85,7 +94,7 @@ class Group:
                     os.setsid()
                     swap(changes)  # none, where tests import the file later: they find the mutated one
                     names = {code.co_name for code in changes if not code.co_name.startswith("<")}
-                    run_all(session, Watch(lane.report_path, lane.limit, lane.took), trial.first, names)
+                    run_all(session, Watch(lane.report_path, lane.limit, lane.took), trial, names)
                 except BaseException:
                     traceback.print_exc()
                     lane.report_path.unlink(missing_ok=True)  # says nothing of the mutation
@@ -100,23 +109,37 @@ class Group:
             lane.write(trial.file, trial.before)
             if report.running is not None:
                 self.reports[trial.name] = vars(report)
-                self.path.write_text(json.dumps(self.reports))
+                self.path.with_suffix(".new").write_text(json.dumps(self.reports))
+                self.path.with_suffix(".new").replace(self.path)
         return True
 
 
-def run_all(session: pytest.Session, watch: Watch, first: str, names: set[str]) -> None:
-    """Run what was collected up to the first failure: `first` and its cases, tests with one of the names, the quick."""
+def import_more() -> None:
+    """Import what the runs of most tests import when they are built."""
+    with contextlib.suppress(Exception):
+        parts = importlib.import_module("tests.engine.parts")
+        parts.classifier()
+        parts.gan({"mode": "amp", "dtype": "float16"})
+
+
+def run_all(session: pytest.Session, watch: Watch, trial: Trial, names: set[str]) -> None:
+    """Run a mutation's tests up to the first failure: its first one, those with one of the names, then quick ones."""
     session.config.pluginmanager.register(watch)
 
-    def lateness(item: pytest.Item) -> tuple[bool, bool, float]:
+    def lateness(item: pytest.Item) -> tuple[bool, bool, int, float]:
         source = inspect.getsource(getattr(item, "function", run_all))
-        return not item.nodeid.startswith(first), not any(name in source for name in names), watch.expected(item)
+        has_name = any(name in source for name in names)
+        return (
+            not item.nodeid.startswith(trial.first),
+            not has_name,
+            trial.files.index(file_of(item)),
+            watch.expected(item),
+        )
 
-    items = sorted(session.items, key=lateness)
-    assert len({file_of(item) for item in items}) <= 1
+    items = sorted((item for item in session.items if file_of(item) in trial.files), key=lateness)
     for item, following in zip(items, [*items[1:], None]):
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        if session.shouldfail or session.shouldstop:
+        if watch.report.failed or session.shouldstop:
             return
-    watch.report.ended = "all"
+    watch.report.ended = "all" if items else "none"
     watch.write()
