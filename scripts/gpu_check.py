@@ -18,8 +18,9 @@ Parts, in their order; each runs in processes of its own, and none can take the 
    says: its memory and speed are right, its figure says nothing;
 6. `peers`: the same training written by hand, by hand and compiled, in mpt, in Accelerate and in Lightning
    (`gpu_check_peers.py`);
-7. `features`: saves beside the training, streamed weights, kernels as `mpt plan tune` chooses them, DAIN's Triton
-   operators beside torch's, sharded checkpoints of two cards (`gpu_check_features.py`);
+7. `features`: saves beside the training, streamed weights, kernels as `mpt plan tune` chooses them, updates
+   recorded as CUDA graphs, DAIN's Triton operators beside torch's, sharded checkpoints of two cards
+   (`gpu_check_features.py`);
 8. `rest`: the remaining workloads and budgets of `plan`, and the remaining configs of `modes`.
 
 FOLDER gets gpu_check.md and gpu_check.json, rewritten after each step, so that an early end still leaves what was

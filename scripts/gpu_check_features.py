@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from mpt.doctor.card import runner  # noqa: E402
 from mpt.doctor.card.runner import Skipped  # noqa: E402
+from scripts.gpu_check_graphs import try_graphs  # noqa: E402
 
 VIT = {"name": "torchvision:vit_b_16", "image_size": 224}
 SMALL_VIT = {
@@ -325,6 +326,7 @@ FEATURES: dict[str, Callable[[str], dict[str, Any]]] = {
     "checkpoints beside the training": try_saves,
     "weights streamed from the host": try_streaming,
     "kernels chosen by measurement": try_kernels,
+    "updates recorded as CUDA graphs": try_graphs,
     "DAIN's Triton operators": try_triton,
     "sharded checkpoints of two cards": try_shards,
 }
