@@ -13,13 +13,14 @@ import argparse
 import json
 import subprocess
 import sys
-from typing import Any
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
+from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.facts.verdict import fits_surely
 
 GIB = 2**30
 CONFIG = "@saehd_512"
@@ -30,10 +31,10 @@ RECIPES: list[tuple[str, list[str]]] = [
     ("amp", [DENSE_IN_HALF, FIXED_SEGMENTS]),
     ("amp, dense layers in float32", [FIXED_SEGMENTS]),
     ("+ expandable segments (the configuration)", []),
-    ("+ activations offloaded (**the plan**)", ["memory.offload_activations=true"]),
+    ("+ activations offloaded", ["memory.offload_activations=true"]),
     ("micro-batches of 4 instead", ["memory.micro_batch=4"]),
     ("micro-batches of 2", ["memory.micro_batch=2"]),
-    ("micro-batches of 1", ["memory.micro_batch=1"]),
+    ("micro-batches of 1 (**the plan**)", ["memory.micro_batch=1"]),
     ("micro-batches of 4, stages recomputed", ["memory.micro_batch=4", "memory.recompute=all"]),
     ("micro-batches of 4, dense layers in half", ["memory.micro_batch=4", DENSE_IN_HALF]),
     ("micro-batches of 4, fixed segments", ["memory.micro_batch=4", FIXED_SEGMENTS]),
@@ -56,12 +57,11 @@ def main() -> None:
         print(json.dumps(measure(load_config(CONFIG, RECIPES[arguments.one][1]), int(arguments.cap * GIB))))
         return
     configs = [load_config(CONFIG, overrides) for _, overrides in RECIPES]
-    with Session(find_gpu(arguments.gpu), Calibration()) as session:
-        answers = session.plan(configs, budget_bytes=int(arguments.cap * GIB))
-    headings = ["recipe", *COLUMNS, "the rest", "peak", "on the card", f"fits {arguments.cap:g} GiB", "s/step"]
-    if arguments.measure:
-        headings += ["measured peak", "measured reserved"]
-    print("| " + " | ".join(headings) + " |\n|---" + "|---:" * (len(headings) - 1) + "|")
+    gpu = find_gpu(arguments.gpu)
+    with Session(gpu, Calibration()) as session:
+        answers = session.plan(configs, budget_bytes=min(int(arguments.cap * GIB), gpu.usable_bytes))
+    further = ("measured peak", "measured reserved") if arguments.measure else ()
+    print("\n".join(heading_of(arguments.cap, *further)))
     for index, ((name, _), answer) in enumerate(zip(RECIPES, answers, strict=True)):
         cells = [name, *cells_of(answer.get())]
         if arguments.measure:
@@ -69,12 +69,18 @@ def main() -> None:
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
-def cells_of(plan: dict[str, Any]) -> list[str]:
+def heading_of(cap: float, *further: str) -> list[str]:
+    """Return the first two lines of the table."""
+    headings = ["recipe", *COLUMNS, "the rest", "peak", "on the card", f"fits {cap:g} GiB", "s/step", *further]
+    return ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
+
+
+def cells_of(plan: Plan) -> list[str]:
     """Return one plan's figures; sizes in GiB."""
     parts = plan.by_category
     named = [parts.get(column, 0) for column in COLUMNS]
-    sizes = [*named, plan.allocated - sum(named), plan.allocated, plan.reserved + plan.context_bytes]
-    fits = "no" if not plan.fits else "barely" if plan.tight else "yes"
+    sizes = [*named, plan.allocated - sum(named), plan.allocated, plan.total]
+    fits = "no" if not plan.fits else "barely" if plan.tight else "yes" if fits_surely(plan) else "closely"
     return [f"{size / GIB:.2f}" for size in sizes] + [fits, f"{plan.step_seconds:.1f}"]
 
 

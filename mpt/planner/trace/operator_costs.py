@@ -30,6 +30,11 @@ GROUP_TILE = 64
 """Channels that a group of a convolution is computed as if it had, at least."""
 DEPTHWISE_SLOWDOWN = 6.0
 """How many times longer than its memory traffic the weight gradient of a depthwise convolution takes."""
+DEPTHWISE_LOADS = 8.0
+"""Time of a product in torch's general depthwise kernel, in products of a matrix: it loads both factors of each, and a
+multiprocessor has a quarter as many units that load as that multiply."""
+SPECIAL_SIDES = (1, 3, 5)
+"""Windows for which torch compiles its depthwise kernel, which then keeps the weights."""
 LAYOUT_SHARE = 1.2
 """Memory traffic of the copies to channels_last and back, of the convolution's own."""
 GRADIENT_SHARE = 0.6
@@ -76,7 +81,7 @@ def convolution_kernels(given: Tensor, weight: Tensor, groups: int, flops: int, 
     """Return a convolution's kernels; `flops` and `moved` are of all of it."""
     channels = channels_of_group(weight, groups)
     if is_depthwise(weight, groups):
-        return ((0, moved),)
+        return ((window_operations(weight, flops), moved),)
     return ((padded(flops, channels, groups), moved), *layout_copies(given, moved))
 
 
@@ -92,7 +97,8 @@ def gradient_kernels(
     channels = channels_of_group(weight, groups)
     flops //= of_input + of_weight * groups  # as torch counts them
     if is_depthwise(weight, groups):
-        return ((0, each),) * of_input + ((0, int(each * DEPTHWISE_SLOWDOWN)),) * of_weight
+        operations = window_operations(weight, flops)
+        return ((operations, each),) * of_input + ((operations, int(each * DEPTHWISE_SLOWDOWN)),) * of_weight
     kernel = (padded(flops, channels, groups), each)
     return (kernel, *layout_copies(given, each)) * count
 
@@ -105,6 +111,13 @@ def channels_of_group(weight: Tensor, groups: int) -> int:
 def is_depthwise(weight: Tensor, groups: int) -> bool:
     """Return whether each channel is convolved on its own."""
     return groups > 1 and weight.shape[1] == 1 and weight.shape[0] == groups
+
+
+def window_operations(weight: Tensor, flops: int) -> int:
+    """Return what a depthwise convolution computes, beyond its memory traffic; 0 where the traffic takes longer."""
+    sides = weight.shape[2:]
+    is_special = len(sides) == 2 and sides[0] == sides[1] and sides[0] in SPECIAL_SIDES
+    return 0 if is_special or weight.dtype in HALF else int(flops * DEPTHWISE_LOADS)
 
 
 def is_uncertain(given: Tensor, weight: Tensor, groups: int) -> bool:

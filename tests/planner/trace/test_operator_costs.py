@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.planner.device.outcomes import Cost, Kernel
 from mpt.planner.facts.gpus import find_gpu
-from mpt.planner.trace.operator_costs import cost_of
+from mpt.planner.trace.operator_costs import cost_of, window_operations
 from mpt.planner.trace.time_model import BAND, UNCERTAIN_BAND, Work
 
 SIDE, BATCH, CHANNELS = 8, 2, 128
@@ -69,6 +69,14 @@ def test_depthwise_kernels_wait_for_memory_and_the_weight_gradient_longest() -> 
     assert operations(found["convolution"].kernels) == [0]
     (_, of_input), (_, of_weight) = found["convolution_backward"].kernels
     assert of_weight == pytest.approx(6 * of_input)
+
+
+def test_depthwise_windows_that_torch_has_no_kernel_for_take_eight_times_their_products() -> None:
+    weight = torch.empty(12, 1, 44, 44, device="meta")
+    assert window_operations(weight, 1000) == 8000
+    assert window_operations(torch.empty(12, 1, 44, 1, device="meta"), 1000) == 8000
+    assert window_operations(weight[..., :5, :5], 1000) == 0
+    assert window_operations(weight.half(), 1000) == 0  # cuDNN's
 
 
 def test_half_convolutions_of_contiguous_tensors_copy_them_to_channels_last() -> None:
