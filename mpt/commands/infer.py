@@ -154,7 +154,8 @@ def run(arguments: Command) -> None:
     write_all(prepared, arguments, results, made)
     if not arguments.half:
         rate = made / max(seconds, 1e-9)
-        print(f"{made} sample{'s' if made != 1 else ''} in {seconds:.2f} s ({rate:.3g} per second)")
+        pace = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+        print(f"{made} sample{'s' if made != 1 else ''} in {seconds:.2f} s ({pace} per second)")
 
 
 def check_options(arguments: Command) -> None:

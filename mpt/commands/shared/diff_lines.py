@@ -29,7 +29,7 @@ def show(
         if files is not None and not files.differs and not files.not_finite:
             print("the same to the bit, as far as the runs kept it")
         return
-    print(f"trained side by side: {replayed.steps} steps from step {replayed.start}")
+    print(f"trained side by side: {replayed.steps} step{'s' * (replayed.steps != 1)} from step {replayed.start}")
     for note in replayed.notes:
         print(f"note: {note}")
     if replayed.bits is None and not_finite_in(files, replayed):
