@@ -6,8 +6,10 @@ import ast
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from mpt.cli import make_app
 from mpt.config.load import load_config
@@ -17,6 +19,7 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "tests" / "faults.md", *sorted((
 TESTS = re.compile(r"`((?:\w+/)*test_\w+\.py)::(\w+)`")
 PAGES = re.compile(r"\bdocs/[a-z_/-]+\.md")
 FENCES = re.compile(r"^```.*?^```", re.M | re.S)
+INLINE = re.compile(r"`(mpt [^`\n]+)`|^    (mpt .+)$", re.M)
 LINKS = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 BLOCKS = re.compile(r"^```(?:sh|console|bash)?\n(.*?)^```", re.M | re.S)
 
@@ -94,6 +97,42 @@ def test_every_command_shown_exists_and_its_configuration_is_valid(path: Path) -
         if words[1] in ("train", "validate", "plan") and files and not {"--with", "--parts"} & {*words}:
             config = files[0] if files[0].startswith("@") else ROOT / files[0]
             load_config(config, [word for word in overrides if not names_an_example(word)])
+
+
+def unknown_options(words: list[str], app: Any) -> list[str]:
+    """Return the options of a command line that the command does not have."""
+    command, place = app, 1
+    while place < len(words) and words[place] in getattr(command, "commands", {}):
+        command, place = command.commands[words[place]], place + 1
+    command = getattr(command, "commands", {}).get(words[place - 1], command)  # a group's own command
+    if hasattr(command, "commands"):
+        return []
+    known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+    known |= {"-h", "--help", "--parts", "--debug"}
+    given = words[place : words.index("--")] if "--" in words else words[place:]
+    return [word for word in given if re.match(r"-[a-z-]", word) and word.partition("=")[0] not in known]
+
+
+def test_every_option_shown_exists() -> None:
+    app, checked, wrong = typer.main.get_command(make_app()), 0, []
+    for path in DOCUMENTS:
+        if path.name == "decisions.md":  # which names what was taken out
+            continue
+        text = path.read_text("utf-8")
+        lines = [words for found in INLINE.findall(text) if (words := split_or_none("".join(found)))]
+        for words in [*commands_of(text), *lines]:
+            checked += 1
+            wrong += [(named(path), option) for option in unknown_options(words, app)]
+    assert checked > 400
+    assert wrong == []
+
+
+def split_or_none(line: str) -> list[str] | None:
+    """Return a command line's words, None for an unfinished one."""
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:
+        return None
 
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.parent.name in ("how-to", "tutorials")], ids=named)
