@@ -1,4 +1,4 @@
-"""Lion: the sign of an interpolated momentum, with one state tensor per weight where Adam has two.
+"""Lion: the sign of an interpolated momentum, with one state tensor per weight instead of Adam's two.
 
 Steps are of the size of the rate, so it wants one 3 to 10 times below Adam's and a weight decay that much above.
 Source: Chen et al., "Symbolic discovery of optimization algorithms", 2023, algorithm 2.

@@ -1,4 +1,4 @@
-"""AdamW without a schedule: no rate has to fall, because what is evaluated is an average over the steps.
+"""AdamW without a schedule: no rate has to fall, because an average over the steps is evaluated.
 
 Three sequences: z takes AdamW's steps, x is the weighted mean of the z so far, and gradients are taken at
 y = beta1 x + (1 - beta1) z. A parameter holds y and the state z; x follows from both, so it costs AdamW's memory.

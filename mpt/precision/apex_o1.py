@@ -1,6 +1,6 @@
 """The mode `O1`: Apex's automatic casts (`mpt.precision.o1`) around every forward, float32 weights, a scaler per phase.
 
-Apex's O1 means float16. On a CPU, where float16 is emulated, `dtype: auto` takes bfloat16 and says so; `dtype: float16`
+Apex's O1 means float16. On a CPU, which emulates float16, `dtype: auto` takes bfloat16 and says so; `dtype: float16`
 forces Apex's own.
 """
 

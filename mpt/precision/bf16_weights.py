@@ -35,7 +35,7 @@ from mpt.seams import Phase, StepStats, Task
 NAMES: dict[str, dict[str, object]] = {"bf16-sr": {"loss_scale": 1.0}, "bf16-kahan": {"loss_scale": 1.0}}
 ABOUT = {
     "bf16-sr": "Weights in bfloat16 that learn, by rounding at random; 8 bytes per weight with Adam.",
-    "bf16-kahan": "Weights in bfloat16 with a second number for what rounding leaves; 10 bytes per weight with Adam.",
+    "bf16-kahan": "Weights in bfloat16 with a second number for their remainder; 10 bytes per weight with Adam.",
 }
 PROPOSALS = NEEDS_BFLOAT16 = ("bf16-sr",)
 LOSSY = True
@@ -45,7 +45,7 @@ LOSSY = True
 class Settings(PrecisionOptions):
     dtype: Literal["auto", "bfloat16"] = "bfloat16"
     accumulate: Literal["bfloat16", "float32"] = "bfloat16"
-    """What gradients are summed in over micro-batches and losses; float32 costs 2 more bytes per weight."""
+    """The dtype in which gradients are summed over micro-batches and losses; float32 costs 2 more bytes per weight."""
 
 
 class LearningBfloat16(HalfWeights):
@@ -93,7 +93,7 @@ class LearningBfloat16(HalfWeights):
 
     @torch.no_grad()
     def optimize(self, phase: Phase) -> None:
-        """Let the optimizer step, a few pieces at a time, on what has a gradient in its groups now."""
+        """Let the optimizer step, a few pieces at a time, on the parameters of its groups that have a gradient."""
         optimizer = phase.optimizer
         members = [list(group["params"]) for group in optimizer.param_groups]
         settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
@@ -102,7 +102,7 @@ class LearningBfloat16(HalfWeights):
                 group["params"] = [parameter for parameter in parameters if is_float32(parameter)]
             optimizer.step()  # also on none at all: it may count its steps
             for bucket in buckets(optimizer, members):
-                # What an optimizer counts in its groups, it counts once per update.
+                # A count in an optimizer's groups advances once per update.
                 for group, before in zip(optimizer.param_groups, settings, strict=True):
                     group.update(before)
                 self._step_on(phase, bucket, members)
@@ -140,7 +140,7 @@ class LearningBfloat16(HalfWeights):
         return {**super().state_dict(), "updates": dict(self.updates)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; a run of another mode has counted nothing."""
+        """Restore a `state_dict`; one of another mode's run has no counts."""
         super().load_state_dict(state)
         self.updates = {name: int(count) for name, count in state.get("updates", {}).items()}
 
@@ -150,6 +150,6 @@ def build(name: str, settings: Settings, device: torch.device) -> Policy:
     dtype, reason = choose_dtype(settings, device, "bfloat16")
     how = {
         "bf16-sr": "rounded at random after each step",
-        "bf16-kahan": "with a bfloat16 compensation of what rounding leaves",
+        "bf16-kahan": "with a bfloat16 compensation of the rounding",
     }
     return LearningBfloat16(name, settings, device, dtype, f"{reason}; weights in bfloat16, {how[name]}")

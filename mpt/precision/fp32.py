@@ -32,7 +32,7 @@ class Settings(PrecisionOptions):
 
 
 class Float32(Policy):
-    """Float32 weights and arithmetic; TF32 in matrix products where the mode says so."""
+    """Float32 weights and arithmetic; TF32 in matrix products if the mode says so."""
 
     def loss(self, function: F) -> F:
         """Return the loss function as it is: everything it sees is float32 already."""

@@ -63,7 +63,7 @@ class HalfInputs(Mixin, nn.Module):
     half_input_dtype: torch.dtype
     half_has_entries: bool
     half_is_running = False
-    """Whether the network was entered already: what it calls of itself is not cast."""
+    """Whether the network was entered already: its calls of itself are not cast."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Cast floating inputs down, run, cast floating outputs up."""
@@ -103,7 +103,7 @@ def mixed_dtypes(network: nn.Module, error: RuntimeError) -> str | None:
 
 
 def cast_inputs(network: Any, dtype: torch.dtype) -> None:
-    """Cast what enters and leaves a network, by forward or by another public method."""
+    """Cast a network's inputs and outputs, of forward or of another public method."""
     entries = {name: half_entry(function) for name, function in own_methods(type(network)).items()}
     mix_in(network, HalfInputs, entries)
     network.half_has_entries = bool(entries)
@@ -113,7 +113,7 @@ def cast_inputs(network: Any, dtype: torch.dtype) -> None:
 def half_entry(function: FunctionType) -> Callable[..., Any]:
     """Return a method that casts as forward does, but for calls from inside of the network.
 
-    Those are told by where they come from, and, when a checkpoint repeats one during backward, by inputs in half.
+    Their origin distinguishes those, and, when a checkpoint repeats one during backward, by inputs in half.
     """
 
     @functools.wraps(function)
@@ -127,7 +127,7 @@ def half_entry(function: FunctionType) -> Callable[..., Any]:
 
 
 class HalfWeights(Policy):
-    """Half weights, with float32 masters where `keeps_masters`."""
+    """Half weights, with float32 masters if `keeps_masters`."""
 
     casts_back = True
 
@@ -144,7 +144,7 @@ class HalfWeights(Policy):
     def convert(self, networks: Mapping[str, nn.Module]) -> None:
         """Cast weights without masters on the CPU: in float32 they would take twice their room on the device.
 
-        Which networks are trained is known only in `prepare`, where the others become float32 again.
+        Which networks are trained is known only in `prepare`, which makes the others float32 again.
         """
         if self.keeps_masters:
             return
@@ -168,7 +168,7 @@ class HalfWeights(Policy):
                         module._parameters[name] = twins[parameter]
 
     def _restore_untrained(self, task: Task) -> None:
-        """Return to float32 what is not trained: averages, which would not move in half, and frozen networks."""
+        """Return untrained tensors to float32: averages, which would not move in half, and frozen networks."""
         trained = {p for module in task.trainable.values() for p in module.parameters()}
         full_of: dict[Tensor, nn.Parameter] = {}
         for network in task.modules.values():
@@ -219,7 +219,8 @@ class HalfWeights(Policy):
                 keep_in_float32(module, self.device.type, self.casts_back, self.numerics.dtype)
 
     def _cast(self, module: nn.Module, is_sharded: bool) -> None:
-        """Cast the floating state of a module and its children to half, except BatchNorm and what stays float32."""
+        """Cast the floating state of a module and its children to half, except BatchNorm and modules that stay
+        float32."""
         if self._stays_float32(module):
             return
         for name, parameter in module._parameters.items():
@@ -240,7 +241,7 @@ class HalfWeights(Policy):
         if parameter not in self._twins:
             half = nn.Parameter(parameter.detach().to(self.numerics.dtype), requires_grad=parameter.requires_grad)
             self._twins[parameter] = half
-            if self.keeps_masters and parameter.requires_grad:  # what is frozen is never added to
+            if self.keeps_masters and parameter.requires_grad:  # frozen parameters are never added to
                 self.masters[half] = parameter
                 half.grad_dtype = torch.float32
         return self._twins[parameter]

@@ -1,7 +1,7 @@
 """A model's own half precision: a dtype per block, designed in, without autocast and without a loss scale.
 
 Networks that can do it have a method `set_half(dtype)`. Weights, images, losses and the blocks of low
-resolution stay float32. What overflows in a backward is made finite instead of skipped: NaN to 0, infinities to 1e5.
+resolution stay float32. Overflows in a backward are made finite instead of skipped: NaN to 0, infinities to 1e5.
 Source: Karras et al. 2020, "Training generative adversarial networks with limited data", appendix D.
 """
 
@@ -36,7 +36,7 @@ class Native(Policy):
         return False
 
     def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
-        """Tell each network that can which dtype to use."""
+        """Set the dtype of each network that can choose."""
         super().prepare(task, is_sharded=is_sharded)
         able = [module for module in task.modules.values() if callable(getattr(module, "set_half", None))]
         if not able:

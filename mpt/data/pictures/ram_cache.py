@@ -1,7 +1,7 @@
 """Decoded samples of one split, kept in memory from the first time they are read.
 
 A training and its workers share one copy: with workers it lies in shared memory, which they fill together. Two that
-decode the same sample at the same time write the same bytes. What does not fit is refused before training.
+decode the same sample at the same time write the same bytes. A data set that does not fit is refused before training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RamCache:
         )
         if size > limit_gib * GIB:
             raise DataError(
-                f"{needed}, more than dataset.cache_gib={limit_gib:g}; raise that where the machine has the memory, or "
+                f"{needed}, more than dataset.cache_gib={limit_gib:g}; raise that if the machine has the memory, or "
                 "leave the cache out"
             )
         free = free_bytes(shared)
@@ -45,7 +45,7 @@ class RamCache:
         self.filled.zero_()
 
     def get(self, index: int, read: Callable[[], Tensor]) -> Tensor:
-        """Return a sample, read where it is not there yet. It is not to be changed in place."""
+        """Return a sample, read if it is not there yet. It is not to be changed in place."""
         if not self.filled[index]:
             self.samples[index] = read()
             self.filled[index] = 1

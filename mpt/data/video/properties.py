@@ -1,4 +1,5 @@
-"""Contents of a video besides pictures of 8 bits at even times: bits, colour tags, HDR metadata, alpha, tracks, timing.
+"""Contents of a video in addition to pictures of 8 bits at even times: bits, colour tags, HDR metadata, alpha, tracks,
+timing.
 
 Read from the header, the first frame and the packets' times; packets are not decoded, so it takes a pass over the file
 but no decoder.

@@ -107,7 +107,7 @@ class Tracks:
         return Track(container.decode(stream), encoder, slow, begin, encoder, graph)
 
     def copy(self, until_seconds: float) -> None:
-        """Mux what begins before a time of the new pictures."""
+        """Mux packets that begin before a time of the new pictures."""
         for track in self.tracks:
             while True:
                 if track.waiting is None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from mpt.errors import DataError, MptError
 
 EXTENSIONS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".wmv", ".flv", ".gif")
-"""What is taken for a video by its name, in lower case."""
+"""Endings of videos' names, in lower case."""
 HD_LINES = 720
 BT709, BT601, UNSPECIFIED = 1, 5, 2
 READ_OPTIONS = {"protocol_whitelist": "file"}
@@ -55,7 +55,7 @@ class VideoInfo:
     frame_rate: Fraction
     """Frames per second, on average."""
     frame_count: int | None
-    """None if the header does not say; from the duration where only that is known, so not exact."""
+    """None if the header does not say; from the duration if only that is known, so not exact."""
     has_audio: bool
 
 

@@ -26,7 +26,7 @@ from mpt.data.video.video import BT709, import_av, opened
 from mpt.errors import DataError, InputOutputError
 
 REORDERED_FRAMES = 2
-"""By how many frames x264 and x265 decode ahead of showing, where B-frames refer to B-frames."""
+"""By how many frames x264 and x265 decode ahead of showing, if B-frames refer to B-frames."""
 CLOCK = Fraction(1, 90_000)
 """Unit of the times of frames that have each their own, in seconds."""
 SDR = Colour()
@@ -213,7 +213,7 @@ def join_videos(
 ) -> None:
     """Write the frames of several videos, made by `VideoWriter` with the same settings, one after the other.
 
-    Packets are copied as they are. `begins` are the times at which the parts begin, where they are not of even rate.
+    Packets are copied as they are. `begins` are the times at which the parts begin, if they are not of even rate.
     With `audio_from`, its tracks up to the length of the picture. The file appears when it is complete. Raises
     InputOutputError.
     """

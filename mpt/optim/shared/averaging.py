@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 
 class AveragingOptimizer(Optimizer):
-    """An optimizer whose parameters are not what the training is to end with."""
+    """An optimizer whose parameters are not the training's result."""
 
     def average(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor | None:
         """Return the weights to evaluate in place of a parameter, float32; None if they are the same."""

@@ -1,6 +1,6 @@
-"""An optimizer's saved state for another optimizer: kept where it means the same, else dropped, and said.
+"""An optimizer's saved state for another optimizer: kept if it means the same, else dropped, with a report.
 
-Names do not tell: AdamW's `exp_avg` is no momentum of Lion's, whose decay is another. State is kept by optimizers of
+Names do not decide: AdamW's `exp_avg` is no momentum of Lion's, whose decay is another. State is kept by optimizers of
 one family, of which one class is made from the other (Adam and AdamW, SGD and one that warms up); what a changed
 setting needs is made, and what it no longer needs left out. Everything else begins anew.
 """
@@ -21,7 +21,7 @@ from mpt.nn.shared.mixin import own_class
 
 @dataclass
 class Carried:
-    """What became of a saved state: bytes by the names of its entries."""
+    """The fate of a saved state: bytes by the names of its entries."""
 
     before: str
     now: str

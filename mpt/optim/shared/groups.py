@@ -1,4 +1,4 @@
-"""What an optimizer is built over: parameters, or groups of them with settings of their own.
+"""An optimizer's parameters, or groups of them with settings of their own.
 
 Groups come from `optimizer.parts`, globs over the dotted names of parameters ("net.trunk.*"), and from
 `optimizer.no_decay`. Without either there is one plain list, as if groups did not exist. The learning rate of a group
@@ -28,7 +28,7 @@ own)."""
 def group_parameters(
     name: str, module: nn.Module, parameters: Sequence[nn.Parameter], settings: OptimizerOptions
 ) -> Parameters:
-    """Return a trained module's parameters, in groups where the settings ask for any.
+    """Return a trained module's parameters, in groups if the settings ask for any.
 
     `parameters` are those that the optimizer updates, one for each of the module's that require gradients and in their
     order (masters under O2); `name` is the module's, with which the dotted names begin. If some are frozen there is
@@ -122,7 +122,7 @@ def fit_saved_groups(
     groups, start = [], 0
     for group in optimizer.param_groups:
         indices = list(range(start, start + len(group["params"])))
-        # What counts along (leras' iterations) is in every group alike; the caller puts the settings back.
+        # Counters (leras' iterations) are in every group alike; the caller puts the settings back.
         own_names = {key: group[key] for key in ("param_names", "muon") if key in group}
         groups.append({**group, **saved["param_groups"][0], "params": indices, **own_names})
         start += len(indices)

@@ -1,4 +1,4 @@
-"""What optimizers that are written here share: torch's protocol of a step around an update of their own."""
+"""Shared by the optimizers that are written here: torch's protocol of a step around an update of their own."""
 
 from __future__ import annotations
 

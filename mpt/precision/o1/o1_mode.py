@@ -55,7 +55,7 @@ def _function_modes() -> list[TorchFunctionMode]:
 
 
 class _Thread(threading.local):
-    """What is in force on this thread: the regions, innermost last (None if suspended), and the weight cache."""
+    """The state of this thread: the regions, innermost last (None if suspended), and the weight cache."""
 
     def __init__(self) -> None:
         self.regions: list[Region | None] = []

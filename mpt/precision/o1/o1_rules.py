@@ -261,7 +261,7 @@ COMPOSITES = frozenset(getattr(functional, name) for name in tables.COMPOSITES_F
 registered: dict[Call, Call] = {}
 """The user's own rules, which win over the built-in ones."""
 rules: dict[Call, Call] = dict(BUILT_IN)
-"""What the mode looks a callable up in: the built-in rules with the user's on top."""
+"""The mode's rules by callable: the built-in ones with the user's on top."""
 lock = threading.Lock()
 
 

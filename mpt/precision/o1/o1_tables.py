@@ -1,7 +1,7 @@
 """Which function runs in which precision under O1: Apex's lists, as names.
 
 The names are data so that a test can walk them entry by entry. `mpt.precision.o1.o1_rules` resolves them to callables.
-A name under `torch` also means the method of `torch.Tensor` if there is one. What is in no list follows its
+A name under `torch` also means the method of `torch.Tensor` if there is one. Functions in no list follow their
 input: batch_norm, relu, sigmoid, mean, embedding, pooling, and also `torch.softmax` and `torch.layer_norm`, of which
 only the `torch.nn.functional` forms are listed.
 
@@ -112,17 +112,17 @@ OPERATOR_METHODS = {
     "__idiv__": "div_",
     "__itruediv__": "div_",
 }
-"""What the mode sees when Python calls an operator's method: several operators share one callable."""
+"""The callables that the mode sees when Python calls an operator's method: several operators share one callable."""
 
 # Extensions.
 
 MIXED_TO_HALF_TORCH = _names("einsum chain_matmul")
 MIXED_TO_HALF_FUNCTIONAL = ["scaled_dot_product_attention"]
 MIXED_TO_HALF_LINALG = _names("matmul multi_dot vecdot")
-"""Products: on one dtype they follow it, as in Apex; on several, where torch refuses, they run in half."""
+"""Products: on one dtype they follow it, as in Apex; on several, which torch refuses, they run in half."""
 
 MIXED_TO_WIDEST_TORCH = _names("vdot inner tensordot scatter_add index_put index_add index_copy")
-"""Where torch refuses several dtypes, they run in the widest. `spectral_norm` as a parametrisation needs `vdot`."""
+"""If torch refuses several dtypes, they run in the widest. `spectral_norm` as a parametrisation needs `vdot`."""
 
 HALF_TO_FLOAT_TORCH = _names(
     """

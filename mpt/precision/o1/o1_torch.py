@@ -1,4 +1,4 @@
-"""What is in torch's place while any thread is inside `casts`, and is taken down after the last one left.
+"""Replacements in torch while any thread is inside `casts`, taken back after the last one left.
 
 A function mode sees calls. It does not see the autograd engine recomputing a checkpoint or running the backward of a
 custom `autograd.Function`, a recurrent layer refusing half input before it calls anything, or TorchScript. Each
@@ -56,7 +56,7 @@ class Replacements:
                     setattr(owner, name, replacement)
 
     def close(self) -> None:
-        """Put the originals back after the last block, but not over what someone else put there meanwhile."""
+        """Put the originals back after the last block, but not over somebody else's later replacements."""
         with self.lock:
             self.inside -= 1
             while self.inside == 0 and self.standing:
@@ -152,7 +152,7 @@ def _call_script(recall: Recall, original: Callable[..., Any]) -> Callable[..., 
         if recall() is not None:
             warnings.warn(
                 f"O1: {module.original_name} is TorchScript, which the casts do not reach: it runs in the dtypes of "
-                "its input and its weights, float32 where nothing was converted. Use the module itself",
+                "its input and its weights, float32 if nothing was converted. Use the module itself",
                 stacklevel=2,
             )
         return original(module, *args, **kwargs)

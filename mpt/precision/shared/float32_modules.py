@@ -53,7 +53,7 @@ def in_float32(function: F, device_type: str) -> F:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        # What `full_precision` does, without making its contexts: they would take 50 us of every step.
+        # As `full_precision`, without making its contexts: they would take 50 us of every step.
         enabled = torch.is_autocast_enabled(device_type)
         torch.set_autocast_enabled(device_type, False)
         try:
@@ -72,7 +72,7 @@ class Float32Module(Mixin, nn.Module):
     float32_device_type: str
     float32_casts_back: bool
     float32_outer_dtype: torch.dtype | None
-    """What outputs return in if no input is floating, as an embedding's."""
+    """The dtype of outputs if no input is floating, as an embedding's."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward in float32; under O2 and O3 the outputs return in the first input's dtype."""
@@ -106,7 +106,7 @@ def keep_in_float32(module: nn.Module, device_type: str, casts_back: bool, half:
 
 
 def answer_in_float32(modules: Sequence[nn.Module]) -> None:
-    """Let what runs inside of such modules return float32 if no input is floating, as an embedding does."""
+    """Let modules inside of such modules return float32 if no input is floating, as an embedding does."""
     for module in modules:
         if not isinstance(module, nn.ModuleList | nn.ModuleDict):  # these have no forward to be inside of
             for inner in module.modules():

@@ -1,4 +1,4 @@
-"""What every precision mode shares: scalers per phase, modules kept in float32, clipping after unscaling, saved state.
+"""Shared by every precision mode: scalers per phase, modules kept in float32, clipping after unscaling, saved state.
 
 A mode is a small subclass that changes only the differences: the context around a forward (autocast, O1), or the dtype
 of the weights (O2, O3). The base class alone is float32.
@@ -37,7 +37,7 @@ class Policy(Precision):
     casts_back = False
     """Whether the outputs of a module kept in float32 return in its input's dtype."""
     can_fall_back = False
-    """Whether the mode can go on in bfloat16 where float16 overflows at the smallest scale."""
+    """Whether the mode can continue in bfloat16 if float16 overflows at the smallest scale."""
 
     def __init__(
         self, name: str, settings: PrecisionOptions, device: torch.device, dtype: torch.dtype, reason: str
@@ -48,7 +48,7 @@ class Policy(Precision):
         self.fell_back = False
 
     def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
-        """Set what products may use, and keep in float32 the modules that the settings name."""
+        """Set the precision of products, and keep in float32 the modules that the settings name."""
         self.numerics = replace(self.numerics, notes=tuple(set_products(self.settings, self.numerics.dtype)))
         kept = matching_modules(task.modules, self.settings.keep_fp32)
         for module in kept:
@@ -86,7 +86,7 @@ class Policy(Precision):
         return function if self.settings.losses == "inherit" else in_float32(function, self.device.type)
 
     def backward(self, loss: Tensor, phase: Phase) -> None:
-        """Back-propagate one loss, scaled where the phase has a scaler."""
+        """Back-propagate one loss, scaled if the phase has a scaler."""
         scaler = self.scalers.get(phase.name)
         (loss if scaler is None else scaler.multiply(loss)).backward()  # type: ignore[no-untyped-call]
 
@@ -125,7 +125,7 @@ class Policy(Precision):
         """Bring updated weights back to the model; nothing to do without master weights."""
 
     def keep_float32(self, module: nn.Module) -> bool:
-        """Keep a module in float32 from now on, where its weights are: optimizers hold them as they are."""
+        """Keep a module in float32 from now on, its weights in place: optimizers hold them."""
         tensors = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point()]
         if not self.can_fall_back or any(tensor.dtype != torch.float32 for tensor in tensors):
             return False
@@ -135,7 +135,7 @@ class Policy(Precision):
         return True
 
     def fall_back(self, task: Task) -> bool:
-        """Go on in bfloat16, which has float32's range and needs no scale; return False if the mode cannot."""
+        """Continue in bfloat16, which has float32's range and needs no scale; return False if the mode cannot."""
         if not self.can_fall_back:
             return False
         self.go_on_in_bfloat16()
@@ -170,7 +170,7 @@ class Policy(Precision):
 def has_gradient(phase: Phase) -> bool:
     """Return whether a weight in the optimizer's groups has a gradient, or none is in them: a trick took them out.
 
-    Each step asks, and the first weight tells.
+    Each step asks, and the first weight decides.
     """
     is_empty = True
     for group in phase.optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""What CUDA's matrix products may use: TF32 or three bfloat16 products for float32, float16 sums for float16.
+"""Options of CUDA's matrix products: TF32 or three bfloat16 products for float32, float16 sums for float16.
 
 The switches belong to the process, so every run sets all of them: one that follows another in the same process does not
 inherit its arithmetic.
@@ -17,7 +17,7 @@ def set_products(settings: PrecisionOptions, dtype: torch.dtype) -> list[str]:
 
     Raises ConfigError for arithmetic that the installed torch does not know.
     """
-    # The older switches where they suffice: once `fp32_precision` is used their getters raise, and torch.export and
+    # The older switches if they suffice: once `fp32_precision` is used their getters raise, and torch.export and
     # Inductor read them.
     torch.backends.cuda.matmul.allow_tf32 = settings.matmul == "tf32"
     torch.backends.cudnn.allow_tf32 = settings.matmul in ("auto", "tf32")
@@ -35,5 +35,5 @@ def set_products(settings: PrecisionOptions, dtype: torch.dtype) -> list[str]:
         return ["precision.fp16_accumulation changes nothing here: no product is in float16"]
     return [
         "precision.fp16_accumulation: float16 products add up in float16, which loses digits in long sums and can "
-        "overflow at 65504. Train once with and once without, and `mpt compare RUN RUN` says what it costs"
+        "overflow at 65504. Train once with and once without, and `mpt compare RUN RUN` shows its cost"
     ]

@@ -42,7 +42,7 @@ def random_halves(table: Tensor, key: Sequence[int | str], start: int, out: Tens
     """Fill int32 numbers whose upper halves are random: those of the places `start` and on.
 
     A place's number is multiplied by the key's, both odd; the upper half of the product is uniform over the keys. That
-    is one pass over memory, where a hash of key and place would be a dozen.
+    is one pass over memory, whereas a hash of key and place would be a dozen.
     """
     done = 0
     while done < len(out):
@@ -56,12 +56,12 @@ def round_at_random(numbers: Tensor, halves: Tensor) -> Tensor:
     """Return flat float32 numbers as bfloat16, each one of its two neighbours, by int32 numbers with random upper
     halves.
 
-    What bfloat16 can hold stays as it is, and a NaN stays one: adding to CUDA's, 0x7FFFFFFF, would carry into the sign
-    and leave -0. Both tensors are used up.
+    Numbers that bfloat16 can hold stay as they are, and a NaN stays one: adding to CUDA's, 0x7FFFFFFF, would carry
+    into the sign and leave -0. Both tensors are used up.
     """
     # The random halves are signed: from -32768 to 32767.
     bits = numbers.view(torch.int32)
-    if bits.device.type == "cpu":  # which copies what is strided or of another dtype element by element
+    if bits.device.type == "cpu":  # which copies tensors that are strided or of another dtype element by element
         is_nan = numbers.isnan() if has_nan(numbers) else None
         bits.add_(halves.bitwise_right_shift_(16)).add_(1 << 15).bitwise_and_(-1 << 16)
         rounded = numbers.to(torch.bfloat16)
@@ -72,7 +72,7 @@ def round_at_random(numbers: Tensor, halves: Tensor) -> Tensor:
 
 
 def has_nan(numbers: Tensor) -> bool:
-    """Return whether numbers on the CPU hold a NaN, which costs a tenth of what finding them does. Fakes hold none."""
+    """Return whether numbers on the CPU hold a NaN, which costs a tenth of finding them. Fakes hold none."""
     if not numbers.numel():
         return False
     largest = numbers.amax()

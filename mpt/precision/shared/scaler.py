@@ -60,7 +60,7 @@ class LossScaler:
     def keep_on(self, device: torch.device) -> None:
         """Multiply by numbers in the device's memory from now on, so that what was recorded of an update reads them.
 
-        Called before each update: what the scale is by then is written there.
+        Called before each update: the scale of that moment is written there.
         """
         if self.kept is None:
             self.kept = torch.zeros((), device=device), torch.zeros((), device=device)
@@ -118,10 +118,10 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, as far as the settings of now allow: those win.
+        """Restore a `state_dict`, as far as the present settings allow: those win.
 
-        A scale that is constant now or was so then, or that starts elsewhere now, starts afresh; a dynamic one goes on
-        within the present floor and ceiling.
+        A scale that is constant now or was so then, or that starts elsewhere now, starts afresh; a dynamic one
+        continues within the present floor and ceiling.
         """
         then = state.get("dynamic", True), state.get("first_scale", self.first_scale)
         if not self.dynamic or then != (self.dynamic, self.first_scale):
@@ -142,7 +142,7 @@ def stored_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
         gradient = parameter.grad
         if gradient is None:
             continue
-        gradient = local(gradient)  # what is found in a shard is agreed on after
+        gradient = local(gradient)  # ranks agree on their shards' findings after
         if gradient.is_sparse:
             if not gradient.is_coalesced():
                 gradient = parameter.grad = gradient.coalesce()
@@ -152,7 +152,7 @@ def stored_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def agree_on_shards(parameters: Sequence[nn.Parameter], found: Mapping[torch.device, Tensor]) -> None:
-    """Let all ranks find what one has found in its shards of the gradients."""
+    """Share one rank's finding in its shards of the gradients with all ranks."""
     group = group_of(parameters)
     if group is not None:
         for flag in found.values():

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from mpt.precision.shared.rounding import random_halves, round_at_random, with_remainder
 
 PIECE = 2**21
-"""Elements that are in float32 at a time, where the optimizer can be applied to parts of a tensor."""
+"""Elements that are in float32 at a time, if the optimizer can be applied to parts of a tensor."""
 ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RMSprop, torch.optim.SGD)
 """Optimizers of torch that update each element alone; one of ours says so by an attribute `elementwise`."""
 COMPENSATION = "compensation"
@@ -27,7 +27,7 @@ class Piece:
     start: int
     stop: int
     before: dict[str, Any] | None = None
-    """The parameter's state before its first piece: what is counted in it must look the same to every piece."""
+    """The parameter's state before its first piece: a count in it must look the same to every piece."""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -49,7 +49,7 @@ class Piece:
 class Bucket:
     """Pieces that are lifted to float32 together, with their gradients and optimizer state, and put back.
 
-    What has an entry per element is lifted into one flat tensor for all pieces, of which each has a view: casts and
+    Entries per element are lifted into one flat tensor for all pieces, of which each has a view: casts and
     rounding are then a few kernels for many small parameters.
     """
 
@@ -163,7 +163,7 @@ class Bucket:
 
 
 def small(value: Any) -> Any:
-    """Return a copy in float32 of what an optimizer keeps alongside tensors of the parameter's shape."""
+    """Return a copy in float32 of an optimizer's entries other than tensors of the parameter's shape."""
     if not isinstance(value, Tensor):
         return value
     return value.float() if value.dtype == torch.bfloat16 else value.clone()

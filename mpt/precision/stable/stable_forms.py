@@ -118,7 +118,7 @@ class StableForms(TorchFunctionMode):
 
 
 _active: StableForms | None = None
-"""What is in force: a forward runs on one thread at a time."""
+"""The forms in force: a forward runs on one thread at a time."""
 
 
 class Region(AbstractContextManager[None]):

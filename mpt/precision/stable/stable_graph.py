@@ -1,7 +1,7 @@
-"""What made a tensor: the calls of torch's functions that stable forms look back to, within one forward.
+"""Origins of tensors: the calls of torch's functions that stable forms look back to, within one forward.
 
 A call is kept under its output for as long as the output lives, and no longer than the forward. It holds its inputs: a
-form is computed from them. What was written over since is not trusted (tensors count their versions).
+form is computed from them. Tensors that were overwritten since are not trusted (tensors count their versions).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def versions_of(values: tuple[Any, ...]) -> Iterator[int]:
 
 
 def read_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-    """Return a call in its canonical form; None for what is not known, or is asked for something unusual."""
+    """Return a call in its canonical form; None for an unknown call, or one with unusual arguments."""
     name = KNOWN.get(function)
     if name is None or (not args and "input" not in kwargs):
         return None
@@ -152,14 +152,14 @@ class Graph:
         self.calls: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def note(self, output: Any, call: Call) -> None:
-        """Remember what made a tensor."""
+        """Remember the call that made a tensor."""
         if isinstance(output, torch.return_types.max):
             output = output.values
         if isinstance(output, Tensor) and output.is_floating_point() and output is not call.input:
             self.calls[output] = (call, next(versions_of((output,))))
 
     def made(self, value: Any, *names: str) -> Call | None:
-        """Return the call that made a tensor, where it is known and one of these, and nothing was written since."""
+        """Return the call that made a tensor, if it is known and one of these, and nothing was written since."""
         if not isinstance(value, Tensor):
             return None
         call: Call | None

@@ -1,4 +1,4 @@
-"""Stable forms of logarithms, sigmoids and softmaxes: what is computed of exponentials is computed of their exponents.
+"""Stable forms of logarithms, sigmoids and softmaxes: computed from exponents instead of exponentials.
 
 `log_of` knows the logarithm of what a softmax, a sigmoid, an exponential, and sums, products, powers and elements of
 them made, without computing those first: exp(x) overflows, and 1 - sigmoid(x) is zero, long before the logarithm of the
@@ -177,7 +177,7 @@ def dtype_of_log(value: Tensor) -> torch.dtype:
 
 
 def logarithm(graph: Graph, call: Call) -> Rewrite | None:
-    """log(p) of what exponentials were made into."""
+    """log(p) of an expression of exponentials."""
     found = log_of(graph, call.input, dtype_of_log(call.input))
     return Rewrite(found.make, f"log({found.was})", found.instead) if found is not None else None
 

@@ -26,18 +26,18 @@ NEARLY_ONE = 0.02
 
 
 def is_half(value: Any) -> bool:
-    """Return whether something is a tensor of float16, the range of which is what most of these forms are about."""
+    """Return whether something is a tensor of float16, whose range is the reason for most of these forms."""
     return isinstance(value, Tensor) and value.dtype == torch.float16
 
 
 def square_of(graph: Graph, value: Any) -> Tensor | None:
-    """Return x where a tensor is x * x or x ** 2."""
+    """Return x if a tensor is x * x or x ** 2."""
     factors = factors_of(graph, value)
     return factors[0] if factors is not None and graph.same(*factors) else None
 
 
 def factors_of(graph: Graph, value: Any) -> tuple[Tensor, Tensor] | None:
-    """Return x and y where a tensor is x * y, the same one twice for a square."""
+    """Return x and y if a tensor is x * y, the same one twice for a square."""
     call = graph.made(value, "mul", "pow", "square")
     if call is None:
         return None
@@ -49,7 +49,7 @@ def factors_of(graph: Graph, value: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def scaled_square(x: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Return the sum or mean of (x / s)^2, and s, the largest magnitude among what is added."""
+    """Return the sum or mean of (x / s)^2, and s, the largest magnitude among the summands."""
     dims, keepdim = dims_of(call), bool(call.option("keepdim", False))
     s = x.detach().abs().amax(dims, keepdim=True).clamp_min(TINY)
     reduced = (x / s).square()
@@ -141,9 +141,9 @@ def centred_mean(x: Tensor, y: Tensor, call: Call) -> Tensor:
 
 
 def centred_window(x: Tensor, y: Tensor, call: Call) -> Tensor:
-    """Return local variances or covariances of what is left of each sample without its mean.
+    """Return local variances or covariances of each sample without its mean.
 
-    They are those of the sample itself where the weights of a window add up to 1; if they do not nothing is taken.
+    They are those of the sample itself if the weights of a window add up to 1; if they do not nothing is taken.
     """
     window = getattr(functional, call.name)
     options = dict(call.options)
@@ -219,7 +219,7 @@ def shifted_scale(graph: Graph, call: Call) -> Rewrite | None:
 
 
 def factor_of(call: Call | None) -> tuple[Tensor, float] | None:
-    """Return x and c where a call multiplies or divides a tensor by a number."""
+    """Return x and c if a call multiplies or divides a tensor by a number."""
     if call is None or not is_number(call.other) or not isinstance(call.input, Tensor):
         return None
     if call.name == "mul":
@@ -297,7 +297,7 @@ def leaves_of(graph: Graph, value: Any) -> list[Any]:
 
 
 def epsilon(graph: Graph, call: Call) -> Rewrite | None:
-    """x + 1e-8 and x.clamp(min=1e-8) in float16, where 1e-8 is zero; also the one inside of `normalize`."""
+    """x + 1e-8 and x.clamp(min=1e-8) in float16, in which 1e-8 is zero; also the one inside of `normalize`."""
     if not is_half(call.input):
         return None
     if call.name == "normalize":

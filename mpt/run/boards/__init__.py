@@ -1,1 +1,1 @@
-"""Where a run is shown while it trains: console, TensorBoard, Weights & Biases, MLflow."""
+"""Displays of a run while it trains: console, TensorBoard, Weights & Biases, MLflow."""

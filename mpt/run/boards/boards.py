@@ -1,4 +1,4 @@
-"""Where else a run's lines and pictures go: TensorBoard, Weights & Biases, MLflow. One small seam for all of them.
+"""Further places for a run's lines and pictures: TensorBoard, Weights & Biases, MLflow. One small seam for all of them.
 
 The run's own files stay the record. A board gets the same numbers under `outer/inner` names, the preview pictures, and
 drawings of evaluations and curves. One that fails or hangs (a server that is gone, a full quota) is left out from then
@@ -54,7 +54,7 @@ class Boards:
     def __init__(self, names: Sequence[str], run: RunDirectory, settings: Mapping[str, Any]) -> None:
         """`settings` is the configuration, nested, for those that show it."""
         self.problems: list[str] = []
-        """What failed since the last look."""
+        """Failures since the last look."""
         self.open: dict[str, Feed] = {}
         self.artist: Artist | None = None
         """Draws for boards, on their threads; without it they get no drawings."""
@@ -67,7 +67,7 @@ class Boards:
                 self.open[name] = Feed(partial(open_board, name, run, settings))
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Give the numbers of a mapping, nested or not, to all boards; what is no number is left out."""
+        """Give the numbers of a mapping, nested or not, to all boards; values that are no numbers are left out."""
         if self.open:
             numbers = dict(flat_numbers(values))
             self.all(lambda board: board.write(step, numbers))

@@ -93,7 +93,7 @@ class Outlet:
                 self.give_up()
 
     def give_up(self) -> None:
-        """Discard from here on, also what the stream still holds: the interpreter would fail on it at its end."""
+        """Discard from here on, the stream's buffer included: the interpreter would fail on it at its end."""
         self.is_lost = True
         try:
             assert self.stream is not None
@@ -111,17 +111,17 @@ class Console:
     def __init__(self, style: Style, total_steps: int, stream: TextIO | None = None) -> None:
         self.stream = Outlet(unguarded(stream or sys.stderr))  # the bar needs escape sequences
         self.rows = Outlet(sys.stdout)
-        """Where JSON rows go."""
+        """The stream of JSON rows."""
         self.style = style
         self.total_steps = total_steps
         self.progress: Any = None
         self.bar: Any = None
         self.percent = -1
-        """What the terminal's title says."""
+        """The terminal's title."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether nobody can read any more what is reported."""
+        """Whether nobody can read the output any more."""
         return self.rows.is_lost if self.style == "json" else self.stream.is_lost
 
     def __enter__(self) -> Console:
@@ -186,7 +186,7 @@ class Console:
             self.print_plain(text)
 
     def warning(self, text: str) -> None:
-        """Say something that the user should act on, in every style but JSON (where it is an event)."""
+        """Say something that the user should act on, in every style but JSON (it is an event there)."""
         if self.style == "json":
             return
         text = f"warning: {text}"

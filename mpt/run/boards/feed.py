@@ -35,10 +35,10 @@ class Board:
         """Take the numbers of a step."""
 
     def picture(self, step: int, path: Path, name: str = "preview") -> None:
-        """Take a PNG file: a preview of the run, or what was drawn of it."""
+        """Take a PNG file: a preview of the run, or a drawing of it."""
 
     def close(self) -> None:
-        """Write out what is pending."""
+        """Write out pending entries."""
 
 
 class Feed:

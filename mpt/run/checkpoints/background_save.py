@@ -4,7 +4,7 @@ The copy lies in one block of host memory that is kept from save to save: mappin
 the copy. On a GPU's machine it is pinned, so that the copies of all tensors are queued and waited for once. Hashing,
 writing, syncing and removing old checkpoints happen in a thread, in the order in which they always do, so a kill at
 any moment leaves what it leaves without this. One checkpoint is written at a time: the next save waits for the one
-before. What fails is raised by the next `finish`, in the thread that trains.
+before. A failure is raised by the next `finish`, in the thread that trains.
 
 The thread lives as long as one checkpoint is being written. Processes are not to be forked meanwhile.
 """
@@ -29,7 +29,7 @@ LARGEST_SHARE = 0.5
 
 
 class BackgroundSave:
-    """Writes one encoded state at a time. `beside=None` copies where memory has room; False never does."""
+    """Writes one encoded state at a time. `beside=None` copies if memory has room; False never does."""
 
     def __init__(self, beside: bool | None) -> None:
         self.beside = beside
@@ -41,7 +41,7 @@ class BackgroundSave:
         self.writing: Writing | None = None
 
     def start(self, step: int, state: EncodedState, write: Callable[[EncodedState], object]) -> None:
-        """Let `write` store a state, in a thread if there is room for a copy of it. Raises what `finish` raises."""
+        """Let `write` store a state, in a thread if there is room for a copy of it. Raises the errors of `finish`."""
         self.finish()
         tensors = self.copies.of(state.tensors, state.tensor_bytes, self.beside) if self.beside is not False else None
         if tensors is None:
@@ -88,7 +88,7 @@ class Writing(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Do the work and keep what it raised."""
+        """Do the work and keep its exception."""
         try:
             self.work()
         except BaseException as error:

@@ -33,7 +33,7 @@ from mpt.run.records.layout import RunDirectory
 
 @dataclass(frozen=True)
 class Copied:
-    """One rank's copy of what it writes."""
+    """One rank's copy of its part."""
 
     shard: str | None
     """Its file's name; None if another rank writes the same rows."""
@@ -41,7 +41,7 @@ class Copied:
     names: int
     """A checksum of the names of all sharded tensors."""
     common: EncodedState | None
-    """What all ranks have alike, on the rank that writes it."""
+    """The part that all ranks have alike, on the rank that writes it."""
 
 
 def start_beside(
@@ -80,7 +80,7 @@ def finish_beside(world: World, saver: BackgroundSave) -> None:
 
 
 def copy(world: World, saver: BackgroundSave, state: Mapping[str, Any]) -> Copied | None:
-    """Return a copy of what this rank writes of a state, or None if there is no room for it."""
+    """Return a copy of this rank's part of a state, or None if there is no room for it."""
     parts = pack_parts(state)[2]
     name = shard_name(*place_of(parts.values()))
     held = {f"row {key}": local(tensor).detach() for key, tensor in parts.items()} if name is not None else {}
@@ -113,7 +113,7 @@ def write_and_wait(
         told = [json.loads(text) for text in mail.wait([f"{number}/rank/{rank}" for rank in range(mail.size)])]
         commit(copied.common, accept(folder, [(tuple(e) if e else None, why, names) for e, why, names in told]))
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)  # where it still is
+        shutil.rmtree(folder, ignore_errors=True)  # still under its first name
         mail.post(f"{number}/end", str(error) or type(error).__name__)
         raise
     mail.post(f"{number}/end", "")

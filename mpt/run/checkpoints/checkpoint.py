@@ -5,7 +5,7 @@ size and SHA-256 of both and of itself; where networks are sharded, files of the
 (`mpt.run.checkpoints.shards`). torch.load checks no integrity, and a flipped bit in a weight loads silently; here it is
 refused and the checkpoint before it is used, by name. A checkpoint is written under a temporary name, synced, renamed,
 and its directory synced, so a kill or a full disk at any moment leaves the earlier ones as they were. The hash guards
-against accidents, not against an author: what an author could do is bounded by the format, in which there is no code.
+against accidents, not against an author, whom the format bounds: there is no code in it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ from mpt.run.records.layout import CHECKPOINT_NAME, RunDirectory, open_run, refu
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that was read and found whole. `notes` names what was passed over on the way to it, and why."""
+    """A checkpoint that was read and found whole. `notes` names the ones that were passed over on the way to it, and
+    why."""
 
     step: int
     state: dict[str, Any]
@@ -79,18 +80,18 @@ class EncodedState:
 
 
 class About(TypedDict, total=False):
-    """What is said of a checkpoint when it is written."""
+    """Facts about a checkpoint that is written."""
 
     keep_last: Required[int]
     """How many of the newest checkpoints stay, in addition to the best."""
     metric: float | None
     """This step's evaluation, if there was one."""
     higher_is_better: bool
-    """By the metric; true where it is not said."""
+    """By the metric; true if unknown."""
     extra_manifest: Mapping[str, Any]
-    """What else the manifest keeps."""
+    """Further entries of the manifest."""
     shards: Shards | None
-    """What the ranks of a sharded training have written of it already."""
+    """The files that the ranks of a sharded training have written of it already."""
 
 
 def save(run: RunDirectory, step: int, state: Mapping[str, Any], **about: Unpack[About]) -> Path:
@@ -204,7 +205,7 @@ def load(source: RunDirectory | Path, world: World = ALONE) -> LoadedCheckpoint:
     """
     if isinstance(source, RunDirectory):
         return load_newest(source, world)
-    source = source.resolve()  # a link that the user names is meant; one that stands inside a run is not
+    source = source.resolve()  # a link that the user names is meant; one inside a run is not
     if not source.is_dir():
         what = "is a file; checkpoints are directories" if source.exists() else "does not exist"
         raise CheckpointError(f"{source} {what}. Name a run, or a directory like RUN/checkpoints/step-00000100.")
@@ -240,7 +241,7 @@ def load_newest(run: RunDirectory, world: World) -> LoadedCheckpoint:
 
 
 def look_around(run: RunDirectory) -> tuple[list[int], list[str]]:
-    """Return the steps that have a checkpoint, whole or not, and a note where the newest one is missing."""
+    """Return the steps that have a checkpoint, whole or not, and a note if the newest one is missing."""
     refuse_links(run)
     steps, newest = list_steps(run), read_index(run)
     if newest is None or newest in steps:
@@ -322,7 +323,7 @@ def open_expected(name: str, directory: Folder, entry: Any) -> BufferedReader:
     if not isinstance(entry, dict) or entry.get("bytes") != size:
         file.close()
         expected = entry.get("bytes") if isinstance(entry, dict) else None
-        raise ValueError(f"{name} has {size} bytes where its manifest says {expected}")
+        raise ValueError(f"{name} has {size} bytes instead of the manifest's {expected}")
     return file
 
 

@@ -15,7 +15,7 @@ from mpt.run.checkpoints.retention import find_best, list_steps
 from mpt.run.records.layout import RunDirectory, raise_missing_checkpoint
 
 Wanted = Literal["best", "newest"] | int | None
-"""What a user asked for; an int is a step, None the best if there is one."""
+"""A user's choice; an int is a step, None the best if there is one."""
 
 
 def read_wish(*, best: bool, newest: bool, step: int | None) -> Wanted:

@@ -1,4 +1,4 @@
-"""A checkpoint's manifest: what its files must be, and the manifest's own hash.
+"""A checkpoint's manifest: sizes and hashes of its files, and the manifest's own hash.
 
 The manifest is small, strict JSON. It carries the SHA-256 of itself without that entry, so that a flipped bit in a
 step number or a metric is noticed as surely as one in a weight.

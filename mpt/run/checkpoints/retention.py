@@ -108,7 +108,7 @@ def read_index(run: RunDirectory) -> int | None:
 def set_aside_after(run: RunDirectory, step: int) -> list[str]:
     """Rename the checkpoints after `step`, so that a run resumed there does not meet its own other future; say which.
 
-    They take the place of what was set aside before. Call only while holding the run's lock.
+    They replace those that were set aside before. Call only while holding the run's lock.
     """
     notes = []
     with failures_explained(run.checkpoints):
@@ -126,7 +126,7 @@ def set_aside_after(run: RunDirectory, step: int) -> list[str]:
 
 
 def clean_temporaries(run: RunDirectory) -> list[str]:
-    """Remove what a killed writer left unfinished, and say so. Call only while holding the run's lock."""
+    """Remove unfinished files of a killed writer, with a note. Call only while holding the run's lock."""
     notes = []
     with failures_explained(run.path):
         for folder in (run.path, run.checkpoints):

@@ -37,7 +37,7 @@ SHARD = re.compile(r"shard-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 @dataclass(frozen=True)
 class Shards:
-    """What all ranks have written of a checkpoint: the folder it will be renamed from, and the manifest's entries."""
+    """The ranks' files of a checkpoint: the folder it will be renamed from, and the manifest's entries."""
 
     folder: Path
     files: Mapping[str, Any]

@@ -29,7 +29,7 @@ EXACT_INTEGERS = 2**53
 def pack(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
     """Split a state into a JSON-able structure and its tensors by name.
 
-    Raises TypeError naming what has no place in it.
+    Raises TypeError naming a value that has no place in it.
     """
     structure, tensors, parts = pack_parts(state)
     assert not parts, "a sharded state is written by all ranks together, see mpt.run.checkpoints.shards"
@@ -119,7 +119,7 @@ class Packer:
             tensor.is_conj(),
             tensor.is_neg(),
         )
-        # Empty tensors have no address, so they cannot be told apart by it.
+        # Empty tensors have no address to distinguish them by.
         if tensor.numel() == 0 or place not in self.seen:
             name = self.name_of(path)
             self.tensors[name] = stored

@@ -39,7 +39,7 @@ def first_non_finite(state: Any, only_sharded: bool = False) -> str | None:
 def first_non_finite_on_ranks(state: Any, world: World) -> str | None:
     """Return `first_non_finite` of the state of all ranks; call on all.
 
-    What is not sharded may differ between ranks (BatchNorm's statistics), and the first one's is saved.
+    Tensors that are not sharded may differ between ranks (BatchNorm's statistics); the first rank's are saved.
     """
     own = first_non_finite(state, only_sharded=not world.is_first)
     return next((name for name in world.collect(own) if name is not None), None)
@@ -110,7 +110,7 @@ def shown_shape(value: Tensor | Sequence[int]) -> str:
 
 
 def refuse_split(name: str, module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError if a saved state has two values for what is one weight of a module by now.
+    """Raise CheckpointError if a saved state has two values for two names of one weight.
 
     Loaded, the last of them would count for all of its layers.
     """

@@ -47,7 +47,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LARGEST_HEADER_BYTES = 100_000_000
 """As in the safetensors library."""
 MOST_WAITING = 2
-"""Pieces that may wait to be hashed: the files written is kept in memory until then."""
+"""Pieces that may wait to be hashed, in memory."""
 GATHERED_BYTES = 1 << 20
 """Small tensors are written together, for a system call each would cost more than their bytes."""
 
@@ -94,7 +94,7 @@ def write_tensors(descriptor: int, tensors: Mapping[str, Tensor]) -> tuple[str, 
 
 
 def flush(descriptor: int, gathered: bytearray, beside: HashBeside) -> int:
-    """Write and hash what was gathered, empty it, and return its size."""
+    """Write and hash the buffer, empty it, and return its size."""
     data = bytes(gathered)
     beside.update(data)
     write_fully(descriptor, data)
@@ -132,7 +132,7 @@ class HashBeside:
 
 
 def read_tensors(file: BufferedReader) -> tuple[dict[str, Tensor], str]:
-    """Read all tensors, on the CPU, and the file's SHA-256. Raises ValueError if the file is not what it must be.
+    """Read all tensors, on the CPU, and the file's SHA-256. Raises ValueError for a file of another form.
 
     Nothing is allocated beyond the file's own size, whatever its header claims.
     """

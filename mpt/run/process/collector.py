@@ -30,7 +30,7 @@ def collect_rarely() -> None:
 
 
 def collect_as_usual() -> None:
-    """End a pause; what is there now is not looked at again until the command ends."""
+    """End a pause; present objects are not looked at again until the command ends."""
     if usual:
         gc.freeze()
         gc.set_threshold(*usual[0])
@@ -40,6 +40,6 @@ def collect_as_usual() -> None:
 def end() -> None:
     """Leave the collector as it was before `pause`."""
     if usual:
-        gc.unfreeze()  # else extension modules take what stays at the interpreter's end for leaks, and say so
+        gc.unfreeze()  # else extension modules report objects that are left at the interpreter's end as leaks
         gc.set_threshold(*usual.pop())
         gc.enable()

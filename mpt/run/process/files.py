@@ -21,9 +21,9 @@ from mpt.errors import InputOutputError
 from mpt.run.process.operating_system import NO_WAITING, Folder, open_file, opened, replace, sync_folder, unlink
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a write meets on a disk without room."""
+"""Errors of a write on a disk without room."""
 TEMPORARY = ".tmp-"
-"""What every unfinished file's or directory's name begins with."""
+"""The beginning of every unfinished file's or directory's name."""
 
 REMEDIES = {
     errno.ENOSPC: "the disk is full: free some space or lower train.keep_last",
@@ -113,7 +113,7 @@ def write_atomically(path: Path, data: bytes | str, *, durable: bool = True, fol
 
 
 def free_bytes(path: Path) -> int | None:
-    """Return the space that is left for this user where `path` is or would be; None if it cannot be told."""
+    """Return the space that is left for this user on the file system of `path`; None if unknown."""
     for folder in (path, *path.parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(folder).free
@@ -121,7 +121,7 @@ def free_bytes(path: Path) -> int | None:
 
 
 def has_no_inodes(path: Path) -> bool:
-    """Return whether the file system where `path` is or would be has no inode left; False if it cannot be told."""
+    """Return whether the file system of `path` has no inode left; False if unknown."""
     for folder in (path, *path.parents):
         with contextlib.suppress(OSError, AttributeError):  # Windows has no statvfs
             found = os.statvfs(folder)

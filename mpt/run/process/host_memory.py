@@ -1,4 +1,4 @@
-"""How much memory this process may still take from the host, as Linux tells it."""
+"""How much memory this process may still take from the host, as Linux reports it."""
 
 from __future__ import annotations
 

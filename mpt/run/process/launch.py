@@ -7,7 +7,7 @@ import os
 from mpt.errors import ConfigError
 
 SIDE_BY_SIDE = "MPT_SIDE_BY_SIDE"
-"""The variable that tells a run of a comparison how many others share the processor with it, itself included."""
+"""The variable with the number of a comparison's runs that share the processor, this one included."""
 
 
 def refuse_several_processes(what: str) -> None:

@@ -1,11 +1,11 @@
-"""The peak of live tensor bytes over one step, and what they were.
+"""The peak of live tensor bytes over one step, and their categories.
 
 A process's resident size says little on a CPU: allocators keep freed memory, libraries and data count too, and half
 precision seems to save nothing. So every storage's birth and death is logged, births from the operators' outputs,
 deaths from weak references, and the log is replayed to find the moment of the peak and what was alive then. A storage
 counts once, however many tensors view it. On CUDA the peak is the allocator's own figure and the log only splits it.
 
-What it does not see: workspaces that an operator allocates and frees inside itself. Half-precision copies of weights
+It does not see workspaces that an operator allocates and frees inside itself. Half-precision copies of weights
 that autocast makes and backward needs are saved tensors, and count among the activations; what a memory trick keeps
 in its own way, as recomputation does, counts as the rest. Watching changes no result: operators run as they are and
 saved tensors are handed back as they were.
@@ -28,7 +28,7 @@ from mpt import accelerator
 from mpt.run.process.storage_trace import LiveStorages, tensors_in
 
 Known = Mapping[str, Iterable[Tensor]]
-"""Tensors by what they are: "parameters", "gradients", "optimizer_state". Others count as the rest."""
+"""Tensors by category: "parameters", "gradients", "optimizer_state". Others count as the rest."""
 
 CATEGORIES = ("parameters", "gradients", "optimizer_state")
 
@@ -65,7 +65,7 @@ def measure_step(
 
 
 class MemoryMeter:
-    """Watches what runs within its block; `split` is there after it."""
+    """Watches the work within its block; `split` is there after it."""
 
     split: MemorySplit
 
@@ -97,7 +97,7 @@ class MemoryMeter:
             self.split = MemorySplit(kind="live tensors", **self.log.replay())
 
     def recognise(self, *, is_start: bool) -> None:
-        """Tell the log what the known tensors are, and at the start have gradients recognised as they come."""
+        """Give the log the categories of known tensors, and at the start have gradients recognised as they come."""
         for category, tensors in self.known().items():
             for tensor in tensors:
                 self.log.see(tensor, from_the_start=is_start)
@@ -114,7 +114,7 @@ class MemoryMeter:
                     self.stack.callback(handle.remove)
 
     def split_allocator_peak(self) -> MemorySplit:
-        """Return the device allocator's peak; the parts are the log's, and the rest is what it did not see."""
+        """Return the device allocator's peak; the parts are the log's, and the rest is unseen by it."""
         parts = self.log.replay()
         peak, reserved = accelerator.peaks(self.device)
         parts["rest"] = max(0, peak - sum(parts[name] for name in (*CATEGORIES, "activations")))
@@ -175,7 +175,7 @@ class StorageLog:
             self.events.append((number, -self.sizes[number], 0))
 
     def label(self, tensor: Tensor, category: str) -> None:
-        """Say what a tensor's storage is; the first word counts."""
+        """Name the category of a tensor's storage; the first name counts."""
         number = self.see(tensor)
         if number is not None:
             self.labels.setdefault(number, category)
@@ -224,7 +224,7 @@ class StorageLog:
 
 
 class DispatchWatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Shows a log what each operator reads and makes."""
+    """Shows each operator's inputs and results to a log."""
 
     def __init__(self, log: StorageLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -233,7 +233,8 @@ class DispatchWatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # What is read before it was made here was there before; only lift_fresh reads what Python just made.
+        # Tensors that are read before they were made here were there before; only lift_fresh reads what Python just
+        # made.
         is_new = function is torch.ops.aten.lift_fresh.default
         for tensor in tensors_in((args, kwargs or {})):
             self.log.see(tensor, from_the_start=not is_new)

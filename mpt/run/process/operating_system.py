@@ -1,11 +1,11 @@
-"""What operating systems do differently, files above all: the one module that tells POSIX from Windows.
+"""Differences of operating systems, files above all: the one module that distinguishes POSIX from Windows.
 
 On POSIX everything goes through descriptors of opened folders, so that a link planted meanwhile is never followed, and
 a folder's names are synced. Windows opens no folders: there a folder is its path, a link that is in the way is
 looked for just before, which leaves a moment between, and names become durable when the system writes them. What
 replaces a file waits there while a virus scanner or an indexer holds it.
 
-Which of the two it is, is told by `fcntl`. Never imports torch. Windows itself has not run this yet: tests hide from
+`fcntl` decides which of the two it is. Never imports torch. Windows itself has not run this yet: tests hide from
 Linux what Windows lacks.
 """
 
@@ -141,13 +141,13 @@ def unlink(name: str, folder: Folder) -> None:
 
 
 def sync_folder(folder: Folder) -> None:
-    """Make the names in an opened folder durable, where the system can be asked to."""
+    """Make the names in an opened folder durable, if the system can be asked to."""
     if isinstance(folder, int):
         os.fsync(folder)
 
 
 def read_at(descriptor: int, count: int, position: int) -> bytes:
-    """Read from a place in a file; where the file is read or written next may change."""
+    """Read from a place in a file; the file's own position may change."""
     if IS_POSIX:
         return os.pread(descriptor, count, position)
     os.lseek(descriptor, position, os.SEEK_SET)
@@ -195,7 +195,7 @@ def ignore_interrupts() -> None:
 
 
 def moves_overflow() -> bool:
-    """Return whether a GPU's driver moves what does not fit on the card into system memory instead of refusing it.
+    """Return whether a GPU's driver moves excess allocations into system memory instead of refusing them.
 
     NVIDIA's does on Windows (the driver's setting "CUDA - Sysmem Fallback Policy") and, without that setting, in the
     Linux of Windows (https://github.com/microsoft/WSL/issues/11050).

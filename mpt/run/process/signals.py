@@ -37,7 +37,7 @@ STOPPING = tuple(
 AGAIN_SECONDS = 0.25
 """After so long `Terminated` is raised again, unless it is on its way through the program."""
 MOST_WAITS = 12
-"""So many times it waits for an import to end: three seconds."""
+"""The number of times that it waits for an import to end: three seconds."""
 SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -55,7 +55,7 @@ class Terminated(BaseException):
 
 @contextlib.contextmanager
 def terminated_cleanly() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP unwind the program instead of ending it where it stands."""
+    """Within the block SIGTERM and SIGHUP unwind the program instead of ending it at once."""
     owner, over = os.getpid(), threading.Event()
     reminders: list[threading.Thread] = []
     waits = 0
@@ -96,7 +96,7 @@ def terminated_cleanly() -> Iterator[None]:
 
 
 def is_ending(error: BaseException | None) -> bool:
-    """Return whether what is being handled is, or came up alongside, a `Terminated` that unwinds the program."""
+    """Return whether the exception being handled is, or came up during, a `Terminated` that unwinds the program."""
     while error is not None:
         if isinstance(error, Terminated):
             return True
@@ -105,7 +105,7 @@ def is_ending(error: BaseException | None) -> bool:
 
 
 def is_importing(frame: FrameType | None) -> bool:
-    """Return whether a module is being imported where the program stands."""
+    """Return whether a module is being imported at this moment."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -125,7 +125,7 @@ class StopRequest:
     """Within its block the signals of `STOPPING` set `signal_number`. Outside the main thread it does nothing."""
 
     patience_seconds = LEAST_PATIENCE
-    """How long a step may go on after a signal that announces a kill."""
+    """How long a step may take after a signal that announces a kill."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -173,7 +173,7 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.saving = True  # what follows is the end in any case
+        self.saving = True  # the end comes in any case
         if self.timer is not None:
             self.timer.cancel()
         for number, handler in self.previous.items():

@@ -40,7 +40,7 @@ class LiveStorages:
         self._bury(self.numbers[address], address)
 
     def forget(self) -> None:
-        """Follow nothing any more, and tell of no end."""
+        """Follow nothing any more, and report no end."""
         self.references.clear()
         self.numbers.clear()
 

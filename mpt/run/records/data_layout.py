@@ -1,5 +1,5 @@
-"""What a run's data set delivers, kept in its folder: `data.json` (see `mpt.data.loading.absent` for what it is good
-for).
+"""The fields and classes of a run's data set, kept in its folder: `data.json` (see `mpt.data.loading.absent` for what
+it is good for).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mpt.seams import DataSpec
 
 
 def write_layout(path: Path, spec: DataSpec, training_list: str | None = None) -> None:
-    """Write what a data set delivers, and a hash of the training set's list. Raises InputOutputError."""
+    """Write a data set's fields and classes, and a hash of the training set's list. Raises InputOutputError."""
     record = {**spec.to_record(), **({"training_list": training_list} if training_list is not None else {})}
     write_atomically(path, json.dumps(record, indent=1) + "\n")
 

@@ -1,8 +1,8 @@
-"""What a run writes at its end, and whether that was written of the step the run is at.
+"""A run's files at its end, and whether they were written of the step the run is at.
 
 The last checkpoint comes first, then `summary.json`, then the report, whose `report.json` is written last and so says
 that the other two are there. A kill in between, or an extension of a finished run, leaves files of an earlier end:
-they are told apart by the step that they name.
+the step that they name distinguishes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def has_summary_of(run: RunDirectory, step: int) -> bool:
 
 
 def newest_finished_run(runs_dir: Path) -> tuple[RunDirectory, str | None]:
-    """Return the newest run that was trained to its end, and a warning where a newer one was not.
+    """Return the newest run that was trained to its end, and a warning if a newer one was not.
 
     Without any, the newest run with a checkpoint. Raises CheckpointError if there is none.
     """

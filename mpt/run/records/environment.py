@@ -1,4 +1,4 @@
-"""What a run was made with: versions, devices, threads, processor features, the commit, the command line.
+"""A run's environment: versions, devices, threads, processor features, the commit, the command line.
 
 Results differ between one and two threads and between versions, so both are kept alongside them.
 Only environment variables that change the numbers or the devices are kept: the rest may hold secrets.

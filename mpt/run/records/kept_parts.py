@@ -57,7 +57,7 @@ def lost_parts(directory: RunDirectory) -> list[str]:
 def own_parts(directory: RunDirectory | None) -> Iterator[None]:
     """Within the block, parts that were changed since the run are those that it kept.
 
-    What is imported in the block is not in `sys.modules` after it, and the other way round.
+    Modules imported in the block are not in `sys.modules` after it, and the other way round.
     """
     changed = (
         {file.partition("/")[0] for file in changed_parts(directory.parts_path)} if directory is not None else set()

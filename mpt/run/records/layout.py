@@ -24,7 +24,7 @@ from mpt.run.records.lock import hold_lock
 
 RUN_NAME = re.compile(r"[\w-](?:[\w. -]{0,98}[\w.-])?")
 THROWN_AWAY = "mpt-smoke-"
-"""What the name of a folder of runs that will not be kept begins with."""
+"""The beginning of the name of a folder of runs that will not be kept."""
 CHECKPOINT_NAME = re.compile(r"step-(\d{8,18})", re.ASCII)
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
@@ -52,17 +52,17 @@ class RunDirectory:
 
     @property
     def env_path(self) -> Path:
-        """What the run was made with."""
+        """The run's environment: versions, devices, command line."""
         return self.path / "env.json"
 
     @property
     def data_path(self) -> Path:
-        """What the data set delivers, so that the run can infer where the data are not."""
+        """The data set's fields and classes, so that the run can infer without the data."""
         return self.path / "data.json"
 
     @property
     def parts_path(self) -> Path:
-        """Which parts from outside of the package the run used; absent where it used none."""
+        """Which parts from outside of the package the run used; absent if it used none."""
         return self.path / "parts.json"
 
     @property
@@ -92,12 +92,12 @@ class RunDirectory:
 
     @property
     def plan_path(self) -> Path:
-        """What memory was planned during the training, or why not; absent if nothing was planned."""
+        """The memory planned during the training, or the reason that none was; absent without a plan."""
         return self.path / "plan.json"
 
     @property
     def doctor_path(self) -> Path:
-        """What `mpt doctor` found in the run; absent if it was not asked."""
+        """The findings of `mpt doctor` in the run; absent if it did not run."""
         return self.path / "doctor.json"
 
     @property
@@ -125,7 +125,7 @@ class RunDirectory:
         if self.path.is_symlink():
             raise InputOutputError(
                 f"{self.path}: a symbolic link has taken the place of the run's folder while it was trained; "
-                "nothing is written behind it. Put the folder back and go on with --resume."
+                "nothing is written behind it. Put the folder back and continue with --resume."
             )
 
     def report_path(self, suffix: str) -> Path:
@@ -133,7 +133,7 @@ class RunDirectory:
         return self.path / f"report.{suffix}"
 
     def checkpoint_path(self, step: int) -> Path:
-        """Return where the checkpoint of a step is or would be."""
+        """Return the folder of a step's checkpoint, which need not exist."""
         return self.checkpoints / f"step-{step:08d}"
 
     def hold(self) -> AbstractContextManager[str | None]:
@@ -276,7 +276,7 @@ def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
 
 
 def explain_no_run(text: str, runs_dir: Path) -> str:
-    """Return why a text names neither a run nor a checkpoint, and what to name."""
+    """Return why a text names neither a run nor a checkpoint, and the names that do."""
     for path in (Path(text), runs_dir / text):
         inner = list_runs(path)
         if inner:

@@ -51,7 +51,7 @@ def hold_lock(path: Path, directory: Path) -> Iterator[str | None]:
 def ends_in_order(descriptor: int) -> Iterator[None]:
     """Empty the lock file after the block, if it ends or explains why it does not: nobody was killed.
 
-    If it cannot be emptied by then, all that is lost is that the next holder is told of a killed run.
+    If it cannot be emptied by then, the next holder is only told of a killed run by mistake.
     """
     try:
         yield

@@ -68,7 +68,7 @@ class Recorder:
         """Drop all lines after `step`, and unreadable ones; return how many. Call at resume, before the first write.
 
         `keep_events` leaves events.jsonl as it is: a run that rolled back within one process keeps the story of why.
-        What happened to processes is no step's, and stays.
+        Events of processes belong to no step, and stay.
         """
         dropped = 0
         for file in (self.metrics,) if keep_events else (self.metrics, self.events):
@@ -76,7 +76,7 @@ class Recorder:
             if surplus:
                 lines = read_raw_lines(file.path)
                 kept = b"".join(raw for raw, line in lines if is_kept(line, step))
-                write_atomically(file.path, kept)  # first: where it fails, the file stays as it is, and open
+                write_atomically(file.path, kept)  # first: if it fails, the file stays as it is, and open
                 file.reopen()
             dropped += surplus
         self.evaluations = evaluations_of(self.run)
@@ -132,7 +132,7 @@ class LineFile:
             return True
 
     def reopen(self) -> None:
-        """Go on with the file that has the path now."""
+        """Continue with the file that has the path now."""
         before = self.descriptor
         self.open()
         os.close(before)

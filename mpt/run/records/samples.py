@@ -26,7 +26,7 @@ def distance(step: int, every: int, keep: int) -> int:
 def thin(run: RunDirectory, step: int, every: int, keep: int) -> bool:
     """Remove the previews before this step that do not stay; return whether this step's will.
 
-    What cannot be removed stays: room on the disk is no reason to end a training.
+    Files that cannot be removed stay: room on the disk is no reason to end a training.
     """
     apart = distance(step, every, keep)
     if apart > max(every, 1):
