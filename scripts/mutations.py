@@ -198,13 +198,15 @@ class Campaign:
 
     def pending(self) -> list[Mutation]:
         """Return the mutations without a result that still holds, those that nothing is known of first."""
-        known = self.results
-        open_ones = [
-            one
-            for one in self.mutations
-            if not one.equivalent and not (one.name in known and known[one.name].holds(ROOT))
-        ]
+        open_ones = [one for one in self.mutations if not one.equivalent and not self.stands(one)]
         return sorted(open_ones, key=lambda one: bool(self.killer_of(one)))
+
+    def stands(self, mutation: Mutation) -> bool:
+        """Return whether a result is known of these files; a survivor's also of every test file that is chosen now."""
+        result = self.results.get(mutation.name)
+        if result is None or not result.holds(ROOT):
+            return False
+        return result.verdict == "killed" or set(files_of(self.chosen(mutation))) <= result.hashes.keys()
 
     def killer_of(self, mutation: Mutation) -> str:
         """Return the test that noticed it last, here or when the page was written; "" if none is known."""
@@ -486,7 +488,7 @@ def main() -> None:
     wanted = [one for one in mutations if arguments.only in one.file]
     campaign = Campaign(wanted, arguments.state, arguments.jobs, arguments.limit)
     campaign.run()
-    campaign.results = {name: one for name, one in campaign.results.items() if one.holds(ROOT)}
+    campaign.results = {one.name: campaign.results[one.name] for one in mutations if campaign.stands(one)}
     for one in wanted:
         if kind_of(one, campaign.results) == "survived":
             print(campaign.describe(one), "\n   ", one.why)
