@@ -343,6 +343,11 @@ def harmless(num_classes: int, depth: int = 1) -> nn.Module:
     return Network(nn.Sequential(*layers), num_classes)
 
 
+def root_of_zero(num_classes: int) -> nn.Module:
+    """Return a network whose gradients are not finite in float32 either."""
+    return Network(Planted(lambda h: torch.sqrt((h - h) * h) + h), num_classes)
+
+
 def raises_always(num_classes: int) -> nn.Module:
     """Return a network that no precision helps."""
     return Network(Planted(lambda h: h[:, :5]), num_classes)

@@ -267,8 +267,13 @@ def sample_of(value: Tensor) -> Tensor:
     """Return up to `SAMPLE` values of a tensor, evenly chosen, in float32 on the CPU."""
     flat = value.reshape(-1)
     if flat.numel() > SAMPLE:
-        flat = flat[torch.linspace(0, flat.numel() - 1, SAMPLE, device=flat.device).long()]
+        flat = flat[evenly_spaced(SAMPLE, flat.numel(), flat.device)]
     return flat.float().cpu()
+
+
+def evenly_spaced(wanted: int, count: int, device: torch.device) -> Tensor:
+    """Return that many indices from 0 to count - 1. In integers: float32 rounds indices from 2**24 on past the end."""
+    return torch.arange(wanted, device=device) * (count - 1) // (wanted - 1)
 
 
 def fingerprint(value: Tensor) -> int:

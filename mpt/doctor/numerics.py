@@ -73,6 +73,8 @@ class Examination:
     """The mode's own."""
     lost_decay: list[str] = field(default_factory=list)
     """Warnings of weight decay that the rounding of weights takes."""
+    broken_gradients: list[str] = field(default_factory=list)
+    """Parameters whose gradient is not finite in float32, although the losses are."""
     by_cuda_lists: list[str] = field(default_factory=list)
     """Operators that a CPU computed in float32 because CUDA's autocast does."""
     updates: dict[str, Effect] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class Examination:
     @property
     def is_finite_in_float32(self) -> bool:
         """Whether there is a step to compare the mode's with."""
-        return all(math.isfinite(right) for right, _ in self.losses.values())
+        return not self.broken_gradients and all(math.isfinite(right) for right, _ in self.losses.values())
 
 
 def examine(subject: Subject) -> list[Examination]:
@@ -212,6 +214,7 @@ def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examinati
         results=true.results,
         seen=step.results,
         by_cuda_lists=step.by_cuda_lists,
+        broken_gradients=non_finite_gradients(true) if true.has_overflowed else [],
     )
     for key, (right, value) in found.losses.items():
         if not math.isfinite(right):
@@ -220,6 +223,12 @@ def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examinati
             found.faults.append(f"{name}/{key} is {value:g} in {found.dtype} and {right:.4g} in float32")
         elif is_beyond(relative(value, right), relative(moved.losses[key], right), LARGE_LOSS):
             found.faults.append(f"{name}/{key} is {value:.4g} in {found.dtype} and {right:.4g} in float32")
+    if not found.faults and found.broken_gradients:
+        more = f" (and {len(found.broken_gradients) - 1} more)" if len(found.broken_gradients) > 1 else ""
+        found.faults.append(
+            f"the gradient of {found.broken_gradients[0]}{more} is not finite in float32 either: no precision mode "
+            "mends that"
+        )
     if not found.faults and not step.is_finite:
         found.faults.append(f"gradients are not finite in {found.dtype}" + _at_scale(step.scale))
     for parameter in found.parameters if not found.faults else ():
@@ -237,6 +246,11 @@ def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examinati
         if is_beyond(error, rounding, LARGE_BUFFER):
             found.faults.append(f"buffer {key} is wrong by {error:.0%} in {found.dtype}")
     return found
+
+
+def non_finite_gradients(step: Step) -> list[str]:
+    """Return the parameters whose gradients are not finite."""
+    return [name for name, gradient in step.gradients.items() if not bool(torch.isfinite(gradient).all())]
 
 
 def _at_scale(scale: float | None) -> str:

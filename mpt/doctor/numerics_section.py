@@ -50,7 +50,7 @@ def describe_numerics(*points: Subject) -> Section:
         for one in found:
             _describe(section, one, subject, many=len(points) > 1, is_last=point is last)
         if subject.reference_forms:
-            text = "as written the loss is not finite in float32 either; compared with float32 by stable forms"
+            text = "as written the step is not finite in float32 either; compared with float32 by stable forms"
             section.add("note", "reference", text)
         if all(one.is_healthy for one in found):
             continue

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from mpt.config.load import load_config
 from mpt.config.part_packages import use_parts
 from mpt.config.schema import Config
+from mpt.doctor.instrument import evenly_spaced
 from mpt.doctor.measured_step import moved_weights, named_parameters
 from mpt.engine.building.build import build_datasets, build_run, seed_everything
 from mpt.engine.building.devices import choose_device
@@ -175,7 +176,7 @@ def sample_rows(value: Tensor) -> Tensor:
     """Return up to `SAMPLE` values of each row, in float32 on the CPU."""
     rows = value.reshape(len(value), -1)
     if rows.shape[1] > SAMPLE:
-        rows = rows[:, torch.linspace(0, rows.shape[1] - 1, SAMPLE, device=rows.device).long()]
+        rows = rows[:, evenly_spaced(SAMPLE, rows.shape[1], rows.device)]
     return rows.float().cpu().clone()
 
 

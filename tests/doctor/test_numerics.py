@@ -155,6 +155,15 @@ def test_a_fault_of_float32_itself_is_not_blamed_on_half() -> None:
     assert "not finite in float32 either" in found.faults[0]
 
 
+def test_a_gradient_that_is_not_finite_in_float32_is_not_blamed_on_half() -> None:
+    """A root's slope at zero: the loss is finite in any precision, and no gradient is."""
+    section = describe_numerics(subject_of(planted("root_of_zero")))
+    (fault, cure) = (one for one in section.findings if one.level in ("fault", "warning"))
+    assert "(and 3 more) is not finite in float32 either: no precision mode mends that" in fault.text
+    assert "planted_faults.py:" in fault.advice
+    assert cure.advice == "mend the model or the loss"
+
+
 def test_a_poor_form_that_fails_in_float32_too_is_named_and_cured(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_hand(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         probabilities = torch.softmax(5000 * logits.float(), dim=1)
