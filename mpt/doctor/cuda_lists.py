@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mpt.planner.device.fake_device import header_path, read_operator_lists
@@ -23,6 +24,7 @@ DECOMPOSITIONS = re.compile(
     r"ormqr|inverse|pinverse|qr|svd|triangular_solve|logdet|slogdet|det"
 )
 """Operators for which CUDA has no kernel in half."""
+TRANSFORMS = re.compile(r"fft_\w*fft\d?n?")
 SPELLINGS = {"__pow__": "pow", "__rpow__": "pow", "float_power": "pow"}
 
 
@@ -49,17 +51,43 @@ class CudaLists(TorchFunctionMode):
         if name in float32_operators() and any(one.dtype in halves for one in tensors_of(args, kwargs)):
             self.used.add(name)
             args, kwargs = tree_map(raised, (args, kwargs))
+        elif TRANSFORMS.fullmatch(name) and any(one.dtype in halves for one in tensors_of(args, kwargs)):
+            with TransformsInHalf(next(one.dtype for one in tensors_of(args, kwargs) if one.dtype in halves)):
+                return func(*args, **kwargs)  # in float32, by the CPU's list
         elif DECOMPOSITIONS.fullmatch(name):
             with torch.autocast("cpu", enabled=False):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
+class TransformsInHalf(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within its block Fourier transforms raise what they raise on a GPU in half, where autocast leaves them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtype = dtype
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name.startswith("aten::_fft_"):
+            if self.dtype == torch.bfloat16:
+                raise RuntimeError("Unsupported dtype BFloat16")
+            # The longer of both sides: a transform to real numbers is given half of the frequencies.
+            result = func(*args, **(kwargs or {}))
+            sides = [max(args[0].shape[one], result.shape[one]) for one in args[1]]
+            if any(side & (side - 1) for side in sides):
+                raise RuntimeError(
+                    "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, "
+                    f"but got a signal size of {sides}"
+                )
+            return result
+        return func(*args, **(kwargs or {}))
+
+
 def operator_name(func: Any) -> str:
     """Return the operator that a function of torch calls, as the lists spell it; "" for none."""
     place, _, name = (resolve_name(func) or "").rpartition(".")
-    if place == "torch.linalg":
-        return f"linalg_{name}"
+    if place in ("torch.linalg", "torch.fft"):
+        return f"{place.removeprefix('torch.')}_{name}"
     return SPELLINGS.get(name, name)
 
 

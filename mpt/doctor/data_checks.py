@@ -20,6 +20,8 @@ from mpt.doctor.samples_seen import Range, Samples, read_samples
 from mpt.seams import Dataset
 
 MOST_NAMED = 5
+EXPECTED = 5.0
+"""Samples of a class that a test set of its size should have, from which on having none is no chance."""
 IMBALANCE = 10.0
 """Times the rarest class, from which on the commonest is reported."""
 DARK = 0.05
@@ -37,6 +39,7 @@ def examine_data(train: Dataset, test: Dataset, augmented: Dataset | None = None
     changed = read_samples("train", augmented) if augmented is not None else seen[0]
     for one, delivered in ((seen[0], changed), (seen[1], seen[1])):
         examine_split(section, one, delivered)
+    examine_tested_classes(section, *seen)
     examine_copies(section, *seen)
     examine_channels(section, *seen)
     return section
@@ -144,6 +147,19 @@ def examine_labels(section: Section, seen: Samples) -> None:
         )
         advice = "task.class_weights=balanced or dataset.sampling=balanced, and look at each class's own figure"
         section.add("warning", name, text, advice)
+
+
+def examine_tested_classes(section: Section, train: Samples, test: Samples) -> None:
+    """Name classes of the training set that the test set has no sample of, where chance would have given it some."""
+    (trained, _), (tested, is_complete) = train.count_labels(), test.count_labels()
+    count, classes = sum(tested.values()), train.data.spec.classes
+    if not is_complete or not count:
+        return
+    for index, name in enumerate(classes):
+        share = trained[index] / max(1, sum(trained.values()))
+        if not tested[index] and share * count >= EXPECTED:
+            text = f"class {name} is {share:.0%} of {train.name} and has no sample in {test.name}"
+            section.add("warning", test.name, text, "the metric says nothing of it: add some")
 
 
 def examine_copies(section: Section, train: Samples, test: Samples) -> None:

@@ -271,6 +271,11 @@ def sample_of(value: Tensor) -> Tensor:
     return flat.float().cpu()
 
 
+def real_values(value: Tensor) -> Tensor:
+    """Return a complex tensor's real and imaginary parts along a further dimension, any other tensor as it is."""
+    return torch.view_as_real(value) if value.is_complex() else value
+
+
 def evenly_spaced(wanted: int, count: int, device: torch.device) -> Tensor:
     """Return that many indices from 0 to count - 1. In integers: float32 rounds indices from 2**24 on past the end."""
     return torch.arange(wanted, device=device) * (count - 1) // (wanted - 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mpt.doctor.cuda_lists import CudaLists
 from mpt.doctor.half_arithmetic import RoundedHalf
-from mpt.doctor.instrument import Result, observed
+from mpt.doctor.instrument import Result, observed, real_values
 from mpt.engine.building.build import seed_everything
 from mpt.engine.step.step import back_propagate, drop_gradients
 from mpt.seams import Batch, Phase, Run
@@ -100,7 +100,7 @@ def repeat_backward(
             losses = back_propagate(run, phase, drawn)
         own = {id(parameter) for parameter in phase.module.parameters()}
         gradients = {
-            name: parameter.grad.detach().to_dense().float().cpu() / scale
+            name: real_values(parameter.grad.detach().to_dense()).float().cpu() / scale
             for name, parameter in named_parameters(run)
             if parameter.grad is not None and id(parameter) in own
         }
@@ -163,6 +163,8 @@ def moved_weights(run: Run, amount: float, seed: int = 1) -> Iterator[Callable[[
     numbers = torch.Generator().manual_seed(seed)
 
     def moved(value: Tensor) -> Tensor:
+        if value.is_complex():
+            return torch.view_as_complex(moved(torch.view_as_real(value)))
         if not value.is_floating_point():
             return value
         noise = torch.rand(value.shape, generator=numbers) * 2 - 1

@@ -21,6 +21,8 @@ LINEAR = 0.999
 """Correlation of a channel with the batch's, from which on it is the same picture in other units."""
 LARGE, SMALL = 20.0, 0.02
 """Root mean square and standard deviation of the inputs that no standardisation of pictures makes."""
+LEAST_OFFSET, MOST_TIMES = 0.1, 6.0
+"""A mean in the units of bytes leaves an offset at least this large; standardising divides by 1/6 or more."""
 LEAST_DEVIATION = 0.05
 """Of the batch's own pictures; darker ones are a finding of their own."""
 
@@ -94,9 +96,9 @@ def is_linear_in(value: Tensor, image_bchw: Tensor) -> bool:
 
 def judge(section: Section, name: str, image_bchw: Tensor, found: _Arrived) -> None:
     """Say with which mean and deviation the image arrives, and whether that can be meant."""
-    mean, deviation = float(found.value.mean()), float(found.value.std())
+    mean, deviation = float(found.value.mean()), deviation_of(found.value)
     size = float(found.value.square().mean().sqrt())
-    before = float(image_bchw.std())
+    before = deviation_of(image_bchw)
     text = f"{name} reaches {found.layer} with mean {mean:.3g} and deviation {deviation:.3g}"
     row = {"field": name, "layer": found.layer, "mean": round(mean, 6), "deviation": round(deviation, 6)}
     section.tables.setdefault("network inputs", []).append(row)
@@ -104,10 +106,20 @@ def judge(section: Section, name: str, image_bchw: Tensor, found: _Arrived) -> N
     if size > LARGE:
         section.add("warning", about, text, "are task.mean and task.std in the units of pixels from 0 to 1?")
     elif deviation < SMALL and before > LEAST_DEVIATION:
-        is_divided = abs(deviation * 255 / before - 1) < 0.02
-        advice = "its pixels are divided by 255 twice: data sets deliver 0 to 1" if is_divided else (
-            "networks expect about 0.2 to 1: is task.std in the units of pixels from 0 to 1?"
-        )  # fmt: skip
-        section.add("warning", about, text, advice)
+        section.add("warning", about, text, why_small(mean, deviation * 255 / before))
     else:
         section.add("ok", about, text)
+
+
+def deviation_of(image_bchw: Tensor) -> float:
+    """Return the standard deviation within channels: that between them is no contrast."""
+    return float(image_bchw.float().transpose(0, 1).flatten(1).var(1).mean().sqrt())
+
+
+def why_small(mean: float, times: float) -> str:
+    """Return the likely reason of a small deviation, which is `times` the stored pixels' through 255."""
+    if abs(times - 1) < 0.02:
+        return "its pixels are divided by 255 twice: data sets deliver 0 to 1"
+    if abs(mean) < LEAST_OFFSET and 1 < times < MOST_TIMES:
+        return "are its pixels divided by 255 twice, or is task.std not in the units of pixels from 0 to 1?"
+    return "networks expect about 0.2 to 1: is task.std in the units of pixels from 0 to 1?"

@@ -27,6 +27,7 @@ STILL, ARRIVED = 0.5, 0.5
 """More weights that do not move, and less of the update, than this is a warning."""
 MOST_FAULTS = 3
 MOST_PLACES = 6
+MOST_NEAR = 3
 MOST_SAMPLES = 8
 
 
@@ -164,18 +165,29 @@ def note_ranges(section: Section, about: str, found: Examination) -> None:
     """Name the modules that come near float16's ends, as far as the mode computes them in it; the table has all."""
     half = {one.key for one in found.seen if one.dtype == torch.float16}
     results = [one for one in found.results if one.key in half or not found.seen]
+    near: dict[str, float] = {}
     small: dict[str, float] = {}
     for row in ranges_of(found.phase, results, found.scale or 1.0):
         if row["module"] == "the loss":
             continue
         if row["forward_headroom_bits"] is not None and row["forward_headroom_bits"] < LITTLE_HEADROOM:
-            bits = row["forward_headroom_bits"]
-            near = f"comes within {bits:.1f} bits of" if bits > 0 else f"lies {-bits:.1f} bits beyond"
-            text = f"{row['module']} {near} float16's largest number"
-            section.add("note", about, text, "watch it: precision.keep_fp32 would keep it safe")
+            near[row["module"]] = row["forward_headroom_bits"]
         if row["gradient_underflow"] > MUCH_UNDERFLOW:
             small[row["module"]] = row["gradient_underflow"]
+    note_little_headroom(section, about, near)
     note_small_gradients(section, about, small)
+
+
+def note_little_headroom(section: Section, about: str, near: Mapping[str, float]) -> None:
+    """Note the modules whose results come near float16's largest number, the nearest first; many in one line."""
+    order = sorted(near, key=lambda name: near[name])
+    others = len(order) - MOST_NEAR
+    for number, name in enumerate(order[:MOST_NEAR], 1):
+        bits = near[name]
+        place = f"comes within {bits:.1f} bits of" if bits > 0 else f"lies {-bits:.1f} bits beyond"
+        more = f", and {others} more modules are near it or beyond" if others > 0 and number == MOST_NEAR else ""
+        text = f"{name} {place} float16's largest number{more}"
+        section.add("note", about, text, "watch it: precision.keep_fp32 would keep it safe")
 
 
 def note_small_gradients(section: Section, about: str, small: Mapping[str, float]) -> None:

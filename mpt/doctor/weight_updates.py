@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mpt.doctor.instrument import real_values
 from mpt.doctor.measured_step import half_as_on_a_gpu
 from mpt.engine.building.build import seed_everything
 from mpt.engine.state.module_state import module_state
@@ -52,7 +53,7 @@ def weights(run: Run) -> dict[str, Tensor]:
         trained = {key for key, parameter in module.named_parameters() if parameter.requires_grad}
         for key, value in module_state(run.precision, module).items():
             if key in trained:
-                found[f"{name}.{key}"] = value.detach().to("cpu", torch.float32, copy=True)
+                found[f"{name}.{key}"] = real_values(value.detach()).to("cpu", torch.float32, copy=True)
     return found
 
 

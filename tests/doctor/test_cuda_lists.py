@@ -33,3 +33,15 @@ def test_decompositions_stay_in_half_which_has_no_kernel_and_products_as_they_we
                 decomposition(X @ X.T)
         assert (X @ X).dtype == torch.float16
         assert (X + 1).dtype == torch.float16
+
+
+@pytest.mark.parametrize("function", [torch.fft.fft, torch.fft.rfft2, lambda x: torch.fft.irfft(torch.fft.rfft(x))])
+def test_fourier_transforms_in_half_need_powers_of_two_as_on_a_gpu(function: Callable[[Tensor], Tensor]) -> None:
+    """Autocast for CPUs computes them in float32, and CUDA's leaves them."""
+    with torch.autocast("cpu", torch.float16), CudaLists():
+        assert function(X).shape[0] == 4
+        with pytest.raises(RuntimeError, match="powers of two"):
+            function(torch.ones(6, 6, dtype=torch.float16))
+        assert function(torch.ones(6, 6)).shape[0] == 6, "in float32 any size will do"
+        with pytest.raises(RuntimeError, match="BFloat16"):
+            function(X.bfloat16())

@@ -210,3 +210,11 @@ def test_labels_of_a_sample_of_a_sorted_set_say_nothing_of_classes_that_were_not
 
     said = found_in(Uncounted(pictures(1, 0, size=4), [0] * 5003 + [1]), Coloured(pictures(30, 1), halves(30)))
     assert "without any" not in said
+
+
+def test_a_class_of_the_training_set_that_chance_does_not_keep_from_the_test_set_is_named() -> None:
+    train = Samples(images(40, 0), halves(40))
+    assert "class dog is 50% of train and has no sample in test" in found_in(train, Samples(images(12, 1), [0] * 12))
+    assert "no sample in test" not in found_in(train, Samples(images(6, 1), [0] * 6))
+    rare = Samples(images(40, 0), [0] * 38 + [1] * 2)
+    assert "no sample in test" not in found_in(rare, Samples(images(30, 1), [0] * 30))

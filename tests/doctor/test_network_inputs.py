@@ -61,7 +61,7 @@ def test_pictures_that_the_task_standardises_are_in_order() -> None:
 def test_a_mean_or_deviation_that_is_wrong_by_100_is_a_warning(task: Mapping[str, Any]) -> None:
     said = arrive(task={"name": "classify", **task})
     assert said.level == "warning"
-    assert "in the units of pixels from 0 to 1?" in said.advice
+    assert "the units of pixels from 0 to 1?" in said.advice
 
 
 def test_a_network_that_divides_by_255_once_more_is_named_with_its_layer() -> None:
@@ -79,3 +79,18 @@ def test_a_generator_s_noise_is_not_taken_for_a_picture() -> None:
     said = arrive(model={"name": "vanilla_gan", "image_size": 16, "channels": 1})
     assert said.level == "ok"
     assert "reaches disc." in said.text
+
+
+def test_channels_in_units_of_bytes_are_not_taken_for_contrast() -> None:
+    """Each channel is nearly constant, at a value of its own: the deviation of all together is that of the means."""
+    data = {"name": "shapes", "size": 32, "image_size": 16, "channels": 3}
+    task = {"name": "classify", "mean": [123.7, 116.3, 103.5], "std": [58.4, 57.1, 57.4]}
+    said = arrive(dataset=data, task=task)
+    assert said.level == "warning"
+    assert "is task.std in the units of pixels from 0 to 1?" in said.advice
+
+
+def test_a_network_that_divides_standardised_pixels_by_255_is_named_too() -> None:
+    said = arrive(Scaled(1 / 255))
+    assert said.level == "warning"
+    assert "divided by 255 twice" in said.advice

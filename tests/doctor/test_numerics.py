@@ -12,10 +12,11 @@ import torch
 from mpt.config.load import load_config
 from mpt.doctor import measured_step
 from mpt.doctor.cure import find_cure
+from mpt.doctor.findings import Section
 from mpt.doctor.half_arithmetic import RoundedHalf
 from mpt.doctor.instrument import observed, sample_of
 from mpt.doctor.numerics import Verdict, examine
-from mpt.doctor.numerics_section import describe_numerics
+from mpt.doctor.numerics_section import describe_numerics, note_little_headroom
 from mpt.doctor.subject import with_float32
 from mpt.engine.building import build
 from mpt.engine.recovery.smallest_list import fewest
@@ -296,3 +297,13 @@ def test_what_the_model_computes_in_float32_is_not_said_to_be_beyond_float16() -
     beyond = [row["forward_headroom_bits"] for row in section.tables["ranges"] if row["module"] == "net.planted"]
     assert beyond[0] < 0
     assert not [one.text for one in section.findings if "float16's largest number" in one.text]
+
+
+def test_many_modules_without_headroom_are_one_line_and_the_nearest_by_name() -> None:
+    section = Section("numerics")
+    note_little_headroom(section, "phase net", {"a": 2.0, "b": -5.0, "c": 1.0, "d": -1.0, "e": 2.5})
+    texts = [one.text for one in section.findings]
+    assert [text.split()[0] for text in texts] == ["b", "d", "c"]
+    assert "5.0 bits beyond" in texts[0]
+    assert texts[2].endswith("float16's largest number, and 2 more modules are near it or beyond")
+    assert "more modules" not in texts[0] + texts[1]

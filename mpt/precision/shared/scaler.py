@@ -76,6 +76,8 @@ class LossScaler:
         """
         groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for gradient in stored_gradients(parameters):
+            if gradient.is_complex():  # GradScaler's kernel takes real numbers
+                gradient = torch.view_as_real(gradient)
             groups[gradient.device, gradient.dtype].append(gradient)
         found: dict[torch.device, Tensor] = {}
         for (device, dtype), gradients in groups.items():
