@@ -26,6 +26,7 @@ from mpt.inference.slices import choose_devices
 from mpt.inference.trained import Trained
 from mpt.report.evaluated_page import Evaluated, figure_rows, write_page
 from mpt.run.checkpoints.choice import read_wish
+from mpt.run.records.recorder import last_test_set
 from mpt.seams import Dataset
 
 
@@ -92,6 +93,9 @@ def run(arguments: Command) -> None:
         metric=trained.run.task.metric,
         measured=measured,
         saved=None if arguments.data else saved_figure(trained, arguments, exported),
+        saved_test_set=""
+        if arguments.data or exported
+        else last_test_set(trained.directory, trained.loaded.step) or "",
     )
     write_files(found, folder, data)
     if arguments.json:
@@ -167,6 +171,7 @@ def as_json(found: Evaluated) -> dict[str, Any]:
         "metric": found.metric,
         "figures": figures,
         "saved_figure": finite(found.saved),
+        "saved_on_other_samples": found.has_other_samples,
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpt.config.precision_names import FLOAT32
+from mpt.data.loading.fingerprint import Fingerprint, combine
 from mpt.engine.state.evaluation import apart_from_training, casts_kept, conclude, gather_evidence, test_batches
 from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import Trained
@@ -28,16 +29,19 @@ class Measured:
     """Metric -> why it could not be computed."""
     details: Mapping[str, Any]
     """What the task found further (`Task.details`)."""
+    test_set: str = ""
+    """A hash of the samples (`mpt.data.loading.fingerprint`)."""
 
 
 def measure(run: Run, data: Dataset, batch_size: int, precision: str) -> Measured:
     """Return the figures on all samples of a data set."""
-    size = min(batch_size, len(data))
+    size, fingerprint = min(batch_size, len(data)), Fingerprint()
     with apart_from_training(run), casts_kept(run):
-        evidence = [found for _, found in gather_evidence(run, test_batches(run, data, size, None), size)]
+        evidence = [found for _, found in gather_evidence(run, test_batches(run, data, size, fingerprint), size)]
         figures = conclude(run, evidence)
     more, refused = measure_possible(evidence)
-    return Measured(precision, {**figures, **more}, refused, dict(run.task.details or {}))
+    test_set = combine([fingerprint.value])
+    return Measured(precision, {**figures, **more}, refused, dict(run.task.details or {}), test_set)
 
 
 def measure_trained(trained: Trained, data: Dataset, batch_size: int) -> Measured:

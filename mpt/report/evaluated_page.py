@@ -25,6 +25,8 @@ class Figures(Protocol):
     def refused(self) -> Mapping[str, str]: ...
     @property
     def details(self) -> Mapping[str, Any]: ...
+    @property
+    def test_set(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,18 @@ class Evaluated:
     measured: Sequence[Figures]
     saved: float | None
     """What training measured at this step on the run's own test set."""
+    saved_test_set: str = ""
+    """A hash of the samples that it measured on; empty if it is not known, or another set was named."""
 
     @property
     def headings(self) -> list[str]:
         """The table's headings: the precisions, and the difference of two."""
         return [*(one.precision for one in self.measured), *(["difference"] if len(self.measured) > 1 else [])]
+
+    @property
+    def has_other_samples(self) -> bool:
+        """Whether training measured on other samples."""
+        return self.saved_test_set not in ("", self.measured[0].test_set)
 
     def sentences(self) -> list[str]:
         """Return remarks on the figures, a sentence each."""
@@ -53,6 +62,8 @@ class Evaluated:
         if self.saved is not None and self.metric in self.measured[0].figures:
             now = self.measured[0].figures[self.metric]
             same = "the same" if now == self.saved else f"now {show_figure(now)}, {now - self.saved:+.3g}"
+            if self.has_other_samples:
+                same = "on other samples: the test set's files have changed since, and the figures cannot be compared"
             said.append(f"Training measured {self.metric} {show_figure(self.saved)} at this step: {same}.")
         said += [f"{name} was not measured: {why}" for name, why in self.measured[0].refused.items()]
         return said

@@ -8,10 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
+from mpt.api import train
 from mpt.commands.convert import Command as ConvertArguments
 from mpt.commands.convert import run as convert
 from mpt.commands.evaluate import Command as EvaluateArguments
 from mpt.commands.evaluate import run
+from mpt.config.load import load_config
 from mpt.data.digits import read_digits
 from mpt.engine.state.evaluation import evaluate
 from mpt.errors import ConfigError, DataError, InputOutputError
@@ -102,3 +104,24 @@ def test_by_default_each_evaluation_has_a_folder_of_its_own_in_the_run(classifie
     for _ in range(2):
         run(EvaluateArguments(run="classifier", runs=str(tmp_path), device="cpu", json=True))
     assert sorted(path.name for path in (classifier / "evaluations").iterdir()) == ["step-00000001", "step-00000001-2"]
+
+
+def test_pictures_that_were_exchanged_since_the_training_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split, label, shade in ((split, label, shade) for split in ("train", "test") for label, shade in ("a0", "b9")):
+        folder = tmp_path / "pictures" / split / label
+        folder.mkdir(parents=True)
+        for number in range(4):
+            Image.new("L", (8, 8), 20 * int(shade) + number).save(folder / f"{number}.png")
+    data = {"name": "image_folder", "root": str(tmp_path / "pictures"), "channels": 1}
+    model = {"name": "small_cnn", "image_size": 8, "features": 2}
+    settings = {"dataset": data, "model": model, "train": {"steps": 1, "batch_size": 4}}
+    trained = train(load_config(settings), runs=tmp_path)
+    assert not measure(trained.path, tmp_path / "before")["saved_on_other_samples"]
+    assert "at this step: the same." in capsys.readouterr().out
+    Image.new("L", (8, 8), 99).save(tmp_path / "pictures" / "test" / "a" / "1.png")
+    assert measure(trained.path, tmp_path / "after")["saved_on_other_samples"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "at this step: on other samples: the test set's files have changed since" in said
+    assert not measure(trained.path, tmp_path / "named", data=str(tmp_path / "pictures"))["saved_on_other_samples"]

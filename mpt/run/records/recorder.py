@@ -223,9 +223,12 @@ def drop_half_line(path: Path) -> None:
             os.close(descriptor)
 
 
-def last_test_set(run: RunDirectory) -> str | None:
-    """Return the hash of the test set that the last evaluation recorded; None if none did."""
+def last_test_set(run: RunDirectory, step: int | None = None) -> str | None:
+    """Return the hash of the test set that the last evaluation recorded, of a step if one is named; None if none
+    did.
+    """
     lines = [line for line in read_lines(run.metrics_path) if line.get("kind") == "evaluate" and line.get("test_set")]
+    lines = [line for line in lines if step is None or line.get("step") == step]
     return str(lines[-1]["test_set"]) if lines else None
 
 
