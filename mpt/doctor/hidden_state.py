@@ -25,6 +25,8 @@ from mpt.doctor.lockstep import Training
 MODULE_FIELDS = frozenset(vars(nn.Module()))
 OPTIMIZER_FIELDS = frozenset({"state", "param_groups", "defaults"})
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
+LIBRARIES = ("torch", "builtins", "mpt.")
+"""Packages whose classes hold constants."""
 DEEPEST = 4
 """Objects inside objects that are looked into."""
 LONGEST = 40
@@ -89,7 +91,7 @@ def is_value(value: Any) -> bool:
 
 
 def hidden_state(training: Training) -> dict[str, Hidden]:
-    """Return values outside every state, by dotted name."""
+    """Return values outside every state, by dotted name. Their owners' own names are among them, with no value."""
     run, seen = training.run, set[int]()
     found: dict[str, Hidden] = {}
     for name, network in run.task.modules.items():
@@ -97,7 +99,8 @@ def hidden_state(training: Training) -> dict[str, Hidden]:
             found |= dict(of_module(f"{name}.{path}".rstrip("."), module))
             seen.add(id(module))
     for name, optimizer in run.optimizers.items():
-        fields = {key: value for key, value in vars(optimizer).items() if key not in OPTIMIZER_FIELDS}
+        fields = {key: value for key, value in fields_of(optimizer).items() if key not in OPTIMIZER_FIELDS}
+        found[f"optimizer of {name}"] = Hidden(optimizer, "", None)
         found |= {f"optimizer of {name}.{key}": Hidden(optimizer, key, value) for key, value in own_values(fields)}
         seen.add(id(optimizer))
     found |= dict(of_object("task", run.task, seen, DEEPEST))
@@ -105,9 +108,20 @@ def hidden_state(training: Training) -> dict[str, Hidden]:
     return found
 
 
+def fields_of(thing: Any) -> dict[str, Any]:
+    """Return an object's attributes, with the plain ones of its class that it has not been given its own of."""
+    classes = [one for one in reversed(type(thing).__mro__) if not one.__module__.startswith(LIBRARIES)]
+    fields = {name: value for one in classes for name, value in vars(one).items() if type(value) in PLAIN}
+    fields = {name: value for name, value in fields.items() if not name.startswith("__")}
+    with contextlib.suppress(TypeError):  # an object with slots
+        fields |= vars(thing)
+    return fields
+
+
 def of_module(path: str, module: nn.Module) -> Iterator[tuple[str, Hidden]]:
     """Yield a module's own attributes, and the buffers that its state leaves out."""
-    fields = {name: value for name, value in vars(module).items() if name not in MODULE_FIELDS}
+    fields = {name: value for name, value in fields_of(module).items() if name not in MODULE_FIELDS}
+    yield path, Hidden(module, "", None)
     for name, value in own_values(fields):
         yield f"{path}.{name}", Hidden(module, name, value)
     for name in module._non_persistent_buffers_set:
@@ -127,10 +141,8 @@ def of_object(path: str, thing: Any, seen: set[int], depth: int) -> Iterator[tup
     if id(thing) in seen or not depth:
         return
     seen.add(id(thing))
-    fields: dict[str, Any] = {}
-    with contextlib.suppress(TypeError):  # an object with slots
-        fields = dict(vars(thing))
-    for name, value in fields.items():
+    yield path, Hidden(thing, "", None)
+    for name, value in fields_of(thing).items():
         if is_value(value):
             yield f"{path}.{name}", Hidden(thing, name, value)
         elif not isinstance(value, nn.Module | torch.optim.Optimizer | type) and not callable(value):

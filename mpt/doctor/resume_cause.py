@@ -17,7 +17,7 @@ from mpt.config.own_code import is_own_file
 from mpt.config.part_packages import IMPORT_HOME
 from mpt.config.schema import Config
 from mpt.doctor.difference import differing
-from mpt.doctor.hidden_state import PLAIN, hidden_state, token
+from mpt.doctor.hidden_state import PLAIN, Hidden, hidden_state, token
 from mpt.doctor.lockstep import Training
 from mpt.doctor.side_by_side import take
 from mpt.engine.building.build import build_datasets
@@ -93,7 +93,9 @@ def find_cause(config: Config, step: int) -> Cause:
         training.restore(state)
         own = hidden_state(training)
         for name in names:
-            own[name].put(lost[name].frozen)
+            owner, _, attribute = name.rpartition(".")
+            place = own[name] if name in own else Hidden(own[owner].owner, attribute, None)
+            place.put(lost[name].frozen)
         return take(training, step, training.batch(step)) == goal and not differing(whole.weights(), training.weights())
 
     if arrives([]):
@@ -123,9 +125,12 @@ def lost_values(whole: Training, resumed: Training) -> dict[str, Lost]:
     """Return the differences of two trainings of one state, with the first one's values."""
     before, found = hidden_state(resumed), {}
     for name, kept in hidden_state(whole).items():
-        if name in before and token(kept.value) != token(before[name].value):
-            text = f"{name} ({kept.show()}, after a resume {before[name].show()})"
-            found[name] = Lost(text, kept.freeze())
+        if name in before and token(kept.value) == token(before[name].value):
+            continue
+        is_known = name in before or name.rpartition(".")[0] in before
+        if is_known:
+            then = before[name].show() if name in before else "not there"
+            found[name] = Lost(f"{name} ({kept.show()}, after a resume {then})", kept.freeze())
     return found
 
 

@@ -169,6 +169,37 @@ def test_a_value_of_a_module_that_training_changes_is_named(here: Path) -> None:
     assert cause.module_values == ["global_net.CALLS (0 at the beginning, then 2)"]
 
 
+UNSET = """
+from torch import nn
+
+class Net(nn.Module):
+    {default}
+
+    def __init__(self, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(256, classes))
+
+    def forward(self, images):
+        self.calls = {before} + 1
+        return self.body(images) * (1 + 0.01 * self.calls)
+
+def net(num_classes): return Net(num_classes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "before", "then"),
+    [("of_class", "calls = 0", "self.calls", "0"), ("unset", "pass", "getattr(self, 'calls', 0)", "not there")],
+)
+def test_a_value_that_training_sets_first_is_named(here: Path, name: str, default: str, before: str, then: str) -> None:
+    """A default in the class, or no attribute at all, until the first step."""
+    (here / f"{name}_net.py").write_text(UNSET.format(default=default, before=before))
+    model = {"name": f"{name}_net:net", "image_size": 16, "channels": 1}
+    settings = {"model": model, "dataset": "digits", "train": {"batch_size": 16, "epochs": 1}}
+    cause = find_cause(load_config(settings, allow=[f"{name}_net"]), 2)
+    assert cause.causes == [f"net.calls (2, after a resume {then})"]
+
+
 def test_a_nan_of_a_module_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("with_nan")
     module.LIMIT, module.COUNT = float("nan"), 1  # type: ignore[attr-defined]
