@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from mpt.config.part_packages import IMPORT_HOME
 from mpt.doctor.lockstep import Training
 
 MODULE_FIELDS = frozenset(vars(nn.Module()))
 OPTIMIZER_FIELDS = frozenset({"state", "param_groups", "defaults"})
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 LIBRARIES = ("torch", "builtins", "mpt.")
-"""Packages whose classes hold constants."""
 DEEPEST = 4
 """Objects inside objects that are looked into."""
 LONGEST = 40
@@ -108,9 +108,14 @@ def hidden_state(training: Training) -> dict[str, Hidden]:
     return found
 
 
+def is_own_class(kind: type) -> bool:
+    """Return whether a class is the user's: those of torch and mpt hold constants."""
+    return kind.__module__.startswith(IMPORT_HOME) or not kind.__module__.startswith(LIBRARIES)
+
+
 def fields_of(thing: Any) -> dict[str, Any]:
     """Return an object's attributes, with the plain ones of its class that it has not been given its own of."""
-    classes = [one for one in reversed(type(thing).__mro__) if not one.__module__.startswith(LIBRARIES)]
+    classes = [one for one in reversed(type(thing).__mro__) if is_own_class(one)]
     fields = {name: value for one in classes for name, value in vars(one).items() if type(value) in PLAIN}
     fields = {name: value for name, value in fields.items() if not name.startswith("__")}
     with contextlib.suppress(TypeError):  # an object with slots
