@@ -92,9 +92,9 @@ def stranger(name: str) -> Config:
 def healthy() -> Iterator[tuple[str, Config]]:
     """Yield configurations in which nothing is wrong."""
     for name in SHIPPED:
-        yield name, load_config(Path(f"@{name}"), ["precision=amp"])
+        yield name, load_config(f"@{name}", ["precision=amp"])
     for name in SYSTEMS:
-        yield name, load_config(Path(f"@{name}"), ["precision=amp", "train.batch_size=8"])
+        yield name, load_config(f"@{name}", ["precision=amp", "train.batch_size=8"])
     for name in GENERATIVE:
         yield name, load_config({"model": name, **DIGITS})
     for name in VISION:
