@@ -7,6 +7,7 @@ rehearsal can notice stand at the end, each with the reason.
 from __future__ import annotations
 
 from scripts.rehearsed_faults import COMMANDS_FILE, CONFIGS_FILE, FAULTS_FILE, Fault
+from scripts.rehearsed_faults_traffic import TRAVELLING
 
 DEVICE_FILE = "tests/cuda_rehearsal/test_device.py"
 MODES_FILE = "tests/cuda_rehearsal/test_modes_and_tricks.py"
@@ -405,4 +406,4 @@ LIMITS = (
         limit="the allocator gives its cache back before it refuses, here as on a GPU: only fragments would tell",
     ),
 )
-PLANTED = (*ORDER, *WAITING, *REFUSED, *NUMBERS, *RUNS, *LIMITS)
+PLANTED = (*ORDER, *WAITING, *REFUSED, *NUMBERS, *RUNS, *TRAVELLING, *LIMITS)
