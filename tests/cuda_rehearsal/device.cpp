@@ -275,6 +275,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     host->on_note("wait", "an event's synchronize()");
   }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
+    touch(device);  // as the driver does: to wait for a card opens a context there
     synchronised_device("synchronize()", device);
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,7 @@ class Record:
         self.in_step = False
         self.capturing: Any = None
         """What is written down of a graph that is being recorded, in which the host may not wait."""
+        self.warns = False
         self.tell: Callable[[list[str]], object] = lambda kinds: None
         """Tells the extension which kinds are wanted."""
 
@@ -68,6 +70,17 @@ class Record:
             print(f"pretend CUDA: {note}", file=sys.stderr)
         if kind in self.listening:
             self.notes.append(note)
+        if kind == "wait" and self.warns:
+            file, _, number = note.line.rpartition(":")
+            words = "called a synchronizing CUDA operation"
+            warnings.warn_explicit(words, UserWarning, file or "<unknown>", int(number or 0))
+
+    def warn_of_waits(self, wanted: bool) -> None:
+        """Warn of each wait at its line, as `torch.cuda.set_sync_debug_mode` does, or no longer."""
+        if wanted != self.warns:
+            self.warns = wanted
+            (self.listening.append if wanted else self.listening.remove)("wait")
+            self.tell(self.listening)
 
     @contextlib.contextmanager
     def listen(self, *kinds: str) -> Iterator[list[Note]]:

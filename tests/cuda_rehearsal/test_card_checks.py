@@ -40,6 +40,20 @@ def test_a_gradient_of_nan_is_skipped_or_shows_and_one_that_is_lost_is_named() -
     updates.update = update
 
 
+def test_a_wait_in_a_step_is_named_with_its_line() -> None:
+    found = updates.find_waits("vae", CARD)
+    assert found == {"said": found["said"]}
+    assert "scaler.py" in found["said"] or "loss_watch.py" in found["said"]
+    follow_step = updates.follow_step
+
+    def asking(built, step):  # type: ignore[no-untyped-def]
+        follow_step(built, step)
+        float(next(built.phases[0].module.parameters()).detach().sum())
+
+    updates.follow_step = asking
+    assert "a step waits at test_card_checks.py:" in updates.find_waits("vae", CARD)["wrong"]
+
+
 def test_twenty_steps_of_offloading_do_not_grow() -> None:
     found = updates.offload_for_long(CARD, small=True)
     assert "reserved memory grew by 0.0% in 20 steps" in found["said"]

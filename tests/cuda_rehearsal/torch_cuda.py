@@ -194,8 +194,8 @@ def _define_driver(found: Device) -> None:
         "clearCublasWorkspaces": clear_workspaces,
         "lock_mutex": lambda: None,
         "unlock_mutex": lambda: None,
-        "set_sync_debug_mode": lambda mode: None,
-        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": lambda mode: found.notes.warn_of_waits(mode > 0),
+        "get_sync_debug_mode": lambda: int(found.notes.warns),
     }
     for name, function in driver.items():
         setattr(torch._C, f"_cuda_{name}", function)

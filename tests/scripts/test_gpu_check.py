@@ -488,6 +488,7 @@ def test_a_feature_that_failed_is_tried_once_more_and_what_is_wrong_is_said(monk
     assert "| DAIN's Triton operators | fast; WRONG: other |" in text
     late = gpu_check_features.try_all(1, "cpu")
     assert not runner.faults(late["rows"])
+    assert "WRONG" not in "\n".join(runner.as_markdown("Single features", late["rows"]))
     assert runner.left_over(late["rows"]) == list(gpu_check_features.FEATURES)
 
 

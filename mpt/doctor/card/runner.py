@@ -91,6 +91,6 @@ def as_markdown(title: str, rows: Sequence[Row]) -> list[str]:
     for row in rows:
         said = f"skipped: {row['skipped']}" if "skipped" in row else row.get("said", "")
         wrong = row.get("error") or row.get("wrong") or ""
-        words = "; ".join(filter(None, (said, wrong and f"WRONG: {wrong}")))
+        words = wrong if is_late(row) else "; ".join(filter(None, (said, wrong and f"WRONG: {wrong}")))
         lines.append(f"| {row['name']} | {words.replace('|', '/')} |")
     return [*lines, ""]
