@@ -9,6 +9,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -127,6 +129,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("synchronize", [] { synchronised_device("torch.cuda.synchronize()", current_device()); });
   module.def("host_touches", [](uintptr_t address, size_t bytes, bool writes, const std::string& what) {
     host_touches({address, address + bytes}, writes, what);
+  });
+  module.def("resize_storage", [](const at::Tensor& tensor, size_t bytes) {
+    auto* storage = tensor.storage().unsafeGetStorageImpl();
+    auto fresh = c10::GetAllocator(kKind)->allocate(bytes);
+    const auto kept = std::min(bytes, storage->nbytes());
+    if (kept) {
+      std::memcpy(fresh.get(), storage->data_ptr().get(), kept);
+    }
+    storage->set_data_ptr_noswap(std::move(fresh));
+    storage->set_nbytes(bytes);
   });
   module.def("close_handles", &close_handles);
   module.def("default_generator", [](int device) { return default_generator(device); });

@@ -73,7 +73,7 @@ def install(machine: Machine) -> Device:
     extension.break_half_convolutions(any(card in BROKEN_HALF for card in machine.cards))
     _define_driver(device)
     _define_streams()
-    _define_storages()
+    _define_storages(extension)
     torch_nccl.install()
     _watch_reads_of_the_host(extension)
     graphs.define(device)
@@ -261,9 +261,9 @@ def _define_streams() -> None:
     cuda.Event = cuda.streams.Event = Event
 
 
-def _define_storages() -> None:
-    """Let storages of the device be copied, which torch does by a constructor that a CPU build refuses."""
-    make = torch.UntypedStorage.__new__
+def _define_storages(extension: Any) -> None:
+    """Let storages of the device be copied and resized, which a CPU build refuses."""
+    make, resize = torch.UntypedStorage.__new__, torch.UntypedStorage.resize_
 
     def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None or torch.device(device).type != "cuda":
@@ -271,8 +271,14 @@ def _define_storages() -> None:
         size = args[0] if args else 0
         return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
+    def resized(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        if self.device.type != "cuda":
+            return resize(self, size)
+        extension.resize_storage(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self), size)
+        return self
+
     storage: Any = torch.UntypedStorage
-    storage.__new__ = new
+    storage.__new__, storage.resize_ = new, resized
 
 
 def _watch_reads_of_the_host(extension: Any) -> None:

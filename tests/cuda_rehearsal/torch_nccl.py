@@ -216,6 +216,54 @@ def copy_bytes(target: Tensor, source: Tensor) -> None:
     ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
 
 
+def define_functional() -> torch.library.Library:
+    """Define the collectives that sharded tensors ask for as operators, which torch's own send natively."""
+    works: dict[int, Any] = {}
+    reductions = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
+
+    def group_of(given: Any) -> Any:
+        return distributed_c10d._resolve_process_group(given) if isinstance(given, str) else given
+
+    def under_way(output: Tensor, work: Any) -> Tensor:
+        works[output.data_ptr()] = work
+        return output
+
+    def options_of(reduction: str) -> Any:
+        options = dist.AllreduceOptions()
+        options.reduceOp = reductions[reduction]
+        return options
+
+    def all_reduce(given: Tensor, reduction: str, group: Any) -> Tensor:
+        output = given.clone(memory_format=torch.contiguous_format)
+        return under_way(output, group_of(group).allreduce([output], options_of(reduction)))
+
+    def all_gather(given: Tensor, size: int, group: Any) -> Tensor:
+        output = given.new_empty((size * given.shape[0], *given.shape[1:]))
+        return under_way(output, group_of(group).all_gather_single(output, given.contiguous()))
+
+    def reduce_scatter(given: Tensor, reduction: str, size: int, group: Any) -> Tensor:
+        output = given.new_empty((given.shape[0] // size, *given.shape[1:]))
+        work = group_of(group).reduce_scatter_single(output, given.contiguous(), options_of(reduction))
+        return under_way(output, work)
+
+    def wait_tensor(given: Tensor) -> Tensor:
+        work = works.pop(given.data_ptr(), None)
+        if work is not None:
+            work.wait()
+        return given
+
+    library = torch.library.Library("_c10d_functional", "IMPL", "CUDA")
+    kernels = {"all_reduce": all_reduce, "all_gather_into_tensor": all_gather}
+    kernels |= {"reduce_scatter_tensor": reduce_scatter, "wait_tensor": wait_tensor}
+    for name, kernel in kernels.items():
+        library.impl(name, kernel)
+    return library
+
+
+KEPT: list[torch.library.Library] = []
+"""Definitions of operators, which end with their object."""
+
+
 def install() -> None:
     """Let this process's torch have NCCL. A group of "cpu:gloo,cuda:nccl" takes the host's tensors too."""
     c10d: Any = distributed_c10d
@@ -223,6 +271,7 @@ def install() -> None:
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)
     torch._C._nccl_version = lambda: VERSION
     torch._C._nccl_version_suffix = lambda: b""
+    KEPT.append(define_functional())
     make = c10d._new_process_group_helper
 
     def open_group(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **options: Any) -> Any:
