@@ -10,7 +10,7 @@ CARD = torch.device("cuda", 0)
 
 
 def test_losses_on_the_card_are_the_cpus_and_a_wrong_kernel_is_named() -> None:
-    assert "wrong" not in agreement.compare_losses("vae", CARD, small=True)
+    assert "wrong" not in agreement.compare_losses("vae", CARD)
     linear = torch.nn.functional.linear
 
     def off(inputs: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -18,7 +18,7 @@ def test_losses_on_the_card_are_the_cpus_and_a_wrong_kernel_is_named() -> None:
         return found * 1.05 if found.is_cuda else found
 
     torch.nn.functional.linear = off
-    found = agreement.compare_losses("vae", CARD, small=True)
+    found = agreement.compare_losses("vae", CARD)
     torch.nn.functional.linear = linear
     assert "fp32: " in found["wrong"]
 

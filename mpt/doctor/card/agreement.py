@@ -30,7 +30,6 @@ HALF_TOLERANCE = 0.1
 SMALLEST = 0.1
 """Losses below this are compared with it: differences of large numbers may be near zero."""
 COMPARED_MODES = MODES[:6]
-SMALL_MODES = ("fp32", "amp", "O1")
 
 
 class DrawnOnHost(TorchFunctionMode):
@@ -68,7 +67,7 @@ def dropped(
     return input * kept.to(input.device, input.dtype) / (1 - p)
 
 
-def compare_losses(name: str, device: torch.device, small: bool = False) -> dict[str, Any]:
+def compare_losses(name: str, device: torch.device) -> dict[str, Any]:
     """Compare a shipped configuration's losses on a card with the CPU's, in each mode that the card takes."""
     config = small_config(name, "fp32")
     data, _ = build_datasets(config)
@@ -78,7 +77,7 @@ def compare_losses(name: str, device: torch.device, small: bool = False) -> dict
     weights = {key: {path: value.clone() for path, value in state.items()} for key, state in weights.items()}
     expected, expected_norms = losses_of_one_update(host, on_device(batch, data, torch.device("cpu")))
     said, wrong = [], []
-    for mode in SMALL_MODES if small else COMPARED_MODES:
+    for mode in COMPARED_MODES:
         try:
             run = build_run(small_config(name, mode), device, data.spec)
         except MptError as error:

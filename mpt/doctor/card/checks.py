@@ -23,7 +23,7 @@ Check = Callable[[str, torch.device, bool], dict[str, Any]]
 """Takes a configuration's name ("" for none), the device and whether to be small; returns a row."""
 KINDS: dict[str, Check] = {
     "machine": lambda name, device, small: machine.measure_machine(device),
-    "losses": lambda name, device, small: agreement.compare_losses(name, device, small),
+    "losses": lambda name, device, small: agreement.compare_losses(name, device),
     "streams": lambda name, device, small: updates.compare_streams(device),
     "waits": lambda name, device, small: updates.find_waits(name, device),
     "nan": lambda name, device, small: updates.poison(device),
