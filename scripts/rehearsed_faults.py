@@ -88,6 +88,7 @@ MENDED = (
         "",
         f"{FAULTS_FILE}::test_gradients_are_released_where_another_trick_replaces_the_optimizers"
         "[cpu_optimizer: {}]",
+        "StopIteration",
     ),
     Fault(
         "half's memory",

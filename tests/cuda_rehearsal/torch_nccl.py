@@ -77,6 +77,8 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         super().__init__(rank, size)
         self.store, self.number, self.count = store, rank, size
         self.card: torch.device | None = None
+        self.takes_host_tensors = False
+        """Whether the group was opened as "cpu:gloo,cuda:nccl"."""
         self.streams: dict[torch.device, torch.Stream] = {}
         self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options._timeout)
         kind = dist.ProcessGroup.BackendType.GLOO
@@ -144,9 +146,6 @@ class ProcessGroupNCCL(dist.ProcessGroup):
     def over_gloo(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether a group of both kinds leaves these to gloo."""
         return self.takes_host_tensors and all(tensor.device.type == "cpu" for tensor in tensors)
-
-    takes_host_tensors = False
-    """Whether the group was opened as "cpu:gloo,cuda:nccl"."""
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Sum tensors in place, or take their mean."""
@@ -275,10 +274,9 @@ def install() -> None:
     make = c10d._new_process_group_helper
 
     def open_group(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **options: Any) -> Any:
-        ProcessGroupNCCL.takes_host_tensors = "cpu:gloo" in str(backend)
         group, store = make(size, rank, ranks, backend, *args, **options)
         if isinstance(group, ProcessGroupNCCL):
-            group.takes_host_tensors = ProcessGroupNCCL.takes_host_tensors
+            group.takes_host_tensors = "cpu:gloo" in str(backend)
         return group, store
 
     c10d._new_process_group_helper = open_group
