@@ -66,6 +66,8 @@ FIRST_WORKLOADS = 20
 RESERVE_SECONDS = 15
 FIRST_CONFIGS = ("classify_digits.yaml", "dcgan_amp.yaml", "stylegan2_16.yaml", "saehd_demo.yaml")
 """One of each system, with its data: `modes`. All others are `rest`."""
+REFERENCE = "reference.yaml"
+"""Explains every setting, and trains what another configuration trains."""
 LARGE_CONFIGS = ("saehd_512.yaml", "stylegan2_256.yaml", "resnet50_imagefolder.yaml")
 """Measured last: they take longest."""
 SETTLED_STEPS = 20
@@ -256,7 +258,8 @@ def is_whole(entry: dict[str, Any]) -> bool:
 
 def all_configs() -> list[Path]:
     """Return the shipped configurations, the large ones last."""
-    return sorted(shipped_configs().values(), key=lambda path: (path.name in LARGE_CONFIGS, path.name))
+    found = [path for path in shipped_configs().values() if path.name != REFERENCE]
+    return sorted(found, key=lambda path: (path.name in LARGE_CONFIGS, path.name))
 
 
 def is_broken(results: dict[str, Any]) -> bool:

@@ -40,7 +40,7 @@ def check_config(path: Path, seconds: float, rehearsal: str, tell: Callable[[dic
     import torch
 
     from mpt.engine.step.faults import is_out_of_memory
-    from mpt.errors import MptError
+    from mpt.errors import DataError, MptError
 
     flags = precision_flags(torch)
     entry: dict[str, Any] = {"config": path.name, "modes": [], "substitute": None}
@@ -60,6 +60,8 @@ def check_config(path: Path, seconds: float, rehearsal: str, tell: Callable[[dic
         try:
             row |= measure(config, mode, steps, left / (len(MODES) - index), rehearsal)
             steps = row["steps"]
+        except DataError as error:  # the same in every mode
+            return {**entry, "modes": [], "error": str(error).splitlines()[0]}
         except MptError as error:
             row["error"] = str(error).splitlines()[0]
         except Exception as error:

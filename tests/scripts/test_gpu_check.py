@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from mpt.doctor.card import processes, runner
-from mpt.errors import MptError
+from mpt.errors import DataError, MptError
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
 from scripts import (
@@ -338,6 +338,21 @@ def test_a_mode_that_finds_no_room_for_its_weights_is_no_crash(monkeypatch, erro
     entry = gpu_check_modes.check_config(config, 60, False, lambda entry: None)
     assert [str(error) in (row.get("error") or row["crash"]) for row in entry["modes"]] == [True] * 6
     assert gpu_check.is_broken_config(entry) is not isinstance(error, torch.OutOfMemoryError)
+
+
+def test_data_that_are_not_there_are_named_once_and_not_in_each_mode(monkeypatch):
+    tried = []
+
+    def fail(config, mode, *_):
+        tried.append(mode)
+        raise DataError("no folder data/LLVIP")
+
+    monkeypatch.setattr(gpu_check_modes, "measure", fail)
+    entry = gpu_check_modes.check_config(ROOT / "configs" / "classify_digits.yaml", 60, False, lambda entry: None)
+    assert (entry["error"], entry["modes"], tried) == ("no folder data/LLVIP", [], ["fp32"])
+    assert gpu_check.is_whole(entry)
+    assert not gpu_check.is_broken_config(entry)
+    assert "no folder data/LLVIP" in gpu_check_modes.as_markdown(entry)
 
 
 def test_the_fp32_flags_are_put_back_by_the_switches_that_the_modes_use():
