@@ -55,6 +55,7 @@ from mpt.config.shipped import shipped_configs  # noqa: E402
 from mpt.doctor.card import runner  # noqa: E402
 from mpt.doctor.card.checks import check_names, commands_of  # noqa: E402
 from scripts import gpu_check_features, gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
+from scripts.gpu_check_modes import FIRST_CONFIGS, modes_of  # noqa: E402
 
 PARTS = ("card", "plan", "tests", "demo", "modes", "peers", "features", "rest")
 SHARES = {"card": 0.5, "plan": 0.5, "tests": 0.3, "demo": 0.35}
@@ -64,8 +65,6 @@ CHECKED = ("card", "features")
 """Parts whose results are rows of checks."""
 FIRST_WORKLOADS = 20
 RESERVE_SECONDS = 15
-FIRST_CONFIGS = ("classify_digits.yaml", "dcgan_amp.yaml", "stylegan2_16.yaml", "saehd_demo.yaml")
-"""One of each system, with its data: `modes`. All others are `rest`."""
 REFERENCE = "reference.yaml"
 """Explains every setting, and trains what another configuration trains."""
 LARGE_CONFIGS = ("saehd_512.yaml", "stylegan2_256.yaml", "resnet50_imagefolder.yaml")
@@ -340,7 +339,7 @@ def run_worker(path: Path, share: float, left: float, rehearsal: str) -> dict[st
         entry: dict[str, Any] = json.loads(said[: said.rindex("\n")].splitlines()[-1])  # the last whole line
     except (ValueError, IndexError):
         return {"config": path.name, **(wrong or {"crash": "it said nothing"})}
-    under_way = gpu_check_modes.MODES[len(entry["modes"]) :][:1]
+    under_way = modes_of(path, rehearsal)[len(entry["modes"]) :][:1]
     entry["modes"] += [{"mode": mode, **wrong} for mode in under_way if wrong]
     return entry
 

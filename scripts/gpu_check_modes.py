@@ -23,9 +23,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 MODES = ("fp32", "tf32", "amp", "bf16", "O1", "O2")
+FIRST_CONFIGS = ("classify_digits.yaml", "dcgan_amp.yaml", "stylegan2_16.yaml", "saehd_demo.yaml")
+"""One of each system, with its data."""
+REHEARSED_MODES = ("fp32", "amp")
+"""Of all other configurations in a rehearsal: tests/cuda_rehearsal crosses configurations and modes."""
 MOST_STEPS, REHEARSAL_STEPS, REHEARSAL_BATCH = 300, 3, 4
 WARM_UP_STEPS = 3
-METRIC_SAMPLES = 256
+METRIC_SAMPLES, REHEARSED_SAMPLES = 256, 32
 SUBSTITUTES: dict[str, dict[str, Any]] = {
     "image_folder": {"name": "shapes", "size": 512},
     "faceset": {"name": "procedural_faces", "count": 24, "test_count": 8},
@@ -50,7 +54,8 @@ def check_config(path: Path, seconds: float, rehearsal: str, tell: Callable[[dic
         return {**entry, "error": str(error).splitlines()[0]}
     entry |= {"model": config.model.name, "batch_size": config.train.batch_size}
     steps = REHEARSAL_STEPS if rehearsal else None
-    for index, mode in enumerate(MODES):
+    modes = modes_of(path, rehearsal)
+    for index, mode in enumerate(modes):
         left = seconds - (time.monotonic() - started)
         if index and left < 2:
             entry["modes"].append({"mode": mode, "error": "not reached in time"})
@@ -58,7 +63,7 @@ def check_config(path: Path, seconds: float, rehearsal: str, tell: Callable[[dic
         set_flags(torch, flags)
         row: dict[str, Any] = {"mode": mode}
         try:
-            row |= measure(config, mode, steps, left / (len(MODES) - index), rehearsal)
+            row |= measure(config, mode, steps, left / (len(modes) - index), rehearsal)
             steps = row["steps"]
         except DataError as error:  # the same in every mode
             return {**entry, "modes": [], "error": str(error).splitlines()[0]}
@@ -78,6 +83,11 @@ def check_config(path: Path, seconds: float, rehearsal: str, tell: Callable[[dic
     return entry
 
 
+def modes_of(path: Path, rehearsal: str) -> tuple[str, ...]:
+    """Return the modes that a config is measured in."""
+    return REHEARSED_MODES if rehearsal and path.name not in FIRST_CONFIGS else MODES
+
+
 def read_config(path: Path, rehearsal: str) -> tuple[Any, str | None]:
     """Return the config, its data replaced by drawn data where it is missing, and the name of the substitute."""
     from mpt.config.load import load_config
@@ -91,7 +101,8 @@ def read_config(path: Path, rehearsal: str) -> tuple[Any, str | None]:
     config = load_config(path, overrides)
     data = config.to_data()
     if data["task"].get("metric_samples"):  # thousands of samples in each mode would take the steps' time
-        data["task"]["metric_samples"] = min(METRIC_SAMPLES, data["task"]["metric_samples"])
+        most = REHEARSED_SAMPLES if rehearsal else METRIC_SAMPLES
+        data["task"]["metric_samples"] = min(most, data["task"]["metric_samples"])
         config = load_config(data)
     substitute = SUBSTITUTES.get(config.dataset.name)
     if substitute is None:

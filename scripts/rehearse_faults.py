@@ -94,7 +94,7 @@ def as_page(known: dict[str, dict[str, Any]]) -> list[str]:
     """Return the page of all faults with their verdicts."""
     rows = [known.get(fault.name, {"verdict": "not run"}) for fault in FAULTS]
     kinds = [str(row["verdict"]).partition(":")[0] for row in rows]
-    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    counts = ", ".join(f"{kind}: {kinds.count(kind)}" for kind in dict.fromkeys(kinds))
     run = {name: sorted({str(row[name]) for row in rows if name in row}) for name in ("on", "commit", "torch")}
     return [
         "# Faults that a rehearsal must notice",

@@ -86,8 +86,7 @@ MENDED = (
         "mpt/engine/building/build.py",
         "        optimizers = {name: new[old] for name, old in optimizers.items()}\n",
         "",
-        f"{FAULTS_FILE}::test_gradients_are_released_where_another_trick_replaces_the_optimizers"
-        "[cpu_optimizer: {}]",
+        f"{FAULTS_FILE}::test_gradients_are_released_where_another_trick_replaces_the_optimizers[cpu_optimizer: {{}}]",
         "StopIteration",
     ),
     Fault(

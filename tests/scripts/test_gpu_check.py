@@ -304,7 +304,7 @@ def test_a_config_that_does_not_end_keeps_the_modes_that_were_measured(monkeypat
         return subprocess.CompletedProcess(command, -11, said, "Segmentation fault\n")
 
     monkeypatch.setattr(gpu_check, "run", run)
-    entry = gpu_check.run_worker(Path("a.yaml"), 10, 10, rehearsal="cpu")
+    entry = gpu_check.run_worker(Path("dcgan_amp.yaml"), 10, 10, rehearsal="cpu")
     assert entry["modes"][:2] == modes
     wrong = {"error": "did not end in its time"} if ends == "late" else {"crash": "exit -11: Segmentation fault"}
     assert entry["modes"][2:] == [{"mode": "amp", **wrong}]
@@ -353,6 +353,12 @@ def test_data_that_are_not_there_are_named_once_and_not_in_each_mode(monkeypatch
     assert gpu_check.is_whole(entry)
     assert not gpu_check.is_broken_config(entry)
     assert "no folder data/LLVIP" in gpu_check_modes.as_markdown(entry)
+
+
+def test_a_rehearsal_takes_all_modes_of_one_config_of_each_system_and_two_of_the_others():
+    assert gpu_check_modes.modes_of(Path("stylegan2_16.yaml"), "cuda") == gpu_check_modes.MODES
+    assert gpu_check_modes.modes_of(Path("dain_demo.yaml"), "cuda") == ("fp32", "amp")
+    assert gpu_check_modes.modes_of(Path("dain_demo.yaml"), "") == gpu_check_modes.MODES
 
 
 def test_the_fp32_flags_are_put_back_by_the_switches_that_the_modes_use():
