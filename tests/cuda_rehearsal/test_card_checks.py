@@ -43,7 +43,7 @@ def test_a_gradient_of_nan_is_skipped_or_shows_and_one_that_is_lost_is_named() -
 def test_a_wait_in_a_step_is_named_with_its_line() -> None:
     found = updates.find_waits("vae", CARD)
     assert found == {"said": found["said"]}
-    assert "scaler.py" in found["said"] or "loss_watch.py" in found["said"]
+    assert "questions.py" in found["said"]
     follow_step = updates.follow_step
 
     def asking(built, step):  # type: ignore[no-untyped-def]

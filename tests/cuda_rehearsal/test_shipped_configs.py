@@ -78,7 +78,7 @@ SHIPPED = {*SMALL, *UNSHIPPED_DATA, *LARGE, *WITH_AN_EXTRA}
 SHRUNK = ("image_size=64", "ae_dims=32", "e_dims=16", "d_dims=16", "d_mask_dims=8")
 DRAWN_FACES = ("dataset=null", "dataset={name: procedural_faces, count: 2, test_count: 2}")
 """In place of faces that are not shipped."""
-ONCE_PER_UPDATE = ("LossWatch.saw_finite", "LossScaler.unscale")
+ONCE_PER_UPDATE = ("LossWatch.saw_finite", "Questions.ask")
 """What decides whether an update is taken: whether its loss, or its gradients, are finite. For one of the two the host
 may wait, once."""
 STEPS = 5

@@ -26,7 +26,8 @@ def test_a_face_swap_with_both_discriminators_does_not_wait(tmp_path: Path) -> N
 
 def test_another_autoencoder_does_not_wait(tmp_path: Path) -> None:
     os.chdir(tmp_path)
-    assert not waits_of_steps("vae", SMALL["vae"], "model.name=dvae")
+    found = waits_of_steps("vae", SMALL["vae"], "model.name=dvae")
+    assert not found, found
 
 
 @pytest.mark.parametrize(

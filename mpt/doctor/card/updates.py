@@ -37,7 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "recomputed": {"recompute": "all"},
 }
 """Ways of training that are equal to the plain one bit for bit."""
-EXPECTED_WAITS = ("loss_watch.py", "scaler.py")
+EXPECTED_WAITS = ("loss_watch.py", "questions.py")
 """Where a step waits on purpose: for its losses, or for whether its gradients are finite."""
 OFFLOAD_STEPS, SETTLED_STEP = 20, 5
 GROWTH = 0.05
