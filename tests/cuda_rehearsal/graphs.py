@@ -27,6 +27,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+WARNED = "_warned_capturable_if_run_uncaptured"
+"""Torch's own note on an optimizer that it has warned."""
 INVALID = "CUDA error: operation not permitted when stream is capturing"
 READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::equal")
 STATISTICS = ("running_mean", "running_var")
@@ -283,6 +285,19 @@ def define(device: Any) -> None:
         state["handles"] += 1
         return 0, state["handles"]
 
+    def check_optimizer(self: Any) -> None:
+        """Say of `capturable` what torch does, whose own check asks the driver."""
+        is_capturable = all(group["capturable"] for group in self.param_groups)
+        if state["recording"] is not None and not is_capturable:
+            raise RuntimeError(
+                f"Attempting CUDA graph capture of step() for an instance of {type(self).__name__} but param_groups' "
+                "capturable is False."
+            )
+        if is_capturable and state["recording"] is None and not getattr(self, WARNED, False):
+            warnings.warn("step() is running without CUDA graph capture although capturable=True", stacklevel=2)
+
+    optimizer: Any = torch.optim.Optimizer
+    optimizer._cuda_graph_capture_health_check = optimizer._accelerator_graph_capture_health_check = check_optimizer
     cuda: Any = torch.cuda
     cuda.CUDAGraph = cuda.graphs.CUDAGraph = CUDAGraph
     cuda.graph_pool_handle = cuda.graphs.graph_pool_handle = graph_pool_handle

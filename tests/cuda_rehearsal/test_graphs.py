@@ -18,7 +18,7 @@ from tests.cuda_rehearsal.test_shipped_configs import train as train_shipped
 
 OFTEN = "precision={mode: amp, init_scale: 16777216, growth_interval: 3, max_scale: 1.0e30}"
 """A loss scale that overflows again and again."""
-CYCLE = ("optimizer={name: adamw, lr: 0.003, schedule: one_cycle, clip_grad_norm: 1.0}", "precision=amp")
+CYCLE = ("optimizer={name: adamw, fused: true, lr: 0.003, schedule: one_cycle, clip_grad_norm: 1.0}", "precision=amp")
 LESS = ("train.checkpoint_every=0", "train.evaluate_every=0", "train.sample_every=0", "task.metric_samples=16")
 
 
@@ -59,6 +59,7 @@ def train_both(folder: Path, text: str, *words: str) -> list[dict[str, Any]]:
     for name, value in {"recorded": "true", "eager": "{warmup: 100}"}.items():
         said = train(folder, text, *words, f"memory.cuda_graphs={value}", f"name={name}")
         assert said.code == 0, said
+        assert "capturable" not in said.text
     recorded, eager = folder / "runs" / "recorded", folder / "runs" / "eager"
     assert differing(state(recorded), state(eager)) == []
     assert lines(recorded) == lines(eager)

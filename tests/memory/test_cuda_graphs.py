@@ -38,6 +38,16 @@ def test_rates_are_tensors_inside_the_block_and_numbers_outside() -> None:
     assert rates.is_stale
 
 
+def test_sgd_takes_the_kernel_that_reads_the_rate_whatever_was_asked() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.5, foreach=True)
+    rates = Rates(optimizer, torch.device("cpu"))
+    (group,) = optimizer.param_groups
+    with rates.in_place():
+        assert (group["fused"], group["foreach"]) == (True, False)
+    assert (group["fused"], group["foreach"]) == (None, True)
+
+
 def test_counts_that_an_update_adds_to_groups_are_added_by_a_repetition() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     optimizer.param_groups[0]["iterations"] = 3

@@ -18,6 +18,9 @@ from torch.optim import Optimizer
 SWITCHES = ("capturable", "fused")
 """The setting of torch's optimizers that reads the rate on the device, the first that one has."""
 
+WARNED = "_warned_capturable_if_run_uncaptured"
+"""Torch's note on an optimizer whose user it has warned of steps outside of recordings."""
+
 
 def why_not(optimizer: Optimizer) -> str:
     """Return why an optimizer's step cannot be recorded; "" if it can."""
@@ -40,6 +43,7 @@ class Rates:
         self.tensors = [torch.zeros((), device=device) for _ in self.groups]
         self.written = [0.0] * len(self.tensors)
         self.increments: dict[tuple[int, str], int] = {}
+        setattr(optimizer, WARNED, True)  # the first updates of each run are not recorded
         for parameter, entries in optimizer.state.items():
             step = entries.get("step")
             if isinstance(step, Tensor) and step.device != parameter.device:  # of a run without recordings
@@ -60,12 +64,17 @@ class Rates:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the groups have tensors for rates inside the block."""
-        before = [{name: group[name] for name in ("lr", *SWITCHES) if name in group} for group in self.groups]
+        before = [
+            {name: group[name] for name in ("lr", "foreach", *SWITCHES) if name in group} for group in self.groups
+        ]
         for group, tensor in zip(self.groups, self.tensors, strict=True):
             group["lr"] = tensor
-            switch = None if takes_tensors(self.optimizer) else next(name for name in SWITCHES if name in group)
-            if switch is not None and not group.get("fused"):
-                group[switch] = True
+            if takes_tensors(self.optimizer):
+                continue
+            switch = next(name for name in SWITCHES if name in group)
+            group[switch] = True
+            if switch == "fused":
+                group["foreach"] = False  # which would come first, and read the rate on the host
         try:
             yield
         finally:
