@@ -1,12 +1,21 @@
 """Faces are redrawn in halves where a batch does not fit, and what a failed attempt held is gone before the next."""
 
+import dataclasses
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from mpt.errors import MemoryBudgetError
-from mpt.systems.deepfacelab.inference.frames import draw_within_memory
+from mpt.systems.deepfacelab.data.faces.face_files import describe
+from mpt.systems.deepfacelab.inference.frames import Merging, draw_within_memory, merge_frames
+from mpt.systems.deepfacelab.inference.merging import MergeSettings
+from tests.systems.deepfacelab.pixels import arrays
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 @pytest.mark.parametrize("refusal", ["CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"])
@@ -38,3 +47,27 @@ def test_a_single_face_that_does_not_fit_is_said_and_another_error_is_left_alone
         draw_within_memory(torch.zeros(3, 1, 1, 1), refuse)
     with pytest.raises(RuntimeError, match="shapes differ"):
         draw_within_memory(torch.zeros(3, 1, 1, 1), fail)
+
+
+def test_frames_that_are_merged_at_once_come_in_order_and_as_one_by_one():
+    stored = arrays("merger_inputs")
+    face = dataclasses.replace(describe(FIXTURES / "full.jpg"), source_landmarks=stored["one_landmarks"][0])
+    frame = torch.from_numpy(np.ascontiguousarray(stored["one_frame_u8"][..., ::-1])).permute(2, 0, 1)
+    shifted = [frame.roll(shift, 1) for shift in range(5)]
+    frames = SimpleNamespace(read=lambda wanted: ((index, shifted[index]) for index in sorted(wanted)))
+
+    def draw(batch):
+        return {"swap": 1 - batch, "swap_mask": batch[:, :1] * 0 + 1, "dst_mask": batch[:, :1] * 0 + 1}
+
+    faces = {index: [face, face] for index in (0, 1, 3, 4)}
+
+    def merged(batch_size):
+        merging = Merging(draw, 64, "f", MergeSettings(colours="idt"), batch_size)  # which draws random numbers
+        return list(merge_frames(frames, faces, set(range(5)), merging))
+
+    one_by_one, at_once = merged(1), merged(16)
+    assert [index for index, _, _ in at_once] == list(range(5))
+    for one, other in zip(one_by_one, at_once, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, other))
+    assert not at_once[2][2].any()
+    assert at_once[3][2].any()
