@@ -153,7 +153,7 @@ def write_files(
     with contextlib.ExitStack() as folders:
         checkpoints = folders.enter_context(opened(run.checkpoints))
         directory = folders.enter_context(opened_below(name, checkpoints))
-        with new_file(TENSORS, directory) as descriptor:
+        with new_file(TENSORS, directory, syncs=False) as descriptor:  # write_tensors does it
             digest, size = write_tensors(descriptor, tensors)
         with new_file(STRUCTURE, directory) as descriptor:
             write_fully(descriptor, structure)
@@ -170,12 +170,13 @@ def write_files(
 
 
 @contextlib.contextmanager
-def new_file(name: str, directory: Folder) -> Iterator[int]:
+def new_file(name: str, directory: Folder, syncs: bool = True) -> Iterator[int]:
     """Create a file, hand out its descriptor, and sync it at the end."""
     descriptor = open_new(name, directory)
     try:
         yield descriptor
-        os.fsync(descriptor)
+        if syncs:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

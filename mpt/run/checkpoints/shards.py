@@ -97,7 +97,6 @@ def write_rows(folder: Path, name: str, own: Mapping[str, Tensor]) -> tuple[str,
         descriptor = open_new(name, directory)
         try:
             digest, size = write_tensors(descriptor, own)
-            os.fsync(descriptor)
         finally:
             os.close(descriptor)
     return name, {"sha256": digest, "bytes": size}

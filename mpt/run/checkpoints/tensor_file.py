@@ -73,7 +73,7 @@ def build_header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
 
 
 def write_tensors(descriptor: int, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
-    """Write tensors, whose dtypes must be in `DTYPES`, and return the file's SHA-256 and size in bytes."""
+    """Write tensors, whose dtypes must be in `DTYPES`, durably; return the file's SHA-256 and size in bytes."""
     header, order = build_header(tensors)
     size = 0
     gathered = bytearray(header)
