@@ -5,7 +5,7 @@ Usage:
     python scripts/distillation_table.py --seeds 5
     python scripts/distillation_table.py --read     # lay out what is below --work already
 
-Teachers are `mpt train configs/yolofuse_demo.yaml` with another fusion; students are mid fusion, half as long, so that
+Teachers are `mpt train @yolofuse_demo` with another fusion; students are mid fusion, half as long, so that
 there is something left to learn, once per seed and teacher.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "benchmarks" / "yolofuse.md"
-CONFIG = ROOT / "configs" / "yolofuse_demo.yaml"
+CONFIG = "@yolofuse_demo"
 COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
 TEACHERS = {"early": "early fusion, size n, 300 steps", "ir": "infrared alone, size n, 300 steps"}
 STUDENTS = ("none", *TEACHERS)
@@ -51,7 +51,7 @@ def commands(work: Path, seeds: int) -> dict[str, list[str]]:
     found = {
         name: [
             "train",
-            str(CONFIG),
+            CONFIG,
             f"model.fusion={name}",
             *periods,
             *(["dataset.cameras=pair"] if name == "ir" else []),
@@ -61,7 +61,7 @@ def commands(work: Path, seeds: int) -> dict[str, list[str]]:
     for seed in range(seeds):
         for teacher in STUDENTS:
             taught = [] if teacher == "none" else [f"task.teacher={work / teacher}"]
-            words = ["train", str(CONFIG), f"train.steps={STEPS}", "--seed", str(seed), *periods, *taught]
+            words = ["train", CONFIG, f"train.steps={STEPS}", "--seed", str(seed), *periods, *taught]
             found[f"mid-{teacher}-seed{seed}"] = words
     return found
 

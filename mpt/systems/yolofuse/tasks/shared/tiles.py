@@ -81,15 +81,16 @@ def look_in_tiles(look: Look, pictures: list[Tensor], size: tuple[int, int], ove
 
 
 def look_at_one(look: Look, pictures: list[Tensor], size: tuple[int, int], overlap: float) -> tuple[Tensor, Tensor]:
-    """Return the best boxes (n, 4) of one canvas and their scores. Tiles of nothing but border are passed over."""
+    """Return the best boxes (n, 4) of one canvas and their scores."""
     height, width = size
 
     def window(picture: Tensor, tile: Tile) -> Tensor:
         return picture[..., tile.top : tile.top + height, tile.left : tile.left + width]
 
-    canvas = (pictures[0].shape[2], pictures[0].shape[3])
-    tiles = [tile for tile in tiles_of(canvas, size, overlap) if shows_something([window(p, tile) for p in pictures])]
-    tiles = tiles or [next(tiles_of(canvas, size, overlap))]
+    top, left, rows, columns = shown_part(pictures, size)
+    tiles = [
+        tile._replace(left=tile.left + left, top=tile.top + top) for tile in tiles_of((rows, columns), size, overlap)
+    ]
     all_boxes, all_scores = [], []
     for start in range(0, len(tiles), TILES_AT_ONCE):
         chosen = tiles[start : start + TILES_AT_ONCE]
@@ -105,6 +106,19 @@ def look_at_one(look: Look, pictures: list[Tensor], size: tuple[int, int], overl
     return functional.pad(boxes[best], padding), functional.pad(scores[best], padding)
 
 
-def shows_something(windows: Sequence[Tensor]) -> bool:
-    """Return whether anything in a tile differs from the border around a picture."""
-    return any(bool(((window - BORDER).abs() > 1e-3).any()) for window in windows)
+def shown_part(pictures: Sequence[Tensor], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return where the picture on a canvas begins, top and left, and its height and width, at least those of a tile.
+
+    The border around it is not looked at: beside a dark picture it resembles objects.
+    """
+    found = []
+    for place, dimensions in ((2, (0, 1, 3)), (3, (0, 1, 2))):
+        differs = torch.stack([((one - BORDER).abs() > 1e-3).amax(dimensions) for one in pictures]).any(0)
+        places = differs.nonzero()[:, 0]
+        first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
+        tile, canvas = size[place - 2], pictures[0].shape[place]
+        length = min(max(last - first, tile), canvas)
+        middle = first - max(0, length - (last - first)) // 2
+        found.append((min(max(middle, 0), canvas - length), length))
+    (top, rows), (left, columns) = found
+    return top, left, rows, columns

@@ -72,8 +72,10 @@ def test_border_around_a_picture_is_not_looked_at() -> None:
         return rectangles(pictures)
 
     picture = torch.full((2, 1, 256, 256), BORDER)
-    picture[0, 0, 100:130, 100:130] = 0.8
+    picture[0, 0, 40:140, 100:130] = 0.1
+    picture[0, 0, 100:110, 104:112] = 0.8
     boxes, scores = look_in_tiles(count, [picture], TILE, 0.25)
-    assert sum(looked) < 12
+    assert looked == [2, 1]  # of a picture of 100 x 30, two tiles; of nothing, one
+    assert boxes[0, scores[0, :, 0] > 0.5].tolist() == [[104, 100, 112, 110]]
     assert boxes.shape[:2] == scores.shape[:2]
     assert float(scores[1].max()) == torch.tensor(UNLIKELY)
