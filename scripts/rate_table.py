@@ -72,7 +72,7 @@ SUBJECTS = (
             "train.steps=120", "optimizer.warmup_steps=20", "train.evaluate_every=0", "train.sample_every=0",
         ),
         margin="3%",
-        over="optimizer.lr=0.7x,1.5x,3x,6x",
+        over="optimizer.lr=0.7x,1.5x,3x,6x,12x",
     ),
 )  # fmt: skip
 
@@ -207,7 +207,7 @@ Judged by these intervals:
 
 {said}
 
-The grids of VAE and DCGAN were chosen after first runs, in which edges or best rates lay at the grid's end or beyond.
+The grids were chosen after first runs, in which edges or best rates lay at the grid's end or beyond.
 DCGAN's margin is wide because its distance differs by a third between seeds: a rate trains if the distance is at most
 three times that of float32's best rate (noise instead of digits has 98).
 
