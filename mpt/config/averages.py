@@ -1,4 +1,4 @@
-"""`train.ema` as it is written: a number, a mapping over what the task has by default, or a task's setting of before.
+"""`train.ema` as it is written: a number, a mapping over the task's default, or a task's setting of an earlier version.
 
 A task's file says in literals what its average is by default (`EMA`), and under which names it had its settings itself
 (`MOVED`, see `mpt.config.options`).
@@ -20,7 +20,7 @@ OF_HALF_LIFE = ("half_life_kimg", "rampup")
 def moved_settings(
     sections: Mapping[str, Node], task: Plugin | None, problems: list[Problem]
 ) -> tuple[dict[str, Node], list[str]]:
-    """Return the sections with the task's settings of before where they are now, and a line for each."""
+    """Return the sections with a task's earlier settings in their new places, and a line for each."""
     found, notes = dict(sections), []
     moved: Mapping[str, str] = task.literals.get("MOVED", {}) if task is not None else {}
     node = found.get("task")

@@ -55,7 +55,7 @@ class Checker:
         self.allow = allow
         self.problems: list[Problem] = []
         self.notes: list[str] = []
-        """What a user should know of settings that were written as they were called before."""
+        """Notes on settings that were written by their earlier names."""
         self.elsewhere: dict[str, str] = {}
         """Key -> its full path, for keys written in the wrong section."""
 
@@ -112,7 +112,7 @@ class Checker:
         self.problems.append(Problem(place, path, text))
 
     def remember(self, chosen: Mapping[str, Plugin | None], mode: Plugin | None) -> None:
-        """Note where each key belongs, for hints."""
+        """Note the section of each key, for hints."""
         fields: dict[str, type[Options]] = {"train": Train, "memory": MemoryOptions, "parallel": Parallel}
         fields |= {name: plugin.settings_class for name, plugin in chosen.items() if plugin}
         fields |= {"precision": mode.settings_class} if mode else {}
@@ -318,7 +318,7 @@ class Checker:
             return None
 
     def hint_at_replacing(self, path: tuple[str, ...], problems: Sequence[Problem]) -> None:
-        """Say how to leave out the file's settings where an override chose another plugin, which does not know them."""
+        """Say how to leave out the file's settings if an override chose another plugin, which does not know them."""
         section = path[0] if path else ""
         name = self.section(section).value.get("name") if section in NAMED_SECTIONS else None  # type: ignore[union-attr]
         stale = any("unknown key" in problem.text and problem.place.line is not None for problem in problems)

@@ -1,4 +1,4 @@
-"""Where a name that mpt does not know may be found: torchvision's and timm's models, part packages not yet named.
+"""Places of a name that mpt does not know: torchvision's and timm's models, part packages not yet named.
 
 Only looked at when a configuration is refused. Packages are read as text, not imported: torch would be imported with
 them.
@@ -28,7 +28,8 @@ NEAR = 5
 
 
 def unknown_model(name: str, known: Sequence[str]) -> str:
-    """Return the words for a model that does not exist: what was meant, the nearest names, and what lists all."""
+    """Return the words for a model that does not exist: the likely meaning, the nearest names, and the command that
+    lists all."""
     if name.endswith(WEIGHTS):
         return (
             f"found '{printable(name)}', a file of weights: name its model with model.name (`mpt list models`) and "
@@ -50,7 +51,7 @@ def unknown_model(name: str, known: Sequence[str]) -> str:
 
 
 def near_models(name: str, known: Sequence[str]) -> list[str]:
-    """Return the full names of the models whose names are most like this one; none where it is long.
+    """Return the full names of the models whose names are most like this one; none if it is long.
 
     Those that begin with it come first, the shortest before the others: `vit_base` is short for `vit_base_patch16_224`.
     """
@@ -73,7 +74,7 @@ def models_elsewhere(name: str) -> str | None:
 
 
 def model_names(package: str) -> set[str]:
-    """Return the names of the models that an installed package registers; none where it is not installed."""
+    """Return the names of the models that an installed package registers; none if it is not installed."""
     if not re.fullmatch(r"\w+", package) or (spec := find_spec(package)) is None:
         return set()
     folders = [Path(folder) / "models" for folder in spec.submodule_search_locations or []]
@@ -87,7 +88,7 @@ def model_names(package: str) -> set[str]:
 
 
 def parts_hint(subpackage: str, name: str) -> str:
-    """Return a hint at a folder of parts near by that has a file of this name, or the words for where parts come from.
+    """Return a hint at a folder of parts near by that has a file of this name, or the words for the places of parts.
 
     A folder of parts is found in the working directory and one level below it.
     """

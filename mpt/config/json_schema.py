@@ -22,15 +22,15 @@ Schema = dict[str, Any]
 
 SECTIONS = {
     "model": "The networks, by name, and their settings.",
-    "task": "What the networks are trained for; null takes the model's own task.",
-    "dataset": "Where the samples come from, and how they are prepared.",
+    "task": "The purpose of the training; null takes the model's own task.",
+    "dataset": "The source of the samples, and their preparation.",
     "optimizer": "The optimizer, its settings and the learning rate's schedule.",
     "precision": "The precision mode: in which dtypes weights are kept and products computed.",
-    "memory": "The memory tricks that are on, and what to do when memory runs out.",
+    "memory": "The memory tricks that are on, and the answer when memory runs out.",
     "train": "How long to train, and how often to log, evaluate, sample and save.",
     "parallel": "How several processes train together.",
 }
-"""What each section of a file is for."""
+"""The purpose of each section of a file."""
 
 EXTERNAL_MODEL: Schema = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.-]*$"}
 
@@ -137,7 +137,7 @@ def _choice_schema(section: str, subpackage: str, key: str, registry: Registry, 
 
 
 def _named(schema: Schema, key: str, name: Schema, required: bool) -> Schema:
-    properties = {key: {"description": "What is chosen.", **name}, **schema["properties"]}
+    properties = {key: {"description": "The choice.", **name}, **schema["properties"]}
     return {
         **schema,
         "properties": properties,

@@ -20,7 +20,7 @@ from mpt.config.relief import LAST_RANK
 
 @dataclass(frozen=True)
 class Lighter:
-    """What one file of modes may be proposed as."""
+    """A file's modes as the planner may propose them."""
 
     names: tuple[str, ...]
     needs_bfloat16: tuple[str, ...]

@@ -38,7 +38,8 @@ def load_config(
 ) -> Config:
     """Read a configuration from a YAML file, YAML text or plain values, and check it.
 
-    Text is told from a path by a line break or a colon followed by a space. `patches` are YAML files laid over it,
+    Text is distinguished from a path by a line break or a colon followed by a space. `patches` are YAML files laid
+    over it,
     `overrides` are `key.path=value` with a YAML value and win over both. `allow` names packages whose models may be
     used.
     Raises `ConfigError` with one line per mistake.
@@ -136,7 +137,7 @@ def path_beside(settings: Options, name: str, file: Path) -> str | None:
 def change_precision(config: Config, mode: str, registry: Registry = INSTALLED) -> Config:
     """Return the same run in another precision mode.
 
-    What the mode decides (`dtype`, `loss_scale`) takes the new mode's defaults; the rest of the section stays.
+    Settings that the mode decides (`dtype`, `loss_scale`) take the new mode's defaults; the rest of the section stays.
     """
     data = config.to_data()
     kept = {key: value for key, value in data["precision"].items() if key not in ("mode", "dtype", "loss_scale")}

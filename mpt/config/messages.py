@@ -1,4 +1,4 @@
-"""The words of a configuration error: what was found, the allowed values, and the nearest right name.
+"""The words of a configuration error: the value found, the allowed values, and the nearest right name.
 
 One line per mistake, whatever pydantic makes of it: the branches of a union are told together, and text from the file
 is printed without control characters.
@@ -86,7 +86,7 @@ def describe(node: Node | None) -> str:
 
 
 def unknown_name(word: str, allowed: Sequence[str], what: str = "one of", meant: str | None = None) -> str:
-    """Return the words for a name that does not exist; `meant` is what the caller knows it to mean elsewhere."""
+    """Return the words for a name that does not exist; `meant` is its meaning elsewhere, if the caller knows one."""
     guess = nearest(word, allowed)
     hint = f"; did you mean '{guess}'?" if guess else ""
     if meant:

@@ -1,4 +1,4 @@
-"""Where a module or a member of mpt is now, for parts from outside that use it as it was.
+"""New places of modules and members of mpt, for parts from outside that use the old ones.
 
 A module keeps its name when it is moved into a room, a subpackage of the package that it was in, so its place is found
 by that name. Members of the base classes at the seams are listed. Only asked when such a part cannot be imported, is
@@ -60,7 +60,7 @@ MEMBERS: dict[str, dict[str, str]] = {
         "restore": "mpt.seams.undo.take_back(task, notes)",
     },
 }
-"""Base class -> its members of before -> what each is now."""
+"""Base class -> its earlier members -> their replacements."""
 
 
 def moved_to(module: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What a plugin file may say about its settings, without torch.
+"""The declarations of a plugin file's settings, without torch.
 
 A model, data set, precision mode, memory trick, optimizer or task is one file; its name in YAML is the file's name. The
 file declares `class Settings(Options)`. So that `mpt validate` answers at once, the registry reads that class from the
@@ -110,7 +110,7 @@ class GenerativeOptions(Options):
 
 
 class DatasetOptions(Options):
-    """Settings that every data set has. `image_size` and `channels` default to what the model wants."""
+    """Settings that every data set has. `image_size` and `channels` default to the model's."""
 
     image_size: int | None = Field(None, ge=1)
     """Side in pixels. null takes the model's own, if it has one."""
@@ -148,7 +148,7 @@ LARGEST_RATE = 1e30
 
 
 class ParameterGroup(Options):
-    """What is different for some of the parameters; null leaves it as it is for all."""
+    """The change for some of the parameters; null leaves it unchanged for all."""
 
     lr_scale: float | None = Field(None, ge=0, le=1000)
     """The learning rate there, as a multiple of the run's."""
@@ -194,14 +194,14 @@ class OptimizerOptions(Options):
 
 
 class PrecisionOptions(Options):
-    """Settings that every precision mode has. A mode's own `Settings` narrows what it cannot honour."""
+    """Settings that every precision mode has. A mode's own `Settings` narrows those that it cannot honour."""
 
     dtype: Literal["auto", "float16", "bfloat16"] = "auto"
     """auto is float16 on a GPU and bfloat16 on a CPU; the reason is printed and recorded."""
     loss_scale: Literal["auto", "dynamic"] | Annotated[float, Field(gt=0)] = "auto"
     """auto is dynamic in float16 and none otherwise; a number is a scale that never changes, 1 is none."""
     init_scale: float = Field(65536.0, gt=0)
-    """Where a dynamic scale starts."""
+    """The first value of a dynamic scale."""
     growth_interval: int = Field(2000, gt=0)
     """Steps without overflow after which a dynamic scale doubles."""
     min_scale: float = Field(1.0, gt=0)
@@ -209,11 +209,11 @@ class PrecisionOptions(Options):
     max_scale: float = Field(2.0**24, gt=0)
     """The ceiling of a dynamic scale."""
     at_min_scale: Literal["stop", "fall_back"] = "stop"
-    """At the floor with overflow still there: stop with exit 6, or go on in bfloat16."""
+    """At the floor with overflow still there: stop with exit 6, or continue in bfloat16."""
     keep_fp32: list[str] = Field(default_factory=list)
     """Globs over module names ("gen.layers.*") that stay in float32: inputs cast up, autocast off."""
     auto_keep_fp32: bool = False
-    """Where a step is not finite, or the scale at its floor, look for the fewest modules that must be in float32 for it
+    """If a step is not finite, or the scale at its floor, look for the fewest modules that must be in float32 for it
     to be finite, and keep them so from then on, at most `train.max_rollbacks` times."""
     stable_forms: list[StableForm] = Field(default_factory=list)
     """Numerically poor forms that are computed by stable ones wherever they occur, without an edit of the model: `log`
@@ -223,7 +223,7 @@ class PrecisionOptions(Options):
     losses: Literal["float32", "inherit"] = "float32"
     """Whether loss functions run in float32 or in the mode's dtype."""
     matmul: Literal["auto", "ieee", "tf32", "bf16x3"] = "auto"
-    """What products of float32 use on a GPU. auto is what the mode says, else torch's own: ieee, and tf32 in
+    """The arithmetic of float32 products on a GPU. auto is the mode's, else torch's own: ieee, and tf32 in
     convolutions."""
     fp16_accumulation: bool = False
     """Let products of float16 add up in float16: up to twice as fast on GeForce cards, and less exact."""

@@ -80,7 +80,7 @@ def explain_plain_modules(error: BaseException) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its text, and what a member of before is now."""
+    """Return the type of an exception and the first line of its text, and the replacement of an earlier member."""
     said = ": ".join([type(error).__name__, *lines_of(error)[:1]])
     moved = explain_attribute(error)
     return f"{said} ({moved})" if moved else said

@@ -24,7 +24,7 @@ from mpt.errors import PartError
 VARIABLE = "MPT_PARTS"
 GROUP = "mpt.parts"
 IMPORT_HOME = "mpt.parts"
-"""Where folders are imported from: `my-parts/nn/net.py` is the module `mpt.parts.my_parts.nn.net`."""
+"""The package that folders are imported below: `my-parts/nn/net.py` is the module `mpt.parts.my_parts.nn.net`."""
 KINDS = {
     "nn": "model",
     "tasks": "task",
@@ -36,7 +36,7 @@ KINDS = {
     "memory": "memory trick",
     "commands": "command",
 }
-"""A part package's folder -> what its files are."""
+"""A part package's folder -> the kind of its files."""
 PART_FOLDERS = tuple(KINDS)
 
 
@@ -59,7 +59,7 @@ class PartPackage:
 
     @property
     def origin(self) -> str:
-        """Where it comes from, for people."""
+        """Its origin, for people."""
         return self.distribution or str(self.folder)
 
     def paths(self, subpackage: str) -> list[Path]:

@@ -40,9 +40,9 @@ LITERALS = (  # the second line: see mpt.config.relief, the third: mpt.config.li
     *("HOLDS_FLOAT32", "NEEDS_BFLOAT16", "SCALED"),
 )
 SHARED = "_settings"
-"""What the name of a module ends with that several parts share settings of: it imports nothing but these either."""
+"""The ending of a module's name whose settings several parts share: it imports nothing but these either."""
 SETTINGS, COMMAND = "Settings", "Command"
-"""The class that makes a file a part: what YAML sets, or in the folder `commands` what the command line does."""
+"""The class that makes a file a part: its settings in YAML, or in the folder `commands` its arguments."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PartSource:
     declared: type[Any]
     """The class `Settings`, or `Command`."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What the file says about the fields of that class."""
+    """The file's descriptions of the fields of that class."""
     literals: Mapping[str, Any] = field(default_factory=dict)
     """The values of the `LITERALS` that the file has."""
 

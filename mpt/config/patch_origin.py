@@ -1,4 +1,4 @@
-"""What a planned patch was made for, kept in a comment of its file, so that laying it over something else is noticed.
+"""The configuration that a planned patch was made for, kept in a comment of its file: another one is noticed.
 
 The comment is one line of JSON behind `MARK`: the model and its settings, the data set, the optimizer, the batch size,
 the card and the budget. A patch without it (written by hand, or by an earlier version) is taken as it is.
@@ -18,7 +18,7 @@ from mpt.foreign.files import open_foreign
 MARK = "# planned for: "
 LARGEST_BYTES = 1 << 16
 ENOUGH = 0.99
-"""Share of the planned memory that counts as all of it: drivers differ by a few MiB in what they leave to programs."""
+"""Share of the planned memory that counts as all of it: drivers differ by a few MiB in the share of programs."""
 
 
 def describe_origin(config: Config, gpu: str, budget_bytes: int) -> str:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 AUTO = "auto"
 WRITTEN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(steps?|epochs?)")
 TIMES = 10
-"""How often a run without epochs does by default what one with epochs does once in each."""
+"""How often a run without epochs does by default the work that one with epochs does once in each."""
 MOST_TIMES = 100
 """How often at most a run with epochs does something by default: with more epochs it is done after several."""
 LEAST_STEPS = 10

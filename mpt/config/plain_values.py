@@ -13,7 +13,7 @@ from dataclasses import replace
 from mpt.config.yaml_text import INTEGER_LIMIT, Node, Place
 
 MOST = 1000
-"""Values; a configuration has some hundred. Far below what text may hold."""
+"""Values; a configuration has some hundred. Far below the limit of text."""
 DEEPEST = 20
 
 
@@ -22,7 +22,8 @@ class Uncommon(Exception):
 
 
 def plain_tree(values: Mapping[str, object], source: str) -> Node | None:
-    """Return the tree of plain values with no lines in its places; None for what YAML would change or refuse."""
+    """Return the tree of plain values with no lines in its places; None for a value that YAML would change or
+    refuse."""
     try:
         return _Builder(Place(source)).node(values, 0)
     except Uncommon:

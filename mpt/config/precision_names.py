@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 FLOAT32 = "fp32"
-"""The mode that others are compared with, and in which what is to be exact is computed."""
+"""The mode that others are compared with, and that computes references."""
 AUTOCAST = "amp"
 """The mode that computes in a half dtype of one's choice, whatever dtype the weights are stored in."""
 
@@ -37,7 +37,7 @@ MEANT = {
     **dict.fromkeys(("float32", "full", "32", "single"), "fp32"),
     **dict.fromkeys(("apex", "autocast"), "O1 (Apex's rules) or amp (torch's)"),
 }
-"""What other programs' words probably mean, where they may mean several modes here."""
+"""The probable meaning of other programs' words that may mean several modes here."""
 
 
 def meant_by(name: str) -> str | None:

@@ -31,7 +31,7 @@ FUNCTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 """Parts that are a function: kind -> subpackage, and the name and parameters by which a file has one.
 
-A metric's parameters are its own: the names of what a task's evaluation keeps of each batch.
+A metric's parameters are its own: the names of a task's evaluation outputs.
 """
 PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 
@@ -84,13 +84,13 @@ class Plugin(Part):
     settings_class: type[Options]
     """Read from the source. The imported module has an equal class of its own: see `native_settings`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What this name changes in the defaults of `Settings`."""
+    """This name's changes of the defaults of `Settings`."""
     task: str | None = None
     conflicts: Mapping[str, str] = field(default_factory=dict)
     literals: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Whatever else the file declares of what is read as literals (`mpt.config.part_source`)."""
+    """Further declarations of the file that are read as literals (`mpt.config.part_source`)."""
     notes: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What the file says about its settings, by field name."""
+    """The file's descriptions of its settings, by field name."""
 
     def native_settings(self, settings: Options) -> Any:
         """Return the settings in the imported module's own class, which pickles and passes isinstance."""
@@ -107,7 +107,7 @@ class CommandPart(Part):
 class Registry:
     """The parts of several part packages: those below a folder, and those from outside of it.
 
-    `INSTALLED` is `mpt`, the systems inside it, and what the user adds to this process (`use_parts`).
+    `INSTALLED` is `mpt`, the systems inside it, and the user's additions to this process (`use_parts`).
     """
 
     def __init__(

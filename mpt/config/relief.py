@@ -5,7 +5,7 @@ anywhere else:
 
 - `RELIEVES`: what it makes smaller, "activations", "weights", "optimizer" (its state, and gradients), "batch" (what
   goes through the networks at once; its shorthand is a number of samples), "fragmentation" (of the allocator) or
-  "moments" (what the run does outside its steps).
+  "moments" (the run's work outside its steps).
 - `PROPOSALS`: the planner's proposals as its YAML value, the gentlest first.
 - `DIALS`: settings with one number to be found, each a mapping in which that number is a pair: the value that relieves
   most, and the one that relieves least. Whole numbers stay whole; "activations" means the configuration's own list
@@ -16,7 +16,7 @@ anywhere else:
 - `IN_PARTS = False`: not proposed together with a trick that splits the batch.
 - `POINTLESS_ON`: device type -> why it relieves nothing there.
 - `LOSSY = True`: it changes the learned result, beyond the rounding of a sum; proposed only if that is allowed.
-- `ENVIRONMENT`: variables to set before torch first allocates, where the user has not.
+- `ENVIRONMENT`: variables to set before torch first allocates, unless the user has.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Dial:
         return cls(name, most, least, {key: value for key, value in settings.items() if key != name})
 
     def end(self, gibibytes: Mapping[str, float]) -> float:
-        """Return the end that relieves most; `gibibytes` is what each category holds."""
+        """Return the end that relieves most; `gibibytes` is the memory of each category."""
         return gibibytes.get(self.most, 0.0) if isinstance(self.most, str) else self.most
 
     def settings(self, value: float) -> dict[str, Any]:

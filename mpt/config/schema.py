@@ -4,7 +4,7 @@
 `Config.to_yaml` writes every setting, defaults included, and reads back to an equal `Config`: a run's record does not
 change its meaning when a default does.
 
-The sections' own settings belong to the plugins (`mpt.config.registry`); only what every run has is declared here.
+The sections' own settings belong to the plugins (`mpt.config.registry`); only settings of every run are declared here.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Collapse(Options):
     """Samples whose features vary less than this share of the data's are a sign of collapse; at an evaluation, which
     looks at more of them, once is enough."""
     won: float = Field(0.01, ge=0)
-    """Loss below which a discriminator has won, where its loss cannot be negative; seen once it counts."""
+    """Loss below which a discriminator has won, if its loss cannot be negative; seen once it counts."""
     ratio: float = Field(10.0, ge=0)
-    """The losses are a sign where that of the discriminator over the generator's is that many times outside of the
+    """The losses are a sign if that of the discriminator over the generator's is that many times outside of the
     range that it had; 0 does not look. For losses that cannot be negative."""
     patience: int = Field(5, ge=1)
     """After that many looks in a row a sign counts: samples alike, a loss scale at its floor or falling, losses
@@ -105,7 +105,7 @@ class Train(Options):
     log_every: int = Field(10, gt=0)
     """Steps between log lines."""
     evaluate_every: Period = AUTO
-    """Steps between evaluations, or epochs: `1 epoch`. auto is an epoch where `epochs` is given (at most 100 times in
+    """Steps between evaluations, or epochs: `1 epoch`. auto is an epoch if `epochs` is given (at most 100 times in
     a run), else a tenth of the run; 0 evaluates at the end only."""
     checkpoint_every: Period = 200
     """Steps between checkpoints, or epochs: `1 epoch`; 0 saves at the end only. An evaluation that is the best so far
@@ -115,8 +115,8 @@ class Train(Options):
     keep_last: int = Field(3, gt=0)
     """How many of the newest checkpoints stay on disk, in addition to the best one."""
     asynchronous_save: bool | None = None
-    """Copy the state into host memory and write it during the training; null does so where half of the memory that is
-    available holds the copy, and never in several processes, where it is to be asked for."""
+    """Copy the state into host memory and write it during the training; null does so if half of the memory that is
+    available holds the copy, and never in several processes, which must set it."""
     sample_every: Period = AUTO
     """Steps between sample grids, the first before training, or epochs: `1 epoch`. auto is as often as evaluations are
     by default; 0 writes one at the end only."""
@@ -135,7 +135,7 @@ class Train(Options):
     max_rollbacks: int = Field(3, ge=0)
     """After that many returns to a checkpoint the run stops with exit 6."""
     after_rollback: list[Literal["repeat", "skip_batch", "halve_lr"]] = Field(default=["repeat"], min_length=1)
-    """What is changed at the first, second, ... rollback, the last also at later ones: nothing, the batch that failed
+    """The change at the first, second, ... rollback, the last also at later ones: nothing, the batch that failed
     is passed over, or learning rates are halved for `halved_steps`."""
     halved_steps: int = Field(200, gt=0)
     """For how many steps beyond the one that failed `after_rollback: [halve_lr]` halves the rates."""
@@ -144,12 +144,12 @@ class Train(Options):
     recent_every: int = Field(20, gt=0)
     """Steps between two of the `recent_states`."""
     on_collapse: Literal["advise", "rollback"] = "advise"
-    """Where samples have lost their variety, a discriminator has won, or the loss scale or the losses' ratio say so:
+    """If samples have lost their variety, a discriminator has won, or the loss scale or the losses' ratio say so:
     report it, or return to a state from before it and halve the learning rates for `halved_steps`, within
     `max_rollbacks`. With `recent_states` the state of the last evaluation without a sign of collapse is kept in memory
     too; without, a checkpoint from before it is needed."""
     collapse: Collapse = Field(default_factory=lambda: Collapse.model_validate({}))
-    """What counts as a collapse."""
+    """The signs of a collapse."""
     deterministic: bool = True
     """Choose deterministic kernels, so that a resumed run repeats bit for bit. Costs a little speed on GPUs, where
     torch has none for the backward of bilinear resizing and sampling (StyleGAN2's augmentation): they add in any
@@ -159,8 +159,8 @@ class Train(Options):
     tensorboard: bool = False
     """The same as `boards: [tensorboard]`."""
     boards: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)
-    """Where log lines, previews and drawn evaluations go too: TensorBoard, Weights & Biases, MLflow; each needs its
-    package (docs/how-to/boards.md)."""
+    """Boards that log lines, previews and drawn evaluations also go to: TensorBoard, Weights & Biases, MLflow; each
+    needs its package (docs/how-to/boards.md)."""
     on_end: str | None = Field(None, min_length=1)
     """A command to run when the training ends, well or not, or an address (https://...) to post to: it gets the summary
     as JSON. A file's own is run only with `--allow on_end`."""
@@ -183,21 +183,21 @@ class Train(Options):
     @field_validator("device")
     @classmethod
     def name_a_device(cls, device: str) -> str:
-        """Refuse what is not the name of a device. Whether this machine has it is seen when the run starts."""
+        """Refuse a word that is not the name of a device. Whether this machine has it is seen when the run starts."""
         if not re.fullmatch(rf"auto|cpu|mps|({'|'.join(NUMBERED_DEVICES)})(:[0-9]{{1,3}})?", device):
             raise ValueError("a device is auto, cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps")
         return device
 
 
 class MemoryOptions(Options):
-    """What the `memory` section holds in addition to its tricks."""
+    """Settings of the `memory` section in addition to its tricks."""
 
     on_oom: Literal["stop", "adapt"] = "stop"
     """Out of memory in a step: stop with exit 7, or repeat it with smaller micro-batches, recomputed, offloaded."""
     ceiling: str | None = "auto"
     """The most that this process may hold of a CUDA card, its context included: a size such as 6GiB. Beyond it memory
-    runs out, which `on_oom` answers. auto: where the driver moves what does not fit into system memory instead of
-    refusing it (Windows, WSL), what is free at the start; elsewhere none. null: none."""
+    runs out, which `on_oom` answers. auto: if the driver moves excess allocations into system memory instead of
+    refusing them (Windows, WSL), the free memory at the start; elsewhere none. null: none."""
 
     @field_validator("ceiling")
     @classmethod
@@ -218,14 +218,15 @@ class Parallel(Options):
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """ddp: every process has the whole networks. fsdp: each has a part of each weight, gradient and optimizer state."""
     shard: Literal["full", "grad", "hybrid"] = "full"
-    """For fsdp. full: gathered weights are let go of after a layer's forward. grad: after its backward, for more memory
+    """For fsdp. full: gathered weights are released after a layer's forward. grad: after its backward, for more memory
     and less traffic. hybrid: weights are sharded over `shard_ranks` processes, and every such group has all of them."""
     shard_ranks: int | None = Field(None, gt=0)
     """For hybrid: over how many neighbouring processes weights are sharded. null: those of one machine."""
     offload: bool = False
     """For fsdp: keep shards of weights, gradients and optimizer states in host memory, where the optimizer steps."""
     reduce_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What gradients are summed over processes in; auto is what they are stored in. bfloat16 halves the traffic."""
+    """The dtype in which gradients are summed over processes; auto is the one they are stored in. bfloat16 halves the
+    traffic."""
     overlap: bool = True
     """Send gradients while the last backward of an update still computes others."""
     bucket_mib: float = Field(25.0, gt=0)
@@ -249,7 +250,7 @@ class Parallel(Options):
 
 
 class GeneralOptions(Options):
-    """The settings that stand alone at the top level."""
+    """The settings at the top level."""
 
     seed: int = Field(0, ge=0, lt=2**63)
     """Every random number of the run follows from it."""
@@ -300,7 +301,7 @@ class Precision(Choice):
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory tricks that are on, by name in the order they were written, and what to do when memory runs out."""
+    """The memory tricks that are on, by name in the order they were written, and the answer when memory runs out."""
 
     on_oom: Literal["stop", "adapt"]
     tricks: dict[str, Any]
@@ -324,7 +325,7 @@ class Config:
     name: str | None
     parallel: Parallel = field(default_factory=lambda: Parallel.model_validate({}))
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """What a user should know of how the file was read."""
+    """Notes for the user on the reading of the file."""
 
     @property
     def run_name(self) -> str:
@@ -339,7 +340,7 @@ class Config:
 
     @property
     def granted(self) -> tuple[str, ...]:
-        """The package that the model comes from, where loading this configuration was allowed to use one."""
+        """The package that the model comes from, if loading this configuration was allowed to use one."""
         return (self.model.name.split(":")[0],) if ":" in self.model.name else ()
 
     @property

@@ -21,7 +21,7 @@ PLAN = ".plan"
 
 
 def folders() -> list[Path]:
-    """Return where configurations lie, mpt's own first."""
+    """Return the folders of configurations, mpt's own first."""
     inside = PACKAGE / "configs"
     own, *systems = packages_below(PACKAGE, PACKAGE.name)
     others = [package.folder / "configs" for package in (*systems, *outside_packages())]
@@ -67,13 +67,13 @@ def find_shipped(name: str) -> Path:
 
 
 def near_names(name: str) -> list[str]:
-    """Return what a wrong name may mean: the configurations of that model, or the name most like it."""
+    """Return the likely meanings of a wrong name: the configurations of that model, or the name most like it."""
     of_model = [one for one in shipped_configs() if name and one.startswith(f"{name}_")][:5]
     return of_model or get_close_matches(name, shipped_files(), 1)
 
 
 def described() -> dict[str, str]:
-    """Return name -> what the file's head says it is."""
+    """Return name -> the first sentence of the file's head."""
     return {name: headline(path) for name, path in shipped_configs().items()}
 
 

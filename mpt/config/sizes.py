@@ -15,7 +15,7 @@ SMALLEST = 16 * 2**20
 
 
 def parse_budget(text: str, option: str = "--vram") -> int:
-    """Return the bytes that an option's words mean. Raises ConfigError with what may be written."""
+    """Return the bytes that an option's words mean. Raises ConfigError with the allowed forms."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?\s*", text, re.IGNORECASE)
     allowed = "write a size such as 6GiB, 6GB or 6144MiB"
     if found is None:

@@ -1,4 +1,4 @@
-"""YAML text as plain values, each with the line and column where it stands.
+"""YAML text as plain values, each with its line and column.
 
 A settings file is data: text, numbers, booleans, lists and mappings. So everything in YAML that is more than data is
 refused by name: tags (`!!python/object`), anchors and aliases, merge keys, several documents in one file. A file
@@ -8,7 +8,7 @@ Scalars follow the core schema of YAML 1.2 (chapter 10.3), not PyYAML's 1.1: `1e
 are booleans (`no`, `on` and `yes` stay text), `1:30` and `2024-01-01` stay text. Keys are always text.
 
 Only PyYAML's scanner and parser in Python are used: those in C crash on deep nesting, and the composer follows aliases.
-This file does not know what the keys mean; `mpt.config.schema` does.
+This file does not know the meaning of keys; `mpt.config.schema` does.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CONSTANTS: dict[str, bool | None] = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where something stands: a file with a line and a column counted from 1, or an override without them."""
+    """A place: a file with a line and a column counted from 1, or an override without them."""
 
     source: str
     line: int | None = None
@@ -79,13 +79,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, where, and at which key."""
+    """One mistake, with its place and key."""
 
     place: Place
     path: KeyPath
     text: str
     fatal: bool = False
-    """What was read is unusable, so that there is nothing more to check."""
+    """The text is unusable, so that there is nothing more to check."""
 
     def __str__(self) -> str:
         keys = printable(".".join(str(part) for part in self.path))
@@ -138,7 +138,7 @@ def read_standard_input() -> str:
 
 
 def what_stands_at(path: Path) -> str:
-    """Return in words what a path leads to that is no file."""
+    """Describe a path that is no file."""
     return (
         "a folder" if path.is_dir() else "neither a file nor a link to one" if os.path.lexists(path) else "no such file"
     )
@@ -273,7 +273,7 @@ class _Reader:
             self.stop(event.start_mark, f"the alias *{printable(str(event.anchor))} is not allowed; repeat the value")
         if getattr(event, "anchor", None):
             anchor = printable(str(getattr(event, "anchor", "")))
-            self.stop(event.start_mark, f"the anchor &{anchor} is not allowed; write the value where it is used")
+            self.stop(event.start_mark, f"the anchor &{anchor} is not allowed; write the value in its place")
         if getattr(event, "tag", None):
             tag = printable(str(getattr(event, "tag", "")).replace("tag:yaml.org,2002:", "!!"))
             self.stop(event.start_mark, f"the tag {tag} is not allowed; a settings file holds plain values only")
@@ -290,7 +290,7 @@ class _Reader:
             self.path.append(key)
             child = self.node(next(self.events), depth + 1)
             if key in children:
-                self.report(mark, f"the key stands here again; it was first given at {children[key].key_place}")
+                self.report(mark, f"the key is repeated here; it was first given at {children[key].key_place}")
             else:
                 children[key] = replace(child, key_place=self.place(mark))
             self.path.pop()
@@ -327,7 +327,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # PyYAML takes some Unicode spaces and line breaks for its own, so only what is printable stands unquoted
+    # PyYAML takes some Unicode spaces and line breaks for its own, so only printable text is unquoted
     quoted = not isinstance(resolve_scalar(text), str) or not text.isprintable()
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if quoted else None)
 

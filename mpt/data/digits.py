@@ -1,7 +1,7 @@
 """The 1,797 handwritten digits of UCI, 8x8 grey, shipped with the package: the data set that always works.
 
 Source: Alpaydin & Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998, CC BY
-4.0, as distributed with scikit-learn. `DIGITS.md` alongside this file holds the attribution and says what was changed.
+4.0, as distributed with scikit-learn. `DIGITS.md` alongside this file holds the attribution and lists the changes.
 The split is fixed in the file: 1,437 for training, 36 of each class (360) for testing.
 """
 

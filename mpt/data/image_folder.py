@@ -6,7 +6,7 @@ there are no classes, every image below the folder counts, and there is no "labe
 
 Files are decoded when they are needed. A bad one (damaged, no image, above `max_pixels`) stops the run by name, or
 under `on_bad_image: skip` the next good file in order takes its place, the same one each time and for any number of
-workers; `bad_files` then lists what was met. If `augment` begins with RandomResizedCrop it cuts from the whole
+workers; `bad_files` then lists those that were met. If `augment` begins with RandomResizedCrop it cuts from the whole
 picture as stored; otherwise the picture is first made square as `fit` says and resized.
 """
 
@@ -49,7 +49,7 @@ class Settings(DatasetOptions):
     simplejpeg if that is installed and they are decoded whole, and RandomResizedCrop cuts bytes. Pixels differ from
     those of exact by a few levels of 255."""
     on_bad_image: Literal["stop", "skip"] = "stop"
-    """What to do at an image that cannot be read: stop the run, or skip the image."""
+    """The answer to an image that cannot be read: stop the run, or skip the image."""
     max_pixels: int = Field(64_000_000, ge=1, le=178_000_000)
     """Larger images are bad images: they are refused from their header, before they are decoded."""
     cache: Literal["ram"] | None = None
@@ -72,7 +72,7 @@ class ImageFolder(Dataset):
         left_out: dict[str, str] | None = None,
     ) -> None:
         if settings.image_size is None:
-            raise ConfigError("dataset.image_size is not set, and the model does not say what it wants: set it")
+            raise ConfigError("dataset.image_size is not set, and the model has none of its own: set it")
         self.channels = settings.channels or 3
         if self.channels not in MODES:
             raise ConfigError(f"dataset.channels is {self.channels}; images can be read with 1 (grey), 3 or 4 (alpha)")
@@ -115,7 +115,7 @@ class ImageFolder(Dataset):
         return decode_bytes(path, self.channels, size, pixels, self.settings.fit, reduces=reduces)
 
     def decode_cut(self, used: int, augmentation: Augmentation, epoch: int, index: int) -> Tensor:
-        """Return one image of which no more than what is drawn was taken from the file. Raises BadImageError."""
+        """Return one image of which only the part that is drawn was taken from the file. Raises BadImageError."""
         augmentation.begin(epoch, index)
         path, pixels, is_fast = self.paths[used], self.settings.max_pixels, self.settings.decoding == "fast"
         cut = decode_bytes(path, self.channels, None, pixels, reduces=is_fast, choose_cut=augmentation.choose_cut)
@@ -285,7 +285,7 @@ def list_images(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], lis
 
 
 def walk(start: Path, seen: set[tuple[int, int]], left_out: dict[str, str]) -> Iterator[Path]:
-    """Yield the image files below a folder, and note the folders met and what is left out."""
+    """Yield the image files below a folder, and note the folders met and the files left out."""
     waiting = [start]
     while waiting:
         directory = waiting.pop()

@@ -31,7 +31,7 @@ def default_name(run: str, wanted: str) -> str:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written."""
+    """The files that were written."""
 
     count: int
     networks: str
@@ -44,7 +44,7 @@ def export_adapters(trained: Trained, called: Calls, wanted: str, path: Path) ->
     """Write the adapters of the networks that inference calls.
 
     Raises ConfigError for a run without adapters and for what the format cannot hold, CheckpointError if what is read
-    back does not compute what the run does.
+    back computes something else than the run.
     """
     found = adapted_places(trained.run, called)
     expected = expect(called, "float32")

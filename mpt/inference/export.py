@@ -1,9 +1,10 @@
 """A run's networks as one small file for other programs: PyTorch, safetensors, ONNX.
 
-Only what inference calls is written. Whatever was written is read back and compared bit for bit before the file gets
+Only networks that inference calls are written. Whatever was written is read back and compared bit for bit before the
+file gets
 its name, so a file that is there is whole. PyTorch and safetensors files hold weights by name; an ONNX file holds one
 network's computation too, with float32 inputs and outputs whatever the weights are, and is checked by running it
-where a runtime is installed.
+if a runtime is installed.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def compare_tensors(path: Path, written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError unless what was read is the files written, bit for bit."""
+    """Raise CheckpointError unless the tensors read are those written, bit for bit."""
     different = [
         name
         for name in {**written, **read}
@@ -205,7 +206,7 @@ def in_batches_of(count: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def describe_cause(error: BaseException) -> str:
-    """Return the first line of what an error goes back to: the exporter wraps it in advice on reporting it."""
+    """Return the first line of an error's cause: the exporter wraps it in advice on reporting it."""
     while error.__cause__ is not None:
         error = error.__cause__
     said = ESCAPES.sub("", str(error)).strip().splitlines() or ["no message"]

@@ -1,9 +1,9 @@
-"""What an exported file says of itself, and inference from such a file alone.
+"""An exported file's metadata, and inference from such a file alone.
 
 Safetensors headers, ONNX metadata and `.pt` files hold texts: the run's configuration, the layout of its data (input
 size, channels, classes), how images are brought to that size and standardised, the networks, dtype, step and mpt's
 version. From these the task is built again; its network takes the file's weights, or is replaced by an ONNX Runtime
-session. What is computed is in float32.
+session. It computes in float32.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def configuration(path: Path, about: Mapping[str, str], overrides: tuple[str, ..
     """Return the configuration that a file was written with, in float32 and without memory tricks."""
     if "mpt_config" not in about or "mpt_layout" not in about:
         raise CheckpointError(
-            f"{path}: it does not say what it is (no mpt_config, mpt_layout in its metadata). Exports of `mpt convert` "
+            f"{path}: its metadata are missing (no mpt_config, mpt_layout in its metadata). Exports of `mpt convert` "
             "do; other weights start a training with model.weights"
         )
     text = about["mpt_config"]
@@ -206,7 +206,7 @@ def attach(task: Task, names: Sequence[str], whole: bool, session: Any) -> None:
 
     forward: Callable[..., Any] = run_session
     if whole:
-        assert isinstance(task, Exports)  # nothing else was written with what goes around it
+        assert isinstance(task, Exports)  # nothing else was written with preprocessing around it
         forward = lambda *inputs: task.from_whole(inputs, run_session)  # noqa: E731
     next(module for name, module in networks(task.modules) if name in names).forward = forward
 

@@ -5,7 +5,7 @@ their few weights cost nothing and their ranges do not fit. The forward runs und
 halves already in its dtype (no casts of weights) and still takes the operators that need it to float32. EMA copies
 are halved too: here they are read, no longer averaged into.
 
-Whether half is faster is the device's affair, so `choose_half` says what this device does with it.
+Whether half is faster is the device's affair, so `choose_half` describes this device's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MULTIPLE = 8
 
 @dataclass(frozen=True)
 class HalfChoice:
-    """A half dtype for a device and what the device does with it."""
+    """A half dtype for a device, and its treatment there."""
 
     dtype: str
     is_native: bool
@@ -83,7 +83,7 @@ def choose_half(wanted: str | None, device: torch.device) -> HalfChoice:
 def rebuild(trained: Trained, mode: str, dtype: str | None = None, folds: bool = True) -> Run:
     """Build a trained run again in another precision mode, with its weights and its `keep_fp32`.
 
-    Unless `folds` is false, what memory tricks have put into the networks (adapters) is folded into the weights.
+    Unless `folds` is false, adapters that memory tricks have put into the networks are folded into the weights.
     """
     config = in_dtype(change_precision(trained.config, mode), dtype)
     run = build_run(config, trained.run.device, trained.train_data.spec, trains=False)
@@ -124,7 +124,8 @@ def halve(module: nn.Module, dtype: torch.dtype) -> None:
 def watch_calls(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, tuple[nn.Module, tuple[Any, ...], Any]]]:
     """Collect which networks are called within the block: name -> module, first arguments, first result.
 
-    What inference does not call (a discriminator, weights behind an EMA copy) has no place in an exported file.
+    Networks that inference does not call (a discriminator, weights behind an EMA copy) have no place in an exported
+    file.
     """
     called: dict[str, tuple[nn.Module, tuple[Any, ...], Any]] = {}
 
@@ -149,7 +150,7 @@ def networks(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]
 
 
 def awkward_dimensions(modules: Mapping[str, nn.Module]) -> list[str]:
-    """Name the layers with a dimension that is no multiple of 8, for which tensor cores pad or stand still."""
+    """Name the layers with a dimension that is no multiple of 8, for which tensor cores pad or idle."""
     found = []
     for root, network in modules.items():
         for name, module in network.named_modules():

@@ -1,4 +1,4 @@
-"""What `mpt infer` infers from: image files, test samples, or nothing but a wish for samples.
+"""The inputs of `mpt infer`: image files, test samples, or nothing but a wish for samples.
 
 A task names the fields that files may fill (`Task.inputs`); each file is brought to its field's channels, height and
 width, by the run's data set where its file declares `sample_of_files(settings, data, files)`. A task of one field takes

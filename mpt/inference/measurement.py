@@ -1,4 +1,4 @@
-"""What inference costs and how far two precisions lie apart: latency, memory, size, distance.
+"""The cost of inference, and the distance of two precisions: latency, memory, size, distance.
 
 Latency is the median and the 95th percentile over calls after a warm-up, each call synchronised on its own. Memory is
 the allocator's peak on a GPU, without what other runs hold, and the peak of live tensor bytes on a CPU. Both are taken

@@ -19,7 +19,7 @@ from mpt.errors import ConfigError, DataError
 from mpt.seams import Dataset, DataSpec
 
 IMAGES = frozenset({"image", "label"})
-"""The fields of what an image folder can deliver."""
+"""The fields that an image folder can deliver."""
 
 
 def open_folder(config: Config, spec: DataSpec, folder: Path) -> Dataset:

@@ -1,4 +1,4 @@
-"""An export proved by what it computes: the run's networks and the file's, on the same inputs.
+"""An export proved by its results: the run's networks and the file's, on the same inputs.
 
 The run's networks are those that were trained, in float32, with adapters alongside their weights; the file is read back
 as `mpt infer FILE` reads it. The distance that is allowed is measured: what rounding the run's own weights to the
@@ -34,7 +34,7 @@ Calls = Mapping[str, tuple[nn.Module, tuple[Any, ...], Any]]
 
 @dataclass(frozen=True)
 class Expected:
-    """What one network of the run computes, and how far rounding its weights may take it from there."""
+    """The outputs of one network of the run, and how far rounding its weights may take them from there."""
 
     inputs: tuple[Any, ...]
     outputs: list[Tensor]
@@ -56,7 +56,7 @@ def expect(called: Calls, dtype: str) -> dict[str, Expected]:
 
 
 def prove(file: Path, name: str, expected: Mapping[str, Expected], allow: tuple[str, ...]) -> str:
-    """Compute with a written file what the run computed; return a sentence on how far apart they are.
+    """Repeat the run's computation with a written file; return a sentence on how far apart they are.
 
     `name` is the file's in messages. Raises CheckpointError if the distance is more than rounding.
     """
@@ -94,7 +94,7 @@ def refuse_beyond(expected: Expected, outputs: list[Tensor], name: str, end: str
     apart = distance(outputs, expected.outputs)
     if not apart <= expected.allowed:
         raise CheckpointError(
-            f"{name} does not compute what the run's does: outputs differ by {apart:.2g} of their size, and rounding "
+            f"{name} computes something else than the run's: outputs differ by {apart:.2g} of their size, and rounding "
             f"accounts for {expected.allowed:.2g}; {end}. This is a mistake of mpt's or of a part's own: "
             "please report it with the run's config.yaml"
         )
@@ -103,7 +103,7 @@ def refuse_beyond(expected: Expected, outputs: list[Tensor], name: str, end: str
 
 def computes_alike(apart: float) -> str:
     """Return a sentence about a distance that is rounding."""
-    return f"computes what the run does (outputs differ by {apart:.2g} of their size)"
+    return f"computes the same as the run (outputs differ by {apart:.2g} of their size)"
 
 
 @torch.no_grad()

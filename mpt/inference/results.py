@@ -1,4 +1,4 @@
-"""What inference made, off the device, so that the results of many batches do not fill a GPU."""
+"""Results of inference, off the device, so that the results of many batches do not fill a GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Inference in several processes: each makes every n-th batch, and the results are put in order again.
 
-Batches are those of one process, so what comes out is the same, bit for bit on cards of one kind. There is nothing that
+Batches are those of one process, so the results are the same, bit for bit on cards of one kind. There is nothing that
 the processes have to agree on, so there is no process group: each opens the run alone, on a card of its own. The
 process that asks is the first of them.
 """
@@ -29,7 +29,7 @@ from mpt.seams import Inference
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be made, as every process is told it."""
+    """The request, as every process gets it."""
 
     samples: Sequence[Sample]
     batch_size: int
@@ -46,7 +46,7 @@ def infer_all(trained: Trained, work: Work, devices: Sequence[str]) -> list[Infe
     """Return the results of all batches in order, made with a process for each of the devices.
 
     `trained` is on the first device and infers in the dtype that is wanted. Raises RankError if a process was
-    lost, and what opening and inference raise.
+    lost, and the errors of opening and inference.
     """
     count = len(devices)
     if count == 1:
@@ -99,7 +99,7 @@ def choose_devices(wanted: str | None, count: int) -> list[str]:
     if wanted not in (None, "auto", "cpu", "cuda"):
         raise ConfigError(f"--device: found {wanted!r} for {count} processes; use auto, cpu or cuda")
     if wanted == "cpu" or not torch.cuda.is_available():
-        return [wanted or "auto"] * count  # a wish for a card that is not there is refused where the run is opened
+        return [wanted or "auto"] * count  # a wish for a card that is not there is refused when the run is opened
     cards = torch.cuda.device_count()
     if cards < count:
         raise ConfigError(f"--nproc: found {count} processes for {cards} CUDA device(s); use {cards}, or --device cpu")

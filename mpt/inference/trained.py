@@ -24,7 +24,7 @@ from mpt.seams import Dataset, Run
 
 @dataclass
 class Trained:
-    """What inference needs of a run."""
+    """The parts of a run that inference needs."""
 
     directory: RunDirectory
     config: Config
@@ -35,7 +35,7 @@ class Trained:
 
 
 def open_datasets(config: Config, directory: RunDirectory) -> tuple[Dataset, Dataset]:
-    """Build the run's data sets, or stand-ins without samples where they are not here."""
+    """Build the run's data sets, or stand-ins without samples if they are not here."""
     try:
         return build_datasets(config)
     except DataError as error:

@@ -1,6 +1,6 @@
 """Autoencoders trained against a discriminator: of codes (AAE), or of pairs of image and code (BiGAN, ALI).
 
-The AAE's discriminator tells encodings from draws of the prior, and a reconstruction loss ties encoder to decoder.
+The AAE's discriminator separates encodings from draws of the prior, and a reconstruction loss ties encoder to decoder.
 BiGAN has no reconstruction: its discriminator sees (image, code of the image) against (generated image, its latent).
 Source of the sizes: github.com/wiseodd/generative-models. Papers: Makhzani et al. 2016; Donahue et al. 2017.
 """
@@ -34,7 +34,7 @@ class Settings(ModelOptions):
     latent_size: int = Field(5, ge=1)
     """Length of the latent vector."""
     judges: Literal["code", "pair"] = "code"
-    """What the discriminator sees: the code alone, or image and code together."""
+    """The discriminator's input: the code alone, or image and code together."""
 
 
 class Encoder(nn.Module):

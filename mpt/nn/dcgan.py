@@ -2,7 +2,7 @@
 
 Strided convolutions instead of pooling, BatchNorm everywhere but at the image, ReLU in the generator and LeakyReLU 0.2
 in the discriminator, weights from N(0, 0.02). Any power of two from 16 pixels up; the paper's network is 64 with 128
-features. The discriminator returns logits: a sigmoid followed by BCE is what half precision cannot carry.
+features. The discriminator returns logits: half precision cannot carry a sigmoid followed by BCE.
 
 Shapes: b batch, c channels, h height, w width, z latent.
 """

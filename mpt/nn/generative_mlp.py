@@ -1,4 +1,4 @@
-"""Nine small adversarial models that are one pair of networks: the differences is the loss and what the labels do.
+"""Nine small adversarial models that are one pair of networks: they differ in the loss and in the use of labels.
 
 The generator maps a latent vector, and a condition if there is one, to an image in [0, 1]. The discriminator is
 either a scorer or an autoencoder whose reconstruction error is the score (BEGAN, EBGAN). Scores are logits: no
@@ -82,7 +82,7 @@ class Settings(ModelOptions):
 
 
 class Judgement(NamedTuple):
-    """The outputs of a discriminator: a score (b,), and where it has them class logits (b, classes) or a code (b,
+    """The outputs of a discriminator: a score (b,), and if it has them class logits (b, classes) or a code (b,
     d)."""
 
     score: Tensor
@@ -113,7 +113,7 @@ class Generator(nn.Module):
 
 
 class Scorer(nn.Module):
-    """Judge an image by one logit, given its label where `condition` is set, and name its class where `classes` is."""
+    """Judge an image by one logit, given its label if `condition` is set, and name its class if `classes` is."""
 
     def __init__(self, settings: Settings, condition: int = 0, classes: int = 0) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
 
 
 def _initialize(module: nn.Module) -> None:
-    """Draw weights with variance 2 / inputs, biases zero: what the source calls Xavier and He et al. 2015 derive."""
+    """Draw weights with variance 2 / inputs, biases zero: called Xavier by the source, derived by He et al. 2015."""
     if isinstance(module, (nn.Linear, nn.Conv2d)):
         nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         if module.bias is not None:

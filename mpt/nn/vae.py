@@ -36,7 +36,7 @@ class Settings(ModelOptions):
     labels: Literal["ignore", "condition"] = "ignore"
     """Ignore the labels, or give them to encoder and decoder."""
     noise: float = Field(0.0, ge=0)
-    """Standard deviation of the noise added to what the encoder sees."""
+    """Standard deviation of the noise added to the encoder's input."""
 
 
 class Encoder(nn.Module):

@@ -25,7 +25,7 @@ from mpt.report.read_run import read_run
 from mpt.run.boards.feed import Pictures
 
 MOST_NUMBERS = 20
-"""Classes up to which a confusion matrix has its counts written into it, and its classes' names beside it."""
+"""Classes up to which a confusion matrix has its counts written into it, and its classes' names next to it."""
 TILE, CAPTION, COLUMNS = 128, 28, 6
 """Pixels of a sample's side and of the two lines below it; samples in a row."""
 SIDE = 6.4

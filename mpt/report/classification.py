@@ -80,7 +80,7 @@ def read_sample(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cells(matrix: Any, size: int, totals: Any = None) -> list[list[Cell]]:
-    """Return the matrix's cells; none if it was left out. `totals` says what each row's shares are of: its sum."""
+    """Return the matrix's cells; none if it was left out. `totals` are the rows' sums, which shares refer to."""
     if not matrix or len(matrix) != size:
         return []
     of = [sum(map(int, row)) for row in matrix] if totals is None else [int(total) for total in totals]

@@ -1,4 +1,4 @@
-"""Several modes side by side: what each cost, as ratios to the baseline, and whether its metric is as good.
+"""Several modes side by side: the cost of each, as ratios to the baseline, and whether its metric is as good.
 
 A group is one mode's runs by seed. Ratios of time and memory are taken per seed and their median is shown: the runs
 of one seed were trained next to each other, so a drift of the machine falls out. Times are those of runs that had the
@@ -22,14 +22,14 @@ from mpt.report.run_record import RunRecord
 from mpt.report.statistics import Margin, Verdict, judge, judge_until, resolution_of
 
 MOST_NOTES = 3
-"""Settings of a section that differ and are told one by one."""
+"""Settings of a section that differ and are listed one by one."""
 EXPECTED_DIFFERENCES = ("name", "seed", "precision")
 """Config sections in which the runs of a comparison differ on purpose."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """One mode: its runs by seed. `failed` holds what befell the seeds whose run diverged."""
+    """One mode: its runs by seed. `failed` holds the ends of seeds whose run diverged."""
 
     label: str
     runs: Mapping[int, RunRecord]
@@ -47,7 +47,7 @@ class Group:
 
     @property
     def any_run(self) -> RunRecord:
-        """A run to ask for what all runs of the group share: a finished one if there is one."""
+        """A run to ask for values that all runs of the group share: a finished one if there is one."""
         return max(self.runs.values(), key=lambda record: record.is_finished)
 
 
@@ -84,7 +84,7 @@ class Comparison:
     seeds: Sequence[int]
     notes: Sequence[str]
     most_seeds: int | None = None
-    """Where seeds are added until the verdicts are in: how many there may be."""
+    """The limit if seeds are added until the verdicts are in."""
 
     @property
     def baseline(self) -> Row:

@@ -210,7 +210,7 @@ def paint_loss(axes: Axes, comparison: Comparison, name: str) -> None:
 
 
 def paint_memory(axes: Axes, comparison: Comparison) -> None:
-    """Draw the peak, in parts where they are known."""
+    """Draw the peak, in parts if they are known."""
     names: list[str] = []
     for at, row in enumerate(comparison.rows):
         parts = memory_parts(row.group.any_run.memory) or {"peak": row.peak_bytes}

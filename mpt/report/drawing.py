@@ -1,4 +1,4 @@
-"""Drawing for pages: SVG that can be read on light and on dark paper, and what all plots share.
+"""Drawing for pages: SVG that can be read on light and on dark paper, and the parts that all plots share.
 
 Everything that is not data (axes, ticks, words) is drawn in one stand-in colour that becomes `currentColor` in the SVG,
 so it takes the colour of the text around it; the data's colours have a middle lightness and stand out on both. Words
@@ -67,12 +67,12 @@ STYLE: dict[Any, Any] = {
 
 
 UNSAID = {"svg": ("Date", "Creator"), "pdf": ("CreationDate", "Creator"), "png": ("Software",)}
-"""What a plot's file leaves out, by its suffix: it would differ from one time or version to the next."""
+"""Entries that a plot's file leaves out, by its suffix: it would differ from one time or version to the next."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """What was drawn, to be drawn again for another medium."""
+    """A drawing, to be drawn again for another medium."""
 
     build: Callable[[Axes], None]
     name: str
@@ -157,7 +157,7 @@ def label_steps(axes: Axes, label: str) -> None:
 
 
 def write_numbers_out(axes: Axes) -> None:
-    """Let the numbers of a linear vertical axis stand whole: a common factor or offset would hide in the legend."""
+    """Write the numbers of a linear vertical axis in full: a common factor or offset would hide in the legend."""
     if axes.get_yscale() == "linear":
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.9g}"))
 
@@ -168,18 +168,18 @@ def point_marker(steps: Sequence[int]) -> str:
 
 
 def add_legend(axes: Axes, count: int) -> None:
-    """Put a legend above the plot, where it hides no data."""
+    """Put a legend above the plot, so that it hides no data."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(count, legend_columns(axes)), borderaxespad=0)
 
 
 def legend_columns(axes: Axes) -> int:
-    """Return how many labels of this plot are beside each other."""
+    """Return the number of labels of this plot in one row."""
     longest = max((len(line) for label in axes.get_legend_handles_labels()[1] for line in label.split("\n")), default=0)
     return max(1, min(4, LEGEND_LETTERS // (longest + 6)))
 
 
 def set_scale(axes: Axes, values: Sequence[float], *, wanted: bool) -> None:
-    """Use a logarithmic axis where values are positive and span so much that a linear one hides the small ones."""
+    """Use a logarithmic axis if values are positive and span so much that a linear one hides the small ones."""
     finite = [value for value in values if math.isfinite(value)]
     spans = min(finite) > 0 and max(finite) > (3 if wanted else 100) * min(finite)
     if spans:
@@ -203,7 +203,7 @@ def has_finite(values: Sequence[float]) -> bool:
 
 
 def thin(series: Series) -> Series:
-    """Keep at most MOST_POINTS points, each the mean of its neighbours; what is not finite stays a gap."""
+    """Keep at most MOST_POINTS points, each the mean of its neighbours; values that are not finite stay a gap."""
     steps, values = series
     size = math.ceil(len(steps) / MOST_POINTS)
     if size <= 1:

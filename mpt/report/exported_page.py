@@ -12,7 +12,7 @@ from mpt.run.process.files import write_atomically
 
 
 class Judged(Protocol):
-    """What an export is worth (`mpt.workflows.export_gate.Judged`)."""
+    """The quality of an export (`mpt.workflows.export_gate.Judged`)."""
 
     metric: str
     before: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""Spreads of seeds, and confidence intervals of paired differences and ratios: what `mpt.report.statistics` judges by.
+"""Spreads of seeds, and confidence intervals of paired differences and ratios: the basis of `mpt.report.statistics`.
 
 Sources: Student's t for differences; Fieller (1954) for a ratio whose denominator is measured with error too.
 """

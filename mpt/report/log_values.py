@@ -1,4 +1,4 @@
-"""Numbers and series out of what a run's files hold, where anything may be missing or be of another kind."""
+"""Numbers and series out of a run's files, in which anything may be missing or of another kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Series = tuple[list[int], list[float]]
 
 
 def finite_median(values: Sequence[float]) -> float:
-    """Return the median of what is finite; NaN if nothing is."""
+    """Return the median of the finite values; NaN if there are none."""
     finite = [value for value in values if math.isfinite(value)]
     return statistics.median(finite) if finite else math.nan
 
@@ -36,7 +36,8 @@ def number(value: Any, otherwise: float = math.nan) -> float:
 
 
 def whole(value: Any, otherwise: int = 0) -> int:
-    """Read a count or a step, which JSON may hold as anything; `otherwise` for what is none, infinity included."""
+    """Read a count or a step, which JSON may hold as anything; `otherwise` for a value that is none, infinity
+    included."""
     found = number(value)
     return int(found) if abs(found) < LARGEST_WHOLE else otherwise
 

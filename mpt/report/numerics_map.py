@@ -1,4 +1,4 @@
-"""What the doctor measured of a run's numerics, as a heat map over training and histograms against each dtype's range.
+"""The doctor's measurements of a run's numerics, as a heat map over training and histograms against each dtype's range.
 
 Made of `doctor.json` alone, whatever state it is in: a row that is not as the doctor writes it is left out.
 """
@@ -19,7 +19,7 @@ from mpt.report.run_files import read_object
 COMFORTABLE_BITS = 12.0
 """Headroom from which on a cell has no colour."""
 LOWEST, HIGHEST = -52, 24
-"""Powers of two between which a histogram is drawn; what is beyond counts in the last bar."""
+"""Powers of two between which a histogram is drawn; values beyond count in the last bar."""
 DTYPES = (("float16", -24, -14, 15), ("bfloat16", -133, -126, 127))
 """Name, the smallest subnormal's, the smallest normal's and the largest number's power of two."""
 QUANTITIES = (
@@ -40,7 +40,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class NumericsMap:
-    """What a page shows."""
+    """The parts of a page."""
 
     steps: Sequence[int]
     rows: Sequence[tuple[str, str, Sequence[Sequence[Cell]]]]

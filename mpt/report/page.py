@@ -216,7 +216,7 @@ def event_row(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
     kind, message = str(event.get("kind", "")), str(event.get("message", ""))
     known = {"step", "kind", "phase", "message", "time"}
     if kind == "scale" and message:
-        known.add("scale")  # the message says from what to what
+        known.add("scale")  # the message has both values
     facts = ((key, value) for key, value in event.items() if key not in known and value not in ([], {}, None, ""))
     rest = ", ".join(f"{key} {show_fact(value)}" for key, value in facts)
     message = "; ".join(part for part in (message, rest) if part)

@@ -1,4 +1,4 @@
-"""Curves of one run, each drawn where the run has data for it (see `mpt.report.drawing` for how)."""
+"""Curves of one run, each drawn if the run has data for it (see `mpt.report.drawing`)."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def draw_memory_curve(record: RunRecord) -> str:
 
 
 def draw_memory(memory: Mapping[str, Any]) -> str:
-    """Draw what the peak was made of, as one bar in parts."""
+    """Draw the parts of the peak, as one bar."""
     parts = memory_parts(memory)
     if not parts:
         return ""

@@ -1,7 +1,8 @@
 """One finished, running or broken run, read from its files alone.
 
 A report must be possible anywhere and above all for a run that went wrong: no torch, no training code, and every file
-may be missing or end in half a line. What could not be read is kept as a list of sentences that the report prints. A
+may be missing or end in half a line. Files that could not be read are kept as a list of sentences that the report
+prints. A
 run that was resumed from an earlier checkpoint, or rolled back, holds some steps twice: the later line is what
 happened in the end.
 """
@@ -23,11 +24,11 @@ MARKS = ("config.yaml", "metrics.jsonl", "summary.json")
 """A folder with one of these is a run."""
 
 MOST_LINES = 10_000
-"""So many lines of the log are read at most; of more, evenly chosen ones: no plot shows as many."""
+"""The most lines of a log that are read; of more, evenly chosen ones: no plot shows as many."""
 MOST_OUTLINED = 100
 """The same for a row in a table of runs."""
 LASTING = ("metric", "higher_is_better", "precision", "parameters")
-"""What a summary of an earlier step still says of the run."""
+"""Entries of a summary of an earlier step that still hold for the run."""
 
 
 def read_run(path: Path) -> RunRecord:
@@ -55,7 +56,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def read_outline(path: Path) -> RunRecord:
-    """Read of a run what a row in a table of many needs: its settings, its summary and the end of its log.
+    """Read the parts of a run for a row in a table of many: its settings, its summary and the end of its log.
 
     The log of a run without a summary that holds is read whole, a few of its lines kept. Raises DataError
     as `read_run`.

@@ -1,4 +1,4 @@
-"""A run's files as plain values, whatever state they are in: what could not be read becomes a sentence."""
+"""A run's files as plain values, whatever state they are in: an unreadable one becomes a sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpt.foreign.files import read_text as read_bounded
 EVALUATION = b'"kind":"evaluate"'
 """Contents of a line of an evaluation, as `mpt.run.records.recorder` writes it."""
 TAIL_BYTES = 8192
-"""What of a log is read where its last lines are enough."""
+"""Bytes of a log that are read if its last lines are enough."""
 LARGEST_TEXT_BYTES = 1 << 20
 """A config beyond this is not one that was written here."""
 
@@ -57,7 +57,7 @@ def read_object(path: Path, problems: list[str], *, needed: bool = True) -> Mapp
 
 
 def read_last_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Return the JSON objects of the last `TAIL_BYTES` of a file of lines, without a word on what is none."""
+    """Return the JSON objects of the last `TAIL_BYTES` of a file of lines, without a word on other lines."""
     try:
         if not path.is_file():
             return []

@@ -25,7 +25,7 @@ SOURCES = ("config.yaml", "env.json", "metrics.jsonl", "summary.json", "lock", "
 
 
 def signature(run: Path) -> list[list[int] | None]:
-    """Return time and size of what a run's row is made of."""
+    """Return time and size of the files behind a run's row."""
     found: list[list[int] | None] = []
     for name in SOURCES:
         try:
@@ -38,7 +38,7 @@ def signature(run: Path) -> list[list[int] | None]:
 
 
 def read_index(runs_dir: Path) -> dict[str, Any]:
-    """Return the entries of a folder's index by the runs' names; none where it is of another version or damaged."""
+    """Return the entries of a folder's index by the runs' names; none if it is of another version or damaged."""
     try:
         content = read_json(runs_dir / INDEX)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What the page over all runs draws: curves to lay over each other, the last sample of each run, settings that differ.
+"""Drawings of the page over all runs: curves to lay over each other, the last sample of each run, settings that differ.
 
 Of the runs last trained, `MOST_DRAWN` at most, and of each curve about `MOST_POINTS` points: a page of hundreds of runs
 stays one that a browser opens at once.
@@ -29,10 +29,10 @@ MOST_POINTS = 120
 MOST_LINES = 1200
 """Of a log that are read, evenly chosen."""
 SECTIONS = (("evaluate", "metrics", ""), ("train", "losses", "loss "), ("train", "grad_norm", "gradient norm "))
-"""Kind of line, what is drawn of it, and what its curves' names begin with."""
+"""Kind of line, its figure, and the beginning of its curves' names."""
 THUMBNAIL_SIDE = 160
 UNTOLD = ("name", "seed", "train.device")
-"""Settings that tell no configuration from another."""
+"""Settings that do not distinguish configurations."""
 SHOWN = ("model.name", "dataset.name", "precision.mode")
 """Settings that have columns of their own."""
 MOST_TOLD = 4
@@ -102,7 +102,7 @@ def read_curves(run: Path) -> dict[str, tuple[list[int], list[float | None]]]:
 
 
 def read_thumbnail(run: Path) -> str:
-    """Return the run's last sample as a small data address; "" where there is none that can be read."""
+    """Return the run's last sample as a small data address; "" if there is none that can be read."""
     samples = sorted(path for path in (run / "samples").glob("*.png") if path.is_file())
     if not samples:
         return ""

@@ -1,4 +1,4 @@
-"""What a run left behind, with gaps filled where its files allow; `mpt.report.read_run` reads them."""
+"""A run's record, with gaps filled as far as its files allow; `mpt.report.read_run` reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpt.run.process.launch import SIDE_BY_SIDE
 
 @dataclass(frozen=True)
 class Planned:
-    """A peak that was planned, and what it turned out to be, in bytes."""
+    """A planned peak, and the measured one, in bytes."""
 
     name: str
     planned: float
@@ -32,7 +32,7 @@ MEASURED_ON_CPU = ("live tensors", "tracked")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run left behind. Mappings are as in the files; the properties fill gaps if they can."""
+    """A run's record. Mappings are as in the files; the properties fill gaps if they can."""
 
     path: Path
     config_text: str = ""
@@ -44,7 +44,7 @@ class RunRecord:
     summary: Mapping[str, Any] = field(default_factory=dict)
     samples: Sequence[Path] = ()
     plan: Mapping[str, Any] = field(default_factory=dict)
-    """What memory was planned during the training, or the `error` instead; empty if nothing was planned."""
+    """The memory planned during the training, or the `error` instead; empty if nothing was planned."""
     problems: Sequence[str] = ()
     goes_on: bool = False
     """The run has gone on, or was asked to, past the end that its summary is of."""
@@ -106,7 +106,7 @@ class RunRecord:
 
     @property
     def higher_is_better(self) -> bool:
-        """Which way the metric points; upwards where the run did not say."""
+        """Whether a higher metric is better; true if the run did not say."""
         return bool(self.summary.get("higher_is_better", True))
 
     @property

@@ -1,4 +1,4 @@
-"""What a table shows of a run, of many runs: read one after the other, so that memory does not grow with their logs.
+"""A run's row in a table of many: read one after the other, so that memory does not grow with their logs.
 
 No plots are imported: `mpt list runs` is as quick as reading the files.
 """
@@ -26,7 +26,7 @@ from mpt.run.records.layout import list_runs, writing_times
 
 @dataclass(frozen=True)
 class RunRow:
-    """What a table shows of a run; figures that are not there are NaN."""
+    """A run's row; figures that are not there are NaN."""
 
     path: Path
     name: str
@@ -48,11 +48,11 @@ class RunRow:
     skipped: int
     trained: str
     given: str
-    """The settings of the command line that began the run: what tells one of several runs of a name from another."""
+    """The settings of the command line that began the run: they distinguish several runs of one name."""
 
     @property
     def link(self) -> str:
-        """Where the run's report lies from the folder of the runs; empty if there is none."""
+        """The path of the run's report from the folder of the runs; empty if there is none."""
         return f"{quote(os.fsencode(self.name))}/report.html" if (self.path / "report.html").is_file() else ""
 
 
@@ -65,7 +65,7 @@ def read_rows(runs_dir: Path) -> list[RunRow]:
     entries: dict[str, Any] = {}
     rows = []
     for directory in list_runs(runs_dir):
-        made_of = signature(directory.path)  # before it is read: a run that goes on has changed by the next time
+        made_of = signature(directory.path)  # before it is read: a run in training has changed by the next time
         row = from_entry(known.get(directory.path.name), RunRow, directory.path, made_of)
         row = row or row_or_none(directory.path)
         if row is not None:

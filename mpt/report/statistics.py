@@ -1,4 +1,4 @@
-"""Is one mode as good as another? An equivalence test over paired seeds, and what it would take to decide.
+"""Is one mode as good as another? An equivalence test over paired seeds, and the number of seeds to decide.
 
 The absence of a significant difference proves nothing: two seeds of anything show none. So the question is turned round
 (Schuirmann 1987, two one-sided tests): the modes count as equivalent only if a 90 % confidence interval of the
@@ -137,7 +137,7 @@ def judge(
         return undecided(f"The baseline itself has no finite metric for seed {join(failed)}.")
     failed = [seed for seed in seeds if not math.isfinite(other[seed])]
     if failed:
-        reason = f"No finite metric for seed {join(failed)}: the run diverged where the baseline did not."
+        reason = f"No finite metric for seed {join(failed)}: the run diverged and the baseline did not."
         return Verdict("outside", "worse", math.nan, -math.inf, math.inf, margin, len(seeds), None, reason)
     scale = math.fsum(first) / len(first)
     if margin.relative and scale == 0:
@@ -266,7 +266,7 @@ def conclude(
             outcome = "undecided"
             reason = (
                 f"The {said} lies inside ±{margin}, but it assumes that differences between seeds are about normal, "
-                f"and these {count} are not (Shapiro-Wilk, 1 %): look at the seeds that stand apart."
+                f"and these {count} are not (Shapiro-Wilk, 1 %): look at the seeds that lie apart."
             )
     elif low > margin.size or high < -margin.size:
         outcome, reason = "outside", f"The {said} lies wholly outside ±{margin}, on the {direction} side.{flat}{looked}"
@@ -328,7 +328,7 @@ def seeds_to_decide(first: Sequence[float], second: Sequence[float], margin: Mar
     Research).
     """
     scale = abs(math.fsum(first) / len(first)) if margin.relative else 1.0
-    # For a share, the residuals about the measured ratio are what varies (the delta method).
+    # For a share, the residuals about the measured ratio vary (the delta method).
     ratio = difference * math.copysign(1.0, math.fsum(first)) if margin.relative else 0.0
     residuals = [(after - before - ratio * before) / scale for before, after in zip(first, second, strict=True)]
     deviation = math.sqrt(covariance(residuals, residuals))

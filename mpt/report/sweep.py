@@ -54,7 +54,8 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Window:
-    """Where one mode trains. `lowest` and `highest` are the window's values on the grid, None if nothing trains."""
+    """The values at which one mode trains. `lowest` and `highest` are the window's values on the grid, None if nothing
+    trains."""
 
     mode: str
     points: Sequence[Point]
@@ -202,7 +203,7 @@ def ends_of(points: Sequence[Point], sign: float) -> tuple[Point | None, Point |
 
 
 def edge(values: Sequence[float], quality: Sequence[float], threshold: float) -> Place:
-    """Return where quality falls below a threshold, from its best value on towards the end of the values.
+    """Return the value at which quality falls below a threshold, from its best value on towards the end of the values.
 
     Interpolated over the logarithm of the value; half way (geometrically) to a run that diverged, whose quality is NaN.
     """

@@ -60,7 +60,7 @@ def sweep_lines(sweep: Sweep) -> list[str]:
 
 
 def say_window(window: Window) -> str:
-    """Say where a mode trains on the grid."""
+    """Name the values of the grid at which a mode trains."""
     if window.lowest is None or window.highest is None:
         return "no value is seen to train"
     said = f"trains from {window.lowest.label} to {window.highest.label}"
@@ -160,7 +160,7 @@ def paint(axes: Axes, sweep: Sweep) -> None:
 
 
 def paint_mode(axes: Axes, window: Window, index: int, shift: float, worse_edge: float) -> None:
-    """Paint one mode; what does not train or is not decided has open marks."""
+    """Paint one mode; values that do not train or are not decided have open marks."""
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
     means = [(point.value * shift, mean_of(point)) for point in window.points]
     axes.plot([at for at, _ in means], [mean for _, mean in means], color=colour, alpha=0.9, label=window.mode)

@@ -1,4 +1,4 @@
-"""Numbers as people read them. Bytes and seconds stay what they are until they are printed here."""
+"""Numbers as people read them. Bytes and seconds stay plain numbers until they are printed here."""
 
 from __future__ import annotations
 

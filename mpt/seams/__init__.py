@@ -1,4 +1,4 @@
-"""The types at the seams: what a task, a precision mode, a memory trick and a data set are to each other.
+"""The types at the seams between a task, a precision mode, a memory trick and a data set.
 
 One function performs a training step (`mpt.engine.step.step`). `mpt train` runs it on real tensors, `mpt plan` runs it
 on fake ones and watches the allocations. So nothing behind these seams may look at a tensor's values on the way to or

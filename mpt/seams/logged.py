@@ -20,13 +20,14 @@ from mpt.parallel.local import local
 
 
 class Figures:
-    """The figures of one update: sums on the device and how many elements they are of. A context takes what is logged.
+    """The figures of one update: sums on the device and how many elements they are of. A context takes the logged
+    values.
 
     One is open at a time, for one forward runs at a time.
     """
 
     open: Figures | None = None
-    """The one that takes what is logged now."""
+    """The one that takes logged values now."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
@@ -43,7 +44,7 @@ class Figures:
     def add(self, name: str, value: Tensor) -> None:
         """Add a tensor's elements."""
         own = local(value.detach())
-        total = own.sum(dtype=torch.float32)  # a copy too: what was logged may be changed in place
+        total = own.sum(dtype=torch.float32)  # a copy too: a logged value may be changed in place
         self.sums[name] = self.sums[name] + total if name in self.sums else total
         self.counts[name] = self.counts.get(name, 0) + own.numel()
 

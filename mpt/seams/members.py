@@ -48,7 +48,7 @@ def misspelt_hooks(made: type, own: Mapping[str, Any], known: Collection[str]) -
 
 
 def is_of_mpt(kind: type) -> bool:
-    """Return whether a class is Python's own or of mpt; `mpt.parts` is where parts from outside are imported."""
+    """Return whether a class is Python's own or of mpt; `mpt.parts` is the home of parts from outside."""
     first = kind.__module__.split(".")[:2]
     return first[0] == "builtins" or (first[0] == "mpt" and first != ["mpt", "parts"])
 

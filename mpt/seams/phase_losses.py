@@ -12,7 +12,7 @@ from mpt.seams.logged import Figures
 
 
 def draw_batch(run: Run, phase: Phase, batch: Batch) -> Batch:
-    """Return a whole batch with what an update adds to it before it is split: random inputs, normalisers."""
+    """Return a whole batch with an update's additions before it is split: random inputs, normalisers."""
     batch = run.task.draw(batch, phase)
     return batch if phase.prepare is None else phase.prepare(batch)
 
@@ -22,9 +22,9 @@ END = object()
 
 
 def losses_of(run: Run, phase: Phase, part: Batch, figures: Figures | None = None) -> Iterator[tuple[Loss, ...]]:
-    """Yield a phase's losses on a micro-batch, those of one backward together: the only place where they are computed.
+    """Yield a phase's losses on a micro-batch, those of one backward together: the only place that computes them.
 
-    What a phase yields is computed when it is asked for. Drop losses before asking for the next, or their graph stays
+    A phase's loss is computed when it is asked for. Drop losses before asking for the next, or their graph stays
     in memory alongside the next one's. `figures` takes what is logged meanwhile. Raises ConfigError if a phase yields
     something else.
     """
@@ -54,7 +54,7 @@ def as_together(item: Any, phase: Phase) -> tuple[Loss, ...]:
         if not isinstance(loss, Loss):
             raise ConfigError(
                 f"phase {phase.name}: its losses yielded {type(loss).__name__}, not a Loss(name, value) or a tuple of "
-                "them. What has nothing to train at this step yields nothing"
+                "them. A phase with nothing to train at this step yields nothing"
             )
         if phase.normalised and loss.weight is None:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What an optimizer update is made of: its losses, the phase of a step that it belongs to, and what it did.
+"""An optimizer update: its losses, the phase of a step that it belongs to, and its outcome.
 
 Named in `mpt.seams` too, which is the module for a part to import from.
 """
@@ -34,7 +34,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """One optimizer update within a step: what is trained here, everything else being frozen meanwhile.
+    """One optimizer update within a step: the networks that are trained here, all others frozen meanwhile.
 
     `name` keys the loss scaler, metrics ("disc/real") and checkpoint entries. `losses(batch)` yields losses one by
     one; each is back-propagated before the next is computed, and its graph is gone by then, which takes the least
@@ -49,10 +49,10 @@ class Phase:
 
     - `prepare(batch)` runs once per update on the whole batch, before it is split, and may add the normaliser as a
       field with a value per sample. Losses are then sums over samples of normalised terms (`reduction="sum"`).
-    - Where the normaliser needs the forward (task-aligned assignment): `normalised=True`. Losses are then
+    - If the normaliser needs the forward (task-aligned assignment): `normalised=True`. Losses are then
       un-normalised sums, each with `weight`, the part's share of the normaliser as a tensor on the device; all losses
       of a part have the same. The gradient is that of the sums divided by the total weight of the batch, which counts
-      as `least_weight` where it is less, as detectors have it (`max(sum, 1)`).
+      as `least_weight` if it is less, as detectors have it (`max(sum, 1)`).
     """
 
     name: str
@@ -75,7 +75,7 @@ class Phase:
 
 @dataclass
 class StepStats:
-    """What one phase's update did. `grad_norm` stays on the device until it is logged."""
+    """The outcome of one phase's update. `grad_norm` stays on the device until it is logged."""
 
     skipped: bool = False
     scale: float | None = None

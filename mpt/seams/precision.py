@@ -1,4 +1,4 @@
-"""A precision mode as the engine sees it: where arithmetic, weights and loss scales are decided."""
+"""A precision mode as the engine sees it: it decides arithmetic, weights and loss scales."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Numerics:
     """The arithmetic of a mode, as the planner, the doctor and the memory tricks ask for it."""
 
     dtype: torch.dtype
-    """What products are computed in, as far as the mode decides it."""
+    """The arithmetic of products, as far as the mode decides it."""
     reason: str
     """Why this mode and dtype were chosen; printed and recorded."""
     notes: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Precision:
         return NOTHING
 
     def float32(self) -> AbstractContextManager[Any]:
-        """Return a context that leaves the mode: inside `forward`, what is computed in it is computed in float32."""
+        """Return a context that leaves the mode: inside `forward`, its block computes in float32."""
         return nullcontext()
 
     def loss(self, function: F) -> F:
@@ -100,7 +100,7 @@ class Precision:
         return function
 
     def backward(self, loss: Tensor, phase: Phase) -> None:
-        """Back-propagate one loss, scaled where the phase is."""
+        """Back-propagate one loss, scaled if the phase is."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, phase: Phase, clip_norm: float | None) -> StepStats:
@@ -120,7 +120,7 @@ class Precision:
         return False
 
     def fall_back(self, task: Task) -> bool:
-        """Go on in bfloat16 without scaling; return False if the mode cannot."""
+        """Continue in bfloat16 without scaling; return False if the mode cannot."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Precision:
         return {"dtype": str(self.numerics.dtype).removeprefix("torch."), "scalers": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, of this mode or of the one that the run had before."""
+        """Restore a `state_dict`, of this mode or of the one that the run had before."""
 
 
 def loss_scales(precision: Precision) -> dict[str, float]:

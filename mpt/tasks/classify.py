@@ -32,20 +32,20 @@ class Settings(Options):
     """Loss and input scaling of a classifier."""
 
     loss: LossName = "cross_entropy"
-    """What is minimised: cross_entropy, or the name of a file in `losses/` with `loss(logits, labels)`, as focal."""
+    """The loss: cross_entropy, or the name of a file in `losses/` with `loss(logits, labels)`, as focal."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """How much of the cross-entropy's target is spread over all classes."""
     class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(ge=0)]] | None = None
-    """What a class counts in the cross-entropy, as torch's `weight`: balanced is the inverse of its share of the
+    """The weight of a class in the cross-entropy, as torch's `weight`: balanced is the inverse of its share of the
     training set; or by name, `{rust: 4}`, the others 1."""
     mixup: float | None = Field(None, gt=0)
     """MixUp's alpha: batches are blended with themselves, labels too. 0.2 to 0.8 is usual."""
     cutmix: float | None = Field(None, gt=0)
     """CutMix's alpha, usually 1: boxes of other images are pasted in. With `mixup` too, each batch has one of them."""
     mean: tuple[float, ...] = (0.5,)
-    """What is subtracted from the image, one number or one per channel."""
+    """Subtracted from the image, one number or one per channel."""
     std: tuple[float, ...] = (0.5,)
-    """What the image is divided by after that."""
+    """The divisor of the image after that."""
     metrics: tuple[MetricName, ...] = ()
     """Further figures at every evaluation, by their file's name in `metrics/`: `[top_five]`."""
 
@@ -76,7 +76,7 @@ class Classify(Exports):
         ]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
-        """Return the batch with its samples mixed, where the settings want it."""
+        """Return the batch with its samples mixed, if the settings want it."""
         settings = self.settings
         if settings.mixup is None and settings.cutmix is None:
             return batch
@@ -106,7 +106,7 @@ class Classify(Exports):
         if self.class_weights is not None:
             return self.loss(logits, label)
         count = total_weight(None, label)
-        # The mean over no sample is NaN: where all are left out they take the class 0, and their sum counts nothing.
+        # The mean over no sample is NaN: if all are left out they take the class 0, and their sum counts nothing.
         return self.loss(logits, torch.where(count > 0, label, label.clamp_min(0))) * count
 
     def standardize(self, image_bchw: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class Classify(Exports):
         return self.checked(self.net(self.standardize(image_bchw))).float()
 
     def checked(self, output: Any) -> Tensor:
-        """Return a network's output if it is logits. Raises ConfigError with what is expected of a model."""
+        """Return a network's output if it is logits. Raises ConfigError with the expected output of a model."""
         if isinstance(output, Tensor) and output.dim() == 2 and output.shape[1] >= len(self.classes):
             return output
         found = f"a {type(output).__name__}"

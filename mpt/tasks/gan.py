@@ -1,6 +1,6 @@
 """Adversarial training: one task for every model that has a discriminator.
 
-What differs between the models is data, not code: the objective (`mpt.losses.shared.adversarial`), what the
+The models differ in data, not code: the objective (`mpt.losses.shared.adversarial`), what the
 discriminator sees (images, codes, or both), and what labels do. The model's settings bring the defaults and `task`
 settings change them, so that a DCGAN may be trained with least squares. All losses are on logits, in float32. Each loss
 of the discriminator is back-propagated before the next is computed, so that the activations of one pass are held at a
@@ -40,7 +40,7 @@ TEST_SAMPLES = 2
 
 
 class Settings(GenerativeOptions):
-    """How the game is played; what is null follows the model."""
+    """How the game is played; null follows the model."""
 
     objective: Literal["nonsaturating", "least_squares", "wasserstein", "hinge", "energy", "balanced"] | None = None
     """Adversarial loss; energy is EBGAN's and balanced BEGAN's, for critics that are autoencoders."""
@@ -61,7 +61,7 @@ class Settings(GenerativeOptions):
 
 
 class Gan(Game, SecondOrder, Exports, Legend):
-    """Train `gen` (with `encoder` or `recognition` alongside it, where the model has one) against `disc`."""
+    """Train `gen` (with `encoder` or `recognition` alongside it, if the model has one) against `disc`."""
 
     metric, higher_is_better = "frechet_distance", False
     opponents = ("disc", "gen")
@@ -100,7 +100,7 @@ class Gan(Game, SecondOrder, Exports, Legend):
         self.gen, self.disc = modules["gen"], modules["disc"]
         self.encoder, self.recognition = modules.get("encoder"), modules.get("recognition")
         self.condition = modules.get("condition")
-        # Without an encoder, what it infers comes from noise.
+        # Without an encoder, it infers from noise.
         self.inputs = ("image",) if self.encoder is not None else ()
         self.modules: dict[str, nn.Module] = dict(modules)
         self.trainable = {"disc": self.disc, "gen": self._generator_side()}
@@ -146,7 +146,7 @@ class Gan(Game, SecondOrder, Exports, Legend):
         return [disc, gen]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
-        """Add fresh latents (b, z), and where they are used codes (b,) and mixing weights (b,)."""
+        """Add fresh latents (b, z), and if used codes (b,) and mixing weights (b,)."""
         image = batch["image"]
         count, device = len(image), image.device
         drawn = {**batch, "latent": draw_latents(count, self.latent_size, self.sampler.prior, device)}
@@ -217,7 +217,7 @@ class Gan(Game, SecondOrder, Exports, Legend):
         return losses
 
     def gen_losses(self, batch: Batch) -> list[Loss]:
-        """Return the generator's losses: what it makes should pass for real, and say its class or code."""
+        """Return the generator's losses: its images should pass for real, and show their class or code."""
         side = self.fake_side(batch)
         verdict = self.judge(side, batch, real=False)
         parts: dict[str, Tensor] = {"adversarial": self.parts.generator(verdict.score)}
@@ -259,7 +259,7 @@ class Gan(Game, SecondOrder, Exports, Legend):
         return image_bchw if (low, high) == (0.0, 1.0) else image_bchw * (high - low) + low
 
     def to_image(self, made_bchw: Tensor) -> Tensor:
-        """Map what the generator made from its range to [0, 1], float32."""
+        """Map the generator's images from its range to [0, 1], float32."""
         low, high = self.image_range
         return ((made_bchw.float() - low) / (high - low)).clamp(0, 1)
 
@@ -303,7 +303,7 @@ class Gan(Game, SecondOrder, Exports, Legend):
         return self.sampler.walk(seeds, frames)
 
     def export_texts(self) -> dict[str, str]:
-        """Return the range of the images that the generator makes, and what its latents are drawn from."""
+        """Return the range of the generator's images, and the distribution of its latents."""
         sampler = self.sampler
         return {
             "mpt_image_range": json.dumps(self.image_range),
@@ -321,7 +321,7 @@ class Gan(Game, SecondOrder, Exports, Legend):
         return show_reconstructions(batch["image"], self.to_image(rebuilt), code)
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
-        """Return warnings, each once, about what a log line or an evaluation shows to go wrong, the start apart."""
+        """Return warnings, each once, about faults that a log line or an evaluation shows, the start apart."""
         return self.advice.say_once("few", self.quality.doubt) + self.advice.say(
             self.failures(figures), self.limits.after
         )
@@ -332,7 +332,7 @@ class Gan(Game, SecondOrder, Exports, Legend):
         return "; ".join(message.split(". Try ")[0] for message in found.values()) or None
 
     def failures(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Return kind -> what a log line or an evaluation shows to go wrong, and what to try."""
+        """Return kind -> a fault that a log line or an evaluation shows, and remedies."""
         return failures(figures, self.limits, self.objective_name, self.remedy())
 
     def remedy(self) -> str:

@@ -25,14 +25,14 @@ from mpt.tasks.shared.advice import Advice
 from mpt.tasks.shared.samples import Quality, Sampler, latent_size_of, show_reconstructions
 
 COLUMNS = 8
-"""Of the preview, where classes do not say otherwise."""
+"""Of the preview, unless classes decide."""
 TERMS = ("reconstruction", "divergence")
 TEST_SAMPLES = 2
 """How small the test set may be: the distance between distributions needs a covariance."""
 
 
 class Settings(GenerativeOptions):
-    """What is weighed and shown."""
+    """Weights of the loss, and the preview."""
 
     divergence_weight: float = Field(1.0, ge=0)
     """Weight of the divergence in training (beta); the figure always counts it once."""

@@ -204,7 +204,7 @@ def test_adapters_alone_are_written_proved_and_begun_from(make_classifier, tmp_p
     folder = run / "classifier-peft"
     said = capsys.readouterr().out
     assert f"wrote {folder}: " in said
-    assert "read back, it computes what the run does (outputs differ by " in said
+    assert "read back, it computes the same as the run (outputs differ by " in said
     assert sorted(one.name for one in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     again = make_classifier("memory.lora={rank: 2, full: [], weights: " + str(folder) + "}")
     ours, theirs = (checkpoint.load(open_run(one)).state["modules"]["net"] for one in (again, run))
@@ -218,7 +218,7 @@ def test_adapters_alone_are_written_proved_and_begun_from(make_classifier, tmp_p
     with pytest.raises(ConfigError, match="--half: adapters are written in the dtype"):
         go(run, tmp_path, to="peft")
     monkeypatch.setattr("mpt.inference.adapters.load_adapters", lambda modules, file: "")
-    with pytest.raises(CheckpointError, match="does not compute what the run's does"):
+    with pytest.raises(CheckpointError, match="computes something else than the run's"):
         go(run, tmp_path, to="peft", half=False, output=str(tmp_path / "other"))
     assert not (tmp_path / "other").exists()
     assert not list(tmp_path.glob("**/.partial*"))
@@ -228,16 +228,16 @@ def test_a_packed_base_is_exported_as_it_computed(make_classifier, tmp_path, mon
     run = make_classifier("memory.lora={rank: 2, full: []}", "memory.low_bit_base={format: nf4, keep: []}")
     move_adapters(run)
     go(run, tmp_path, to="safetensors", half=False)
-    assert "computes what the run does (outputs differ by " in capsys.readouterr().out
+    assert "computes the same as the run (outputs differ by " in capsys.readouterr().out
     tensors = load_weights_file(run / "classifier.safetensors")
     assert not any("lora" in name or "codes" in name for name in tensors)
     go(run, tmp_path, to="peft", half=False)
-    assert "read back, it computes what the run does" in capsys.readouterr().out
+    assert "read back, it computes the same as the run" in capsys.readouterr().out
     unpack = NormalFloat4.unpack
     monkeypatch.setattr(
         NormalFloat4, "unpack", lambda *terms: unpack(*terms).flip(0) if is_folding() else unpack(*terms)
     )
-    with pytest.raises(CheckpointError, match="does not compute what the run's does"):
+    with pytest.raises(CheckpointError, match="computes something else than the run's"):
         go(run, tmp_path, to="safetensors", half=False, output=str(tmp_path / "wrong.safetensors"))
 
 
@@ -261,10 +261,10 @@ def test_an_export_computes_what_the_run_does_or_is_not_kept(
     run = make_classifier("memory.lora={rank: 2, full: []}")
     move_adapters(run)
     go(run, tmp_path, to=kind, half=half, dtype="bfloat16" if half and kind != "onnx" else None)
-    assert "computes what the run does (outputs differ by " in capsys.readouterr().out
+    assert "computes the same as the run (outputs differ by " in capsys.readouterr().out
     fold = lora.Adapted.fold
     monkeypatch.setattr(lora.Adapted, "fold", lambda layer: (fold(layer), fold(layer)))  # by its own size too much
-    with pytest.raises(CheckpointError, match=r"net does not compute what the run's does.*it was not kept"):
+    with pytest.raises(CheckpointError, match=r"net computes something else than the run's.*it was not kept"):
         go(run, tmp_path, to=kind, half=half, output=str(tmp_path / f"wrong.{kind}"))
     assert not list(tmp_path.glob("*wrong*"))
 
@@ -275,9 +275,9 @@ def test_an_export_with_probabilities_inside_is_proved_too(make_classifier, tmp_
     run = make_classifier("memory.lora={rank: 2, full: []}")
     move_adapters(run)
     go(run, tmp_path, to="onnx", half=True, inside=True)
-    assert "computes what the run does (outputs differ by " in capsys.readouterr().out
+    assert "computes the same as the run (outputs differ by " in capsys.readouterr().out
     fold = lora.Adapted.fold
     monkeypatch.setattr(lora.Adapted, "fold", lambda layer: (fold(layer), fold(layer)))
-    with pytest.raises(CheckpointError, match=r"does not compute what the run's does.*it was not kept"):
+    with pytest.raises(CheckpointError, match=r"computes something else than the run's.*it was not kept"):
         go(run, tmp_path, to="onnx", half=True, inside=True, output=str(tmp_path / "wrong.onnx"))
     assert not list(tmp_path.glob("*wrong*"))

@@ -106,7 +106,7 @@ def test_metadata_holds_what_a_program_needs_to_use_the_file(classifier: Path, t
 def test_files_that_say_too_little_or_another_thing_are_refused(classifier: Path, tmp_path: Path) -> None:
     strange = tmp_path / "strange.safetensors"
     save_file({"w": torch.ones(2)}, strange)
-    with pytest.raises(CheckpointError, match="it does not say what it is"):
+    with pytest.raises(CheckpointError, match="its metadata are missing"):
         infer_with(strange, tmp_path)
     (tmp_path / "net.pt2").touch()
     with pytest.raises(CheckpointError, match=r"a file that `mpt convert` wrote \(\.onnx, \.safetensors, \.pt\)"):

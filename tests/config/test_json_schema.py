@@ -156,7 +156,7 @@ def test_notes_and_descriptions_reach_the_editor(registry):
     schema = config_schema(registry)
     net = next(part for part in schema["properties"]["model"]["anyOf"] if part.get("description") == "A small network.")
     assert net["properties"]["width"]["description"] == "How wide it is."
-    assert net["properties"]["name"] == {"description": "What is chosen.", "enum": ["net"]}
+    assert net["properties"]["name"] == {"description": "The choice.", "enum": ["net"]}
 
 
 def test_settings_in_nested_mappings_are_described_too():

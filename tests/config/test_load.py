@@ -283,7 +283,7 @@ seed: no
         "configuration:8:7",
     ]
     assert lines[-1].startswith("override 'optimizer.lr=x': optimizer.lr: ")
-    assert "stands here again" in lines[4]
+    assert "the key is repeated here" in lines[4]
 
 
 BAD_NAMES = ["../x", "/etc/x", "a/b", "a\\b", ".", "..", ".hidden", "x" * 101, "x" * 300, "a\0b", "", "a ", " a", "a\n"]

@@ -105,7 +105,7 @@ ALIAS_BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("%TAG ! tag:yaml.org,2002:python/\n---\na: !name:os.system x", 3, "is not allowed"),
         ("a: 1\n---\nb: 2", 2, "second document"),
         ("? [a, b]\n: 1", 1, "cannot be a key"),
-        ("a: 1\nb: 2\na: 3", 3, "stands here again; it was first given at file:1:1"),
+        ("a: 1\nb: 2\na: 3", 3, "is repeated here; it was first given at file:1:1"),
         ("a: 99999999999999999999", 1, "does not fit in 64 bits"),
         ("a: " + "9" * 50_000, 1, "does not fit in 64 bits"),
         ("a: 0x" + "f" * 50_000, 1, "does not fit in 64 bits"),

@@ -43,7 +43,7 @@ class Loader:
     ) -> None:
         """`place` says where this process's part of that many samples begins and ends, if others have the rest.
 
-        `sampling` is `dataset.sampling`, for what shuffles.
+        `sampling` is `dataset.sampling`, for loaders that shuffle.
         """
         assert batch_size > 0
         if len(dataset) == 0:

@@ -39,7 +39,7 @@ STARTING_SECONDS = 300.0
 
 @dataclass
 class Worker:
-    """One process, the pipe to it, and what it has still to answer."""
+    """One process, the pipe to it, and its open requests."""
 
     number: int
     process: Any
@@ -123,7 +123,7 @@ class WorkerPool:
         killer = signal.Signals(-code).name if code is not None and code < 0 else ""
         how = f"was killed by {killer}" if killer else f"ended with code {code}"
         hints = {"SIGKILL": "out of memory, perhaps", "SIGBUS": "shared memory (/dev/shm) is full, perhaps"}
-        hint = hints.get(killer, "see above for what it printed")
+        hint = hints.get(killer, "see its output above")
         owing = f" before it delivered the samples {preview(worker.pending[0])}" if worker.pending else ""
         return DataError(
             f"data worker {worker.number} (process {worker.process.pid}) {how}{owing} ({hint}). "

@@ -67,7 +67,7 @@ class Augmentation:
         torch.default_generator.manual_seed(mix(self.seed, epoch, index))
 
     def choose_cut(self, width: int, height: int) -> Box:
-        """Draw what RandomResizedCrop, the first transform, cuts from a picture. Call after `begin`."""
+        """Draw the part of a picture that RandomResizedCrop, the first transform, cuts. Call after `begin`."""
         first: Any = self.transforms[0]
         drawn = first.make_params([torch.empty((1, height, width), device="meta")])
         return drawn["left"], drawn["top"], drawn["left"] + drawn["width"], drawn["top"] + drawn["height"]

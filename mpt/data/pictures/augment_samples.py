@@ -62,7 +62,7 @@ class SampleAugmentation:
         return {**sample, **self.finish(sample, moving)}
 
     def wrap(self, name: str, value: Tensor) -> Any:
-        """Say to torchvision what a field is."""
+        """Mark a field's kind for torchvision."""
         kind = self.fields[name].kind
         if kind == "boxes":
             return self.kinds.BoundingBoxes(value, format="XYXY", canvas_size=self.canvas)

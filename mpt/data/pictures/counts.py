@@ -57,7 +57,7 @@ class Levels:
     range: Literal["full", "picture", "percentile"] | tuple[float, float] | None = None
     percentiles: tuple[float, float] = (1.0, 99.0)
     setting: str = "dataset.ir_range"
-    """What messages call it."""
+    """Its name in messages."""
 
 
 def read_grey(path: Path, max_pixels: int, levels: Levels) -> Image.Image:
@@ -115,7 +115,7 @@ def read_deep_colour(path: Path, most_bytes: int, turn: Image.Transpose | None =
     opencv: Any = importlib.import_module("cv2")
     content = numpy.frombuffer(read_bytes(path, most_bytes), numpy.uint8)
     pixels = opencv.imdecode(content, opencv.IMREAD_UNCHANGED)  # not turned either
-    if pixels is None or pixels.dtype == numpy.uint8 or pixels.ndim != 3:  # it reduces what it cannot hold
+    if pixels is None or pixels.dtype == numpy.uint8 or pixels.ndim != 3:  # it reduces values that it cannot hold
         raise BadImageError(path, "not a picture of 1, 3 or 4 channels of a known kind (jpg, png, ppm, bmp, tif, webp)")
     colour = pixels[..., 2::-1].astype(numpy.float64)  # OpenCV's order is blue, green, red
     grey = colour @ numpy.array(LUMINANCE)

@@ -46,7 +46,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""EXIF orientation -> what makes the picture upright (EXIF 2.32, 4.6.4). Pillow turns counter-clockwise."""
+"""EXIF orientation -> the turn that makes the picture upright (EXIF 2.32, 4.6.4). Pillow turns counter-clockwise."""
 SIDEWAYS = tuple(TURNS[orientation] for orientation in (5, 6, 7, 8))
 """Those that exchange width and height."""
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -55,7 +55,7 @@ MOST_PIXEL_BYTES = 16
 REDUCING_GAP = 2
 """How much larger than wanted, in width and height, a picture is at least decoded: the rest is resized well."""
 DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, struct.error, zlib.error)
-"""What Pillow's decoders raise on damaged files, alongside Image.DecompressionBombError."""
+"""Errors of Pillow's decoders on damaged files, in addition to Image.DecompressionBombError."""
 
 
 class BadImageError(DataError):
@@ -204,7 +204,7 @@ def reduce_while_decoding(image: Image.Image, size: tuple[int, int], fit: Fit) -
 
 
 def decoded_faster(file: BinaryIO, image: Image.Image) -> Image.Image:
-    """Return a JPEG as it was opened, or what simplejpeg makes of the file; for what that refuses Pillow answers."""
+    """Return a JPEG as it was opened, or decoded by simplejpeg; Pillow takes those that it refuses."""
     decode = jpeg_decoder()
     if decode is None or image.format != "JPEG" or image.mode != "RGB":
         return image
@@ -243,7 +243,7 @@ def fitted(picture: Image.Image, size: tuple[int, int], fit: Fit) -> Image.Image
 def convert_mode(path: Path, image: Image.Image, mode: str) -> Image.Image:
     """Return the picture in 8 bits as `L`, `RGB` or `RGBA`. Raises BadImageError for a range that no image has.
 
-    Pillow's own conversion would clip what has more than 8 bits at 255, and round fractions to 0 and 1.
+    Pillow's own conversion would clip pictures of more than 8 bits at 255, and round fractions to 0 and 1.
     """
     if image.mode.startswith("I"):
         deep = numpy.asarray(image).astype(numpy.int64)

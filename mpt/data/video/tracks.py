@@ -45,7 +45,7 @@ def codec_of(track: Any) -> str:
 
 @dataclass
 class Track:
-    """One track on its way: packets of the source, and what makes packets of the target of each."""
+    """One track on its way: packets of the source, and the maker of the target's packet for each."""
 
     packets: Iterator[Any]
     stream: Any

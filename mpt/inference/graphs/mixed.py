@@ -1,6 +1,6 @@
 """An ONNX graph in float16, but for the nodes that do not fit: their tensors stay float32 from node to node.
 
-A node is kept where a tensor of it was seen beyond float16's range, or all of it below float16's normal numbers. A
+A node is kept if a tensor of it was seen beyond float16's range, or all of it below float16's normal numbers. A
 tensor that two kept nodes share is never rounded on its way, so a product of 1e5 that the next node divides again is
 exact. Weights of other nodes are stored in float16; inputs and outputs stay float32.
 """
@@ -27,7 +27,7 @@ ALWAYS_FLOAT32 = frozenset(
         *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"),
     )
 )
-"""Positions, normalisations and what the operator defines for float32 alone."""
+"""Positions, normalisations and operators that are defined for float32 alone."""
 
 
 def beyond_half(graph: Any, sizes: Mapping[str, float]) -> dict[str, str]:
@@ -109,7 +109,7 @@ class HalfGraph:
         self.finish()
 
     def converted(self, name: str, half: bool) -> str:
-        """Return the name of a tensor in float16 or float32, with a cast where it is not there yet."""
+        """Return the name of a tensor in float16 or float32, with a cast if it is not there yet."""
         from onnx import TensorProto, helper, numpy_helper
 
         if (name in self.in_half) == half:
@@ -135,7 +135,7 @@ class HalfGraph:
                         names[place] = new
 
     def finish(self) -> None:
-        """Drop weights that nothing reads any more, and tell the types of the tensors."""
+        """Drop weights that nothing reads any more, and declare the types of the tensors."""
         from onnx import TensorProto
 
         read = {name for node in self.graph.node for name in node.input} | {one.name for one in self.graph.output}
@@ -153,7 +153,7 @@ def has_graph(node: Any) -> bool:
 
 
 def to_half_attributes(node: Any) -> None:
-    """Change what a node's attributes say of float32."""
+    """Change float32 in a node's attributes."""
     from onnx import TensorProto, helper, numpy_helper
 
     if node.op_type == "ConstantOfShape" and not node.attribute:  # float32 zeros

@@ -1,4 +1,4 @@
-"""What every tensor of an ONNX graph holds while ONNX Runtime computes real inputs."""
+"""The values of every tensor of an ONNX graph while ONNX Runtime computes real inputs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def magnitudes(model: Any, feeds: Sequence[Feeds]) -> dict[str, float]:
 
 
 def largest(value: np.ndarray[Any, Any]) -> float:
-    """Return the largest absolute value, 0 of none, infinity where one is not finite."""
+    """Return the largest absolute value, 0 of none, infinity if one is not finite."""
     if not value.size:
         return 0.0
     size = float(np.abs(value.astype(np.float32, copy=False)).max())

@@ -1,4 +1,4 @@
-"""Where a network computes, which is not if each of its weights is: some may wait on the host.
+"""The device that a network computes on, which not all of its weights need be on: some may wait on the host.
 
 `memory.stream_weights` gives layers with such weights two attributes: `travelling_names`, the weights' names, and
 `weights_travel_to`, the device.

@@ -1,7 +1,7 @@
 """The two halves that the small generative models are assembled from: vector to image logits, image to vector.
 
 The default is one hidden layer, as in the collection these models come from; `body="conv"` exchanges it for a few
-convolutions without changing what goes in or out. There is no batch normalisation: a gradient penalty needs each
+convolutions without changing inputs and outputs. There is no batch normalisation: a gradient penalty needs each
 sample's score to depend on that sample alone, and a step split into micro-batches must equal the whole one.
 
 Shapes: b batch, d vector, c channels, h and w image. Source of the sizes: github.com/wiseodd/generative-models.
@@ -58,7 +58,7 @@ class VectorToImage(nn.Module):
 
 
 class ImageToVector(nn.Module):
-    """Map an image (b, c, h, w), and a condition (b, d) where one is set, to activated features (b, hidden)."""
+    """Map an image (b, c, h, w), and a condition (b, d) if one is set, to activated features (b, hidden)."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ def one_hot(label_b: Tensor, classes: int) -> Tensor:
 
 
 def check_image(data: DataSpec, image_size: int, channels: int, model: str) -> None:
-    """Refuse data whose images are not what the model makes."""
+    """Refuse data whose images are not like the model's."""
     if not 1 <= image_size <= LARGEST_IMAGE:
         raise ConfigError(f"model.image_size: {image_size} is not between 1 and {LARGEST_IMAGE}.")
     found, wanted = data.require("image", f"model {model}").shape, (channels, image_size, image_size)

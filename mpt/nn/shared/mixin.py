@@ -1,4 +1,4 @@
-"""Changing what one object does by putting a class in front of its own.
+"""Changing the behaviour of one object by putting a class in front of its own.
 
 The object's class is swapped for a subclass instead of replacing its methods on the instance: a deep copy (an EMA twin)
 then owns its behaviour instead of calling into the original, and state-dict keys stay.
@@ -18,11 +18,11 @@ class Mixin:
     """A class to be put in front of another, whose methods it calls with `super()`."""
 
     is_outermost: ClassVar[bool] = False
-    """Whether it belongs in front of what memory tricks put there: a precision mode's casts, for one."""
+    """Whether it belongs in front of memory tricks' mixins: a precision mode's casts, for one."""
 
 
 def become(thing: Any, kind: type) -> None:
-    """Change an object's class: the one place where that is done."""
+    """Change an object's class: the one place that does it."""
     thing.__class__ = kind
 
 
@@ -55,9 +55,9 @@ def exchange_own_class(thing: Any, kind: type) -> None:
 
 @contextlib.contextmanager
 def without_outermost(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Take the outermost mixins off inside the block, and put them back in front of what is new.
+    """Take the outermost mixins off inside the block, and put them back in front of the new ones.
 
-    What is put in front inside the block ends where it would be if it had come first.
+    A mixin added inside the block ends in the place that it would have if it had come first.
     """
     layers: list[tuple[nn.Module, type[Mixin], dict[str, Any]]] = []
     for module in modules:

@@ -1,7 +1,7 @@
 """BatchNorm over the samples of all processes (`parallel.sync_batchnorm`).
 
 torch's own `SyncBatchNorm` works on GPUs only and copies the module. Here a class is put in front of the module's own,
-so that state-dict keys, hooks and what memory tricks and precision modes put around it stay. Mean and variance are
+so that state-dict keys, hooks and the wrappers of memory tricks and precision modes stay. Mean and variance are
 computed in float32 from two sums over the processes, the second around the common mean; in backward the sums' gradients
 are summed likewise. Every process must take part in each forward, so all must split their samples alike.
 """

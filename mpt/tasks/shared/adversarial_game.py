@@ -1,4 +1,4 @@
-"""Which objectives and critics go together, how the figures of a game show that it is lost, and what to try then."""
+"""Which objectives and critics go together, how the figures of a game show that it is lost, and remedies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_critic(objective: str, critic: str) -> None:
 
 
 def failures(figures: Mapping[str, float], limits: Collapse, objective: str, remedy: str) -> dict[str, str]:
-    """Return kind -> what a log line or an evaluation shows to go wrong, and what to try (`remedy` among it)."""
+    """Return kind -> a fault that a log line or an evaluation shows, and remedies (`remedy` among them)."""
     found = {}
     if (
         objective in BOUNDED_OBJECTIVES

@@ -1,4 +1,4 @@
-"""What generative tasks warn of: each thing once, and nothing while a run is young."""
+"""Warnings of generative tasks: each once, and none while a run is young."""
 
 from __future__ import annotations
 

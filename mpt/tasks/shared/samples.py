@@ -1,4 +1,4 @@
-"""What the tasks that make images share: samples from a seed alone, paths between them, figures of quality."""
+"""Shared by the tasks that make images: samples from a seed alone, paths between them, figures of quality."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Sampler:
     def paths(self, seed: int) -> Tensor:
         """Return rows of `PATH_STEPS` images, each row a way from one latent to another of the same class.
 
-        There is a row per class, where `columns` has room for them, else `PATHS` rows.
+        There is a row per class, if `columns` has room for them, else `PATHS` rows.
         """
         ends = torch.split(self.latents(2 * (self.columns or PATHS), seed), 2)
         with self.precision.float32():
@@ -110,7 +110,7 @@ class Sampler:
 class Quality:
     """How near samples are to real images: the Frechet distance, the diversity, and with weights the published FID.
 
-    Networks that compute features are made at the first image of an evaluation and let go at its end.
+    Networks that compute features are made at the first image of an evaluation and released at its end.
     """
 
     def __init__(self, data: DataSpec, device: torch.device, inception_weights: str | None = None) -> None:
