@@ -28,7 +28,7 @@ from scripts.planted_faults import RIGHT_ON_CUDA
 
 FEW = {
     "plant_cross_entropy_by_hand": "log: `logaddexp(logsigmoid(x), log(1e-08))` for `log(sigmoid(x) + 1e-08)`; ",
-    "plant_variance_by_difference": "variance: `mean((x - mean(x))**2)` for `mean(x**2) - mean(x)**2` (precision.keep_fp32: [net.planted] helps",
+    "plant_variance_by_difference": "variance: `mean((x - mean(x))**2)` for `mean(x**2) - mean(x)**2` (precision.",
     "plant_attention_scores": "divide_first: `(a * 0.000833333) @ (b * 0.000833333)` for `(a @ b) * 6.94444e-07`",
     "plant_coordinates": "keep net.planted in float32 (the smallest list that helps)",
 }
