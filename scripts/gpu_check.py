@@ -55,7 +55,7 @@ from mpt.config.shipped import shipped_configs  # noqa: E402
 from mpt.doctor.card import runner  # noqa: E402
 from mpt.doctor.card.checks import check_names, commands_of  # noqa: E402
 from scripts import gpu_check_features, gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
-from scripts.gpu_check_modes import FIRST_CONFIGS, modes_of  # noqa: E402
+from scripts.gpu_check_modes import FIRST_CONFIGS, LARGE_CONFIGS, modes_of  # noqa: E402
 
 PARTS = ("card", "plan", "tests", "demo", "modes", "peers", "features", "rest")
 SHARES = {"card": 0.5, "plan": 0.5, "tests": 0.3, "demo": 0.35}
@@ -67,8 +67,6 @@ FIRST_WORKLOADS = 20
 RESERVE_SECONDS = 15
 REFERENCE = "reference.yaml"
 """Explains every setting, and trains what another configuration trains."""
-LARGE_CONFIGS = ("saehd_512.yaml", "stylegan2_256.yaml", "resnet50_imagefolder.yaml")
-"""Measured last: they take longest."""
 SETTLED_STEPS = 20
 """After so many a loss scale has come down from where it began."""
 NOT_REACHED = "not reached in time"
