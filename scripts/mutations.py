@@ -11,7 +11,7 @@ a process of their own. A test counts as a kill only if it passes without the mu
 observed is marked `equivalent`, with the reason, and not run.
 
 Results are kept below `--state`, so that a run goes on where it was stopped: a kill stands while the mutated file and
-the test's are the same, a survivor while all test files that were chosen are. `--write` writes the table of the page.
+the test's are the same, a survivor of all chosen tests while their files are. `--write` writes the table of the page.
 """
 
 from __future__ import annotations
@@ -202,11 +202,16 @@ class Campaign:
         return sorted(open_ones, key=lambda one: bool(self.killer_of(one)))
 
     def stands(self, mutation: Mutation) -> bool:
-        """Return whether a result is known of these files; a survivor's also of every test file that is chosen now."""
+        """Return whether a result is known of these files; a survivor's of every test file that is chosen now.
+
+        A survivor of the time limit is run again: other tests may come first by now.
+        """
         result = self.results.get(mutation.name)
         if result is None or not result.holds(ROOT):
             return False
-        return result.verdict == "killed" or set(files_of(self.chosen(mutation))) <= result.hashes.keys()
+        if result.verdict == "killed":
+            return True
+        return result.complete and set(files_of(self.chosen(mutation))) <= result.hashes.keys()
 
     def killer_of(self, mutation: Mutation) -> str:
         """Return the test that noticed it last, here or when the page was written; "" if none is known."""
