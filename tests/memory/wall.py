@@ -50,7 +50,8 @@ LOW_BIT = ("fp8", "int8")
 """They need torchao, and on a CPU fp8's numbers are emulated; int8's are not."""
 NEVER = {
     "O1": {"compile", "low_bit_base"},
-    "native": {"compile"},
+    "O2": {"optimizer_in_backward"},
+    "native": {"compile", "lora", "low_bit_base"},
     "bf16-sr": {"cpu_optimizer", "low_bit_optimizer"},
     "bf16-kahan": {"cpu_optimizer", "low_bit_optimizer"},
 }
