@@ -11,6 +11,7 @@ from mpt.systems.deepfacelab.commands.shared import apply_xseg, extract_faces
 from mpt.systems.deepfacelab.data.faces.face_files import describe, find_metadata, open_image
 from mpt.systems.deepfacelab.data.faces.face_writing import FoundFace, encode_face, fits_its_box, with_segment
 from mpt.systems.deepfacelab.inference.extraction import Detectors, unturn
+from mpt.systems.deepfacelab.inference.masks import TrainedMasks
 from tests.systems.deepfacelab.pixels import PIXELS, arrays
 
 TYPES = {"HALF": "h", "FULL": "f", "WHOLE_FACE": "wf", "HEAD": "head"}
@@ -145,7 +146,7 @@ def test_masks_of_an_xseg_are_kept_in_the_faces(frames, tmp_path, monkeypatch, c
     assert not extract(frames, out, "--size", 128)
     half = np.zeros((256, 256), np.float32)
     half[:, :128] = 0.7
-    monkeypatch.setattr(apply_xseg, "load_segment", lambda *_: lambda face: half)
+    monkeypatch.setattr(apply_xseg, "load_segment", lambda *_: TrainedMasks(lambda face: half, None))
     before = describe(out / "00001_0.jpg")
     for words in ((), ("--face-type", "f")):
         with pytest.raises(SystemExit) as done:
