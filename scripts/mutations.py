@@ -493,7 +493,7 @@ def main() -> None:
     wanted = [one for one in mutations if arguments.only in one.file]
     campaign = Campaign(wanted, arguments.state, arguments.jobs, arguments.limit)
     campaign.run()
-    campaign.results = {one.name: campaign.results[one.name] for one in mutations if campaign.stands(one)}
+    campaign.results = {name: one for name, one in campaign.results.items() if one.holds(ROOT)}
     for one in wanted:
         if kind_of(one, campaign.results) == "survived":
             print(campaign.describe(one), "\n   ", one.why)
