@@ -77,7 +77,15 @@ TASKS: dict[str, tuple[str, ...]] = {
     "one camera": ("yolofuse_demo", "model.fusion=ir", "dataset.count=40", "dataset.test_count=8"),
     "dain": ("dain_demo", "task.flow_steps=1"),
     "rife": ("rife_demo", "task.flow_steps=1"),
-    "flow_warp": ("dain_demo", "model=null", "model=flow_warp", "optimizer.parts=null", "task.flow_steps=1"),
+    "flow_warp": (
+        "dain_demo",
+        "model=null",
+        "model=flow_warp",
+        "optimizer=null",
+        "optimizer=adamax",
+        "optimizer.lr=3.5e-3",
+        "task.flow_steps=1",
+    ),
     "diffusion": ("diffusion_digits",),
 }
 """Name -> the configuration and its changes."""
