@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs mpt with its development tools into .venv-test and runs the checks: ruff, mypy --strict, pytest.
 # Further arguments go to pytest: `bash scripts/test.sh -m slow`. `bash scripts/test.sh --cov` counts covered lines too,
-# which takes about twice the processor's time (docs/decisions.md): before a release, not on every push.
+# which takes about twice the processor's time (docs/decisions/removed.md): before a release, not on every push.
 # Without a GPU a fresh .venv-test gets the torch of scripts/torch_without_gpu.txt, elsewhere the newest that
 # pyproject.toml allows, as with MPT_TEST_TORCH=newest.
 set -euo pipefail

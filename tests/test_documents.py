@@ -37,7 +37,7 @@ def commands_of(text: str) -> list[list[str]]:
 
 def test_there_are_documents() -> None:
     names = {path.name for path in DOCUMENTS}
-    assert names >= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "decisions.md", "exit_codes.md"}
+    assert names >= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "index.md", "exit_codes.md"}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
@@ -49,6 +49,13 @@ def test_every_test_named_is_there(path: Path) -> None:
             node.name for node in ast.parse(source.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)
         }
         assert name in functions, f"{file}::{name}"
+
+
+def test_decisions_are_listed_by_subject() -> None:
+    folder = ROOT / "docs" / "decisions"
+    pages = {path.name for path in folder.glob("*.md")} - {"index.md"}
+    assert set(re.findall(r"\]\((\w+\.md)\)", (folder / "index.md").read_text("utf-8"))) == pages
+    assert not (ROOT / "docs" / "decisions.md").exists(), "a decision goes to its subject's page in docs/decisions"
 
 
 def test_every_fault_has_a_test() -> None:
@@ -116,7 +123,7 @@ def unknown_options(words: list[str], app: Any) -> list[str]:
 def test_every_option_shown_exists() -> None:
     app, checked, wrong = typer.main.get_command(make_app()), 0, []
     for path in DOCUMENTS:
-        if path.name == "decisions.md":  # which names what was taken out
+        if path.parent.name == "decisions":  # which name what was taken out
             continue
         text = path.read_text("utf-8")
         lines = [words for found in INLINE.findall(text) if (words := split_or_none("".join(found)))]
