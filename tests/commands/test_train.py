@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from mpt.commands.train import Command as TrainArguments
@@ -175,7 +176,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_and_both_are_na
 
 
 def test_a_run_that_is_named_is_resumed_by_its_own_configuration(config: Path, trained: Path) -> None:
-    steps = int(open_run(trained).config_path.read_text("utf-8").partition("steps: ")[2].split()[0])
+    steps = yaml.safe_load(open_run(trained).config_path.read_text("utf-8"))["train"]["steps"]
     run(TrainArguments(f"train.steps={steps + 1}", resume=str(trained), runs=str(trained.parent), quiet=True))
     assert checkpoint.load(trained).step == steps + 1
     assert load_config(trained / "config.yaml").model == load_config(config).model

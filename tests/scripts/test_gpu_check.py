@@ -268,13 +268,13 @@ def test_steps_are_taken_until_the_optimizers_have_stepped_often_enough(monkeypa
     figures = gpu_check_memory.measure(config, data, torch.device("cpu"))
     assert figures["clean_steps"] == gpu_check_memory.CLEAN_STEPS
     assert figures["allocated"] > 0
-    planners = gpu_check_planning.Planners()
-    plan = planners.plan(config, data, torch.device("cpu"))["planned"]
-    with pytest.raises(MptError, match=r"not planned: .*(KeyError|ConfigError)"):  # and the process goes on
-        planners.plan(SimpleNamespace(to_yaml=lambda: "model: nothing"), data, torch.device("cpu"))
-    assert planners.plan(config, data, torch.device("cpu"))["planned"] == plan
-    assert len(planners.started) == 1
-    planners.close()
+    with contextlib.closing(gpu_check_planning.Planners()) as planners:
+        plan = planners.plan(config, data, torch.device("cpu"))["planned"]
+        broken = SimpleNamespace(to_yaml=lambda: "model: nothing", parallel=config.parallel)
+        with pytest.raises(MptError, match=r"not planned: .*(KeyError|ConfigError)"):  # and the process goes on
+            planners.plan(broken, data, torch.device("cpu"))
+        assert planners.plan(config, data, torch.device("cpu"))["planned"] == plan
+        assert len(planners.started) == 1
     assert plan["0"][0] == pytest.approx(figures["allocated"], rel=0.05)
 
 
