@@ -1,9 +1,10 @@
 """Several modes side by side: the cost of each, as ratios to the baseline, and whether its metric is as good.
 
 A group is one mode's runs by seed. Its time and memory are medians over the seeds, and ratios are of these figures, as
-shown. Times are those of runs that had the processor for themselves, as long as there are such. The baseline is fp32 if it takes part, else the first group
-named. Runs are comparable when they train the same model on the same data towards the same metric; whatever else their
-configs disagree on is allowed, because that may be what is being compared, but said.
+shown. Times are those of runs that had the processor for themselves, as long as there are such. The baseline is fp32 if
+it takes part, else the first group named. Runs are comparable when they train the same model on the same data towards
+the same metric; whatever else their configs disagree on is allowed, because that may be what is being compared, but
+said.
 """
 
 from __future__ import annotations
