@@ -23,7 +23,6 @@ from mpt.run.weights.weights_file import load_weights_file
 from mpt.systems.dain.nn.rife_published.versions import build_version, unwrapped, version_of
 
 MOST = 1e-4
-MODULES = {"4.0": "v4_0", "4.6": "v4_6", "4.25": "v4_25", "4.25.lite": "v4_25_lite", "4.25.heavy": "v4_25_heavy"}
 SIZE = (128, 256)
 TIME = 0.25
 
@@ -49,7 +48,7 @@ def vsrife_frame(folder: Path, version: str, state: dict[str, Tensor], frames: t
     package = type(sys)("vsrife")
     package.__path__ = [str(folder / "vsrife")]
     sys.modules["vsrife"] = package
-    module = importlib.import_module(f"vsrife.IFNet_HDv3_{MODULES[version]}")
+    module = importlib.import_module(f"vsrife.IFNet_HDv3_v{version.replace('.', '_')}")
     net: nn.Module = module.IFNet(1, False)
     net.load_state_dict(state, strict=False)
     missing = set(net.state_dict()) - set(state)

@@ -3,8 +3,8 @@
 A command of a part package that can do more with some inputs than a task, which sees a batch, declares
 `from_infer(task, inputs)`: given the name of the run's task and each `--input` as (name or None, path) it returns its
 own fields for these inputs, or None if they are not for it. A file in the place of a run that mpt did not write is
-asked about in the same way, without a task. `mpt infer` then runs that command, with its own options where the command
-has the same ones.
+asked about in the same way, without a task and as the first of the inputs. `mpt infer` then runs that command, with its
+own options where the command has the same ones.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ def as_option(field: str) -> str:
 
 def runs_command(arguments: Any) -> bool:
     """Run the system's command that these inputs are for; return whether there is one."""
-    if is_foreign(arguments.run) and not arguments.input:
-        inputs = [(None, Path(str(arguments.run)))]
+    given = [named(text) for text in arguments.input]
+    if is_foreign(arguments.run):
+        inputs = [(None, Path(str(arguments.run))), *given]
         return runs_part_for(None, inputs, arguments, lambda: str(arguments.run))
-    if not arguments.input or is_export(arguments.run):
+    if not given or is_export(arguments.run):
         return False
     directory = find_run(arguments.run, Path(arguments.runs))[0] if arguments.run else None
     if directory is None:
         directory = newest_finished_run(Path(arguments.runs))[0]
-    given = [named(text) for text in arguments.input]
     task = task_name(directory.config_path)
     return runs_part_for(task, given, arguments, lambda: chosen_run(arguments, directory))
 

@@ -25,7 +25,7 @@ from mpt.systems.dain.inference.delivery import choose_film, choose_pace
 from mpt.systems.dain.inference.interpolate import Detection, Maker, Summary, interpolate, kind_of
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory, room_of
 from mpt.systems.dain.inference.output import Output, open_output
-from mpt.systems.dain.inference.published import adjust, open_network
+from mpt.systems.dain.inference.published import adjust, holds_published, open_network
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, seam_error, tiled
 from mpt.systems.dain.inference.timeline import Pace
@@ -77,7 +77,7 @@ class Command:
     pad_to: int | None = None
     """With a published RIFE: pad frames to multiples of this; 128 as Practical-RIFE's video program does."""
     ensemble: bool = False
-    """With RIFE 4.0 or 4.6: the mean of both directions, in twice the time."""
+    """With RIFE 4.0 to 4.20 or 4.24: the mean of both directions, in twice the time."""
     batch_size: Annotated[int, typer.Option("--batch", "--batch-size")] = 1
     """Pairs of frames that go through the network together."""
     scene_cut: float = 0.72
@@ -95,7 +95,18 @@ class Command:
 
 
 def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> dict[str, Any] | None:
-    """Return this command's fields for `mpt infer RUN --input VIDEO`, a folder of frames, or two or more pictures."""
+    """Return this command's fields for `mpt infer RUN --input VIDEO`, a folder of frames, or two or more pictures; also
+    for published weights in the place of RUN. Raises DataError for these without frames."""
+    if task is None:
+        weights, *given = (path for _, path in inputs)
+        if not holds_published(weights):
+            return None
+        if not given:
+            raise DataError(
+                f"{weights}: this network makes frames between others; add --input with a video, a folder of numbered "
+                "frames, or a picture each"
+            )
+        return {"inputs": given}
     if task != "interpolate" or not inputs or any(name is not None for name, _ in inputs):
         return None
     return {"inputs": [path for _, path in inputs]}

@@ -6,17 +6,19 @@ is read by the restricted reader, which runs nothing in it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from torch import Tensor
 
 from mpt.config.load import load_config
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_run
 from mpt.engine.building.devices import choose_device
 from mpt.engine.building.initial_weights import load_initial_weights
-from mpt.errors import CheckpointError, ConfigError
+from mpt.errors import CheckpointError, ConfigError, MptError
 from mpt.inference.trained import Trained, open_trained
 from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
 from mpt.run.records.layout import RunDirectory
@@ -26,7 +28,7 @@ from mpt.systems.dain.nn import rife
 from mpt.systems.dain.nn.operators.interpolation import Interpolator
 from mpt.systems.dain.nn.rife_published.networks import PublishedRife
 from mpt.systems.dain.nn.rife_published.practical import PracticalRife
-from mpt.systems.dain.nn.rife_published.versions import Version, unwrapped, version_of
+from mpt.systems.dain.nn.rife_published.versions import Version, described, unwrapped, version_of
 
 SUFFIXES = (".pkl", ".pth", ".pt", ".safetensors")
 DAIN_MARK = "depthNet."
@@ -44,19 +46,34 @@ def open_network(wanted: str, runs: Path, device_name: str) -> Trained:
     return open_trained(wanted, runs, device_name)
 
 
+def holds_published(path: Path) -> bool:
+    """Return whether a file holds one of the published networks."""
+    if path.suffix.lower() not in SUFFIXES:
+        return False
+    try:
+        return model_of(load_weights_file(path)) is not None
+    except MptError:
+        return False
+
+
+def model_of(tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    """Return the model's configuration for a file's tensors; None for another network's."""
+    version = version_of(tensors)
+    if version is not None:
+        return {"name": "rife", "version": version}
+    is_dain = any(name.removeprefix("module.").startswith(DAIN_MARK) for name in tensors)
+    return {"name": "dain"} if is_dain else None
+
+
 def open_published(path: Path, device_name: str) -> Trained:
     """Return a published network as if it were a run's. Raises CheckpointError for a file of another network."""
     tensors = load_weights_file(path)
     version = version_of(tensors)
-    model: dict[str, Any]
-    if version is not None:
-        model = {"name": "rife", "version": version}
-    elif any(name.removeprefix("module.").startswith(DAIN_MARK) for name in tensors):
-        model = {"name": "dain"}
-    else:
+    model = model_of(tensors)
+    if model is None:
         raise CheckpointError(
             f"{path}: neither DAIN's weights nor those of a RIFE version that is known here "
-            f"({', '.join(get_args(Version))}). Of a run name its folder"
+            f"({', '.join(get_args(Version))}); HD 1.x and 2.x are not. Of a run name its folder"
         )
     config = load_config({"model": model, "dataset": {"name": "procedural_triplets"}, "train": {"steps": 1}})
     spec = triplet_layout(ANY_SIZE, 1, torch.uint8, has_flow=False)
@@ -65,7 +82,7 @@ def open_published(path: Path, device_name: str) -> Trained:
     start = load_initial_weights(networks, path, rife.translate_weights if version else None)
     if start.newly_made:
         raise CheckpointError(f"{path}: {len(start.newly_made)} of the network's tensors are not in it; it is damaged")
-    kind = f"RIFE {version}" if version else "DAIN"
+    kind = f"RIFE {described(version)}" if version else "DAIN"
     print(f"{path}: {kind}, {sum(value.numel() for value in unwrapped(tensors).values()):,} parameters")
     stamp = path.stat()
     state = {
@@ -94,5 +111,8 @@ def adjust(net: Interpolator, scale: float, pad_to: int | None, ensemble: bool) 
         net.multiple = pad_to
     if ensemble:
         if not isinstance(net, PracticalRife) or net.plan.passes_features:
-            raise ConfigError("--ensemble: of the published networks only 4.0 and 4.6 have it (3.x always does it)")
+            raise ConfigError(
+                "--ensemble: 4.0 to 4.20 and 4.24 have it (3.x always does it); the paper's networks and those whose "
+                "blocks hand features on (4.21 to 4.23, 4.25, 4.26) do not"
+            )
         net.ensemble = True

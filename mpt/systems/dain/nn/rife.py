@@ -24,7 +24,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
@@ -35,11 +35,14 @@ from mpt.systems.dain.nn.networks.small_nets import SmallFlowNet
 from mpt.systems.dain.nn.operators.interpolation import Between, Interpolator
 from mpt.systems.dain.nn.operators.regions import FlowScalingRegion, FusionRegion, IntermediateFlowRegion, WarpRegion
 from mpt.systems.dain.nn.rife_published.networks import PublishedRife
-from mpt.systems.dain.nn.rife_published.versions import build_version, unwrapped, version_of
+from mpt.systems.dain.nn.rife_published.version_settings import Version
+from mpt.systems.dain.nn.rife_published.versions import build_version, described, unwrapped, version_of
 
 TASK = "interpolate"
 SCALES = (4, 2, 1)
 RECTIFIER_SLOPE = 0.25
+AMBIGUOUS = (4.1, 4.2)
+"""Numbers in YAML that may be two versions."""
 CONTRAST = 4.0
 """By which centred frames are multiplied for the blocks, so that they are about as large as flows and masks."""
 
@@ -47,22 +50,7 @@ CONTRAST = 4.0
 class Settings(ModelOptions):
     """A published version; or widths of three flow blocks: `size: small` takes steps of 0.2 s on a CPU."""
 
-    version: (
-        Literal[
-            "ifnet",
-            "ifnet_m",
-            "hd3",
-            "hd3_older",
-            "4.0",
-            "4.6",
-            "4.25",
-            "4.25.lite",
-            "4.25.heavy",
-            "4.26",
-            "4.26.heavy",
-        ]
-        | None
-    ) = None
+    version: Version | None = None
     """A published network, in which `flownet.pkl` files load: the ECCV paper's (ifnet) and its variant for any time
     (ifnet_m), HD 3.x, or Practical-RIFE's from 4.0 on; null for this package's own, of `size` and `start`."""
     size: Literal["full", "small"] = "full"
@@ -73,6 +61,15 @@ class Settings(ModelOptions):
     image_size: int | None = Field(None, ge=16)
     """Side of the training pictures where the data set can choose it."""
     channels: Literal[3] = 3
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def read_number(cls, given: object) -> object:
+        if not isinstance(given, float):
+            return given
+        if given in AMBIGUOUS:
+            raise ValueError(f'write it in quotes ("{given}" or "{given}0"): without them 4.10 and 4.1 are one number')
+        return str(given)
 
 
 def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
@@ -257,5 +254,7 @@ def translate_weights(networks: Mapping[str, nn.Module], tensors: Mapping[str, T
     own = {name: value.shape for name, value in net.state_dict().items()}
     given = unwrapped(tensors)
     if {name: value.shape for name, value in given.items()} != own:
-        raise CheckpointError(f"model.weights: the file holds RIFE's network {found}; set model.version to {found}")
+        raise CheckpointError(
+            f"model.weights: the file holds RIFE's network {described(found)}; set model.version to {found}"
+        )
     return {f"net.{name}": value for name, value in given.items()}

@@ -11,7 +11,8 @@ from mpt.systems.dain.inference import onnx_file
 from mpt.systems.dain.inference.onnx_file import Wishes, export_file, read_size
 from mpt.systems.dain.nn.flow_warp import FlowWarp
 from mpt.systems.dain.nn.operators.interpolation import Interpolator
-from mpt.systems.dain.nn.rife_published.practical import Plan4, PracticalRife
+from mpt.systems.dain.nn.rife_published.practical import PracticalRife
+from mpt.systems.dain.nn.rife_published.versions import plan_425
 
 WISHES = Wishes(size="96x64", scale=1.0, half=False, int8=None, gate=40.0, overwrite=False)
 
@@ -25,7 +26,7 @@ def of(net: Interpolator) -> SimpleNamespace:
 def network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every name stand for a small network built as 4.25 is."""
     torch.manual_seed(0)
-    plan = Plan4((8, 8), (2.0, 1.0), True, 13, True, True, 4, 8, 32)
+    plan = plan_425((8, 8), scales=(2.0, 1.0), multiple=32)
     monkeypatch.setattr(onnx_file, "open_network", lambda *_: of(PracticalRife(plan)))
 
 

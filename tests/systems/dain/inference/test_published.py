@@ -53,6 +53,17 @@ def test_a_flownet_pkl_makes_frames_and_comes_back_as_it_was(flownet, tmp_path, 
     assert all(torch.equal(value, wanted[name]) for name, value in back.items())
 
 
+def test_mpt_infer_takes_a_flownet_pkl_in_the_place_of_a_run(flownet, tmp_path, capsys):
+    for number in range(2):
+        Image.new("RGB", (64, 32), (40 * number,) * 3).save(tmp_path / f"{number}.png")
+    pictures, out = [("--input", path) for path in sorted(tmp_path.glob("?.png"))], tmp_path / "out"
+    assert type_in("infer", flownet, *pictures[0], *pictures[1], "-o", out, "--factor", 2) == 0
+    assert "these inputs are for `mpt dain interpolate`" in capsys.readouterr().out
+    assert len(list(out.iterdir())) == 4
+    assert type_in("infer", flownet) == 3
+    assert "makes frames between others; add --input with a video" in capsys.readouterr().err
+
+
 def test_a_file_of_another_version_or_network_is_refused_by_name(flownet, tmp_path):
     with pytest.raises(CheckpointError, match=r"holds RIFE's network hd3; set model\.version to hd3"):
         load_initial_weights({"net": build_version("hd3_older")}, flownet, rife.translate_weights)
@@ -71,7 +82,7 @@ def test_what_a_network_cannot_do_is_refused():
         adjust(newest, 0.3, None, False)
     with pytest.raises(ConfigError, match=r"--pad-to: found 32; allowed here are 64, 128"):
         adjust(newest, 1.0, 32, False)
-    with pytest.raises(ConfigError, match=r"--ensemble: .* only 4\.0 and 4\.6"):
+    with pytest.raises(ConfigError, match=r"--ensemble: 4\.0 to 4\.20 and 4\.24 have it"):
         adjust(newest, 1.0, None, True)
     adjust(older, 0.5, 128, True)
     assert (older.multiple, older.scales[0]) == (128, 16)

@@ -80,18 +80,21 @@ class FlowBlock(nn.Module):
 
 
 class PlainBlock(FlowBlock):
-    """Eight convolutions with one shortcut around them; the ECCV networks and 4.0."""
+    """Eight convolutions with one shortcut around them: the ECCV networks and 4.0. Without it and with fixed slopes
+    4.2 to 4.4."""
 
     enlarged = 2
 
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__(inputs, width, prelu)
-        self.convblock = nn.Sequential(*(convolution(width, width, prelu) for _ in range(BODY_LAYERS)))
+    def __init__(self, inputs: int, width: int, activation: Activation = prelu, shortcut: bool = True) -> None:
+        super().__init__(inputs, width, activation)
+        self.shortcut = shortcut
+        self.convblock = nn.Sequential(*(convolution(width, width, activation) for _ in range(BODY_LAYERS)))
         self.lastconv = nn.ConvTranspose2d(width, 5, 4, 2, 1)
 
     def estimate(self, x_bchw: Tensor) -> Tensor:
         """Return flow and mask at twice the size of x."""
-        made: Tensor = self.lastconv(self.convblock(x_bchw) + x_bchw)
+        body = self.convblock(x_bchw)
+        made: Tensor = self.lastconv(body + x_bchw if self.shortcut else body)
         return made
 
 
@@ -129,9 +132,9 @@ def enlarging_twice(width: int, outputs: int) -> nn.Sequential:
 class ScaledResidual(nn.Module):
     """A convolution times a learnt factor per channel, its input added, then the rectifier."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, groups: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, 1, 1)
+        self.conv = nn.Conv2d(width, width, 3, 1, 1, groups=groups)
         self.beta = nn.Parameter(torch.ones(1, width, 1, 1))
 
     def forward(self, x_bchw: Tensor) -> Tensor:
@@ -142,9 +145,9 @@ class ScaledResidual(nn.Module):
 class ResidualBlock(FlowBlock):
     """Eight scaled residuals, then a transposed convolution and a pixel shuffle by 2; 4.5 and later."""
 
-    def __init__(self, inputs: int, width: int, outputs: int) -> None:
+    def __init__(self, inputs: int, width: int, outputs: int, groups: int = 1) -> None:
         super().__init__(inputs, width, leaky)
-        self.convblock = nn.Sequential(*(ScaledResidual(width) for _ in range(BODY_LAYERS)))
+        self.convblock = nn.Sequential(*(ScaledResidual(width, groups) for _ in range(BODY_LAYERS)))
         self.lastconv = nn.Sequential(nn.ConvTranspose2d(width, 4 * outputs, 4, 2, 1), nn.PixelShuffle(2))
 
     def estimate(self, x_bchw: Tensor) -> Tensor:
@@ -154,7 +157,7 @@ class ResidualBlock(FlowBlock):
 
 
 class Head(nn.Module):
-    """Features of one frame, at its size; the encoder of 4.25."""
+    """Features of one frame, at its size; the encoder of 4.13 and later."""
 
     def __init__(self, width: int, outputs: int) -> None:
         super().__init__()
@@ -170,3 +173,16 @@ class Head(nn.Module):
             x = F.leaky_relu(layer(x), SLOPE)
         made: Tensor = self.cnn3(x)
         return made
+
+
+def encoder_in_a_row(width: int, outputs: int) -> nn.Sequential:
+    """Return the layers of `Head` under the names of 4.10 to 4.12."""
+    layers: list[nn.Module] = []
+    for inputs, stride in ((3, 2), (width, 1), (width, 1)):
+        layers += convolution(inputs, width, leaky, stride)
+    return nn.Sequential(*layers, nn.ConvTranspose2d(width, outputs, 4, 2, 1))
+
+
+def encoder_of_two(width: int, outputs: int) -> nn.Sequential:
+    """Return the encoder of 4.7 to 4.9: two layers, nothing between them."""
+    return nn.Sequential(nn.Conv2d(3, width, 3, 2, 1), nn.ConvTranspose2d(width, outputs, 4, 2, 1))

@@ -5,16 +5,23 @@ Source: as in `networks`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.systems.dain.nn.operators.interpolation import Between
-from mpt.systems.dain.nn.rife_published.blocks import Head, PlainBlock, Refined, ResidualBlock
+from mpt.systems.dain.nn.rife_published.blocks import (
+    FlowBlock,
+    Head,
+    PlainBlock,
+    Refined,
+    ResidualBlock,
+    leaky,
+)
 from mpt.systems.dain.nn.rife_published.networks import (
     Estimate,
     Frames,
@@ -33,8 +40,12 @@ class Plan4:
     """How a network from 4.0 on is built."""
 
     widths: tuple[int, ...]
-    scales: tuple[float, ...]
+    scales: tuple[float, ...] = (8.0, 4.0, 2.0, 1.0)
     residual_blocks: bool = True
+    is_first: bool = False
+    """4.0 and 4.1: blocks with a shortcut and PReLU, and large motion is looked for again at twice the scales."""
+    groups: int = 1
+    """Of the convolutions in a block's body."""
     outputs: int = 6
     """Channels of a block's result: flow, mask and features."""
     passes_features: bool = False
@@ -43,6 +54,7 @@ class Plan4:
     """Whether a block's mask takes the place of the one before, instead of being added."""
     encoded: int = 0
     """Channels of the encoder's features of a frame."""
+    encoder: Callable[[int, int], nn.Module] = Head
     encoder_width: int = 16
     multiple: int = 32
 
@@ -57,17 +69,11 @@ class PracticalRife(PublishedRife):
         later = 8 + 4 + (plan.outputs - 5 if plan.passes_features else 0)
         for number, width in enumerate(plan.widths):
             inputs = (later if number else 7) + 2 * plan.encoded
-            block = ResidualBlock(inputs, width, plan.outputs) if plan.residual_blocks else PlainBlock(inputs, width)
-            setattr(self, f"block{number}", block)
+            setattr(self, f"block{number}", block_of(plan, inputs, width))
         if plan.encoded:
-            self.encode = Head(plan.encoder_width, plan.encoded)
+            self.encode = plan.encoder(plan.encoder_width, plan.encoded)
         self.ensemble = False
         """Whether every block runs in both directions, with 1 - t backwards, and the mean counts."""
-
-    @property
-    def doubles_scales(self) -> bool:
-        """Whether large motion is looked for again at twice the scales; 4.0 and 4.1."""
-        return not self.plan.residual_blocks
 
     def prepare(self, first_bchw: Tensor, last_bchw: Tensor) -> Frames | None:
         """Return the encoder's features of both frames, if there is one."""
@@ -105,7 +111,7 @@ class PracticalRife(PublishedRife):
 
     def looks_for_large_motion(self, like: Tensor) -> bool:
         """Return whether the data decide about scales: in evaluation, and not while a pass is planned or exported."""
-        depends = self.doubles_scales and not self.training
+        depends = self.plan.is_first and not self.training
         return depends and not isinstance(like, FakeTensor) and not torch.compiler.is_compiling()
 
     def refined(
@@ -167,6 +173,13 @@ class PracticalRife(PublishedRife):
         inside = (..., slice(height), slice(width))
         mask = between.extra["mask"][inside]
         return Between(between.image[inside], None, between.flow[inside], {"mask": mask})
+
+
+def block_of(plan: Plan4, inputs: int, width: int) -> FlowBlock:
+    """Return one of a network's blocks."""
+    if plan.residual_blocks:
+        return ResidualBlock(inputs, width, plan.outputs, plan.groups)
+    return PlainBlock(inputs, width) if plan.is_first else PlainBlock(inputs, width, leaky, shortcut=False)
 
 
 def is_large(increment_b4hw: Tensor) -> Tensor:

@@ -59,8 +59,11 @@ def network(version: str) -> PublishedRife:
 @functools.cache
 def recorded() -> dict[str, np.ndarray]:
     """Return what RIFE's own networks gave."""
-    with np.load(Path(__file__).parents[2] / "fixtures" / "rife.npz", allow_pickle=False) as archive:
-        return dict(archive)
+    found = {}
+    for name in ("rife.npz", "rife_further.npz"):
+        with np.load(Path(__file__).parents[2] / "fixtures" / name, allow_pickle=False) as archive:
+            found |= archive
+    return found
 
 
 def recorded_frames(name: str = "frames") -> tuple[Tensor, Tensor]:

@@ -1,21 +1,28 @@
 """Published RIFE against what its own networks gave with the same weights, and which version a file holds."""
 
 import zlib
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from mpt.config.load import load_config
+from mpt.errors import ConfigError
 from mpt.inference.half import halve
 from mpt.systems.dain.inference.tiles import whole
 from mpt.systems.dain.nn.rife_published.networks import PublishedRife
 from mpt.systems.dain.nn.rife_published.practical import PracticalRife
-from mpt.systems.dain.nn.rife_published.versions import build_version, version_of
+from mpt.systems.dain.nn.rife_published.version_settings import Version
+from mpt.systems.dain.nn.rife_published.versions import ALIKE, BUILDERS, PLANS, build_version, version_of
 
 from .rife_formula import formula_state, network, recorded, recorded_frames
 
 VERSIONS = ("ifnet", "ifnet_m", "hd3", "hd3_older", "4.0", "4.6", "4.25")
+FURTHER = ("4.2", "4.5", "4.7", "4.10", "4.12.lite", "4.13", "4.14.lite", "4.15.lite", "4.22.lite")
+LATEST = ("4.25.lite", "4.25.heavy", "4.26.heavy")
+WIDE = [pytest.param(version, marks=pytest.mark.slow) for version in ("4.20", "4.21", "4.25.heavy")]
 MIDDLE_ONLY = ("ifnet", "hd3", "hd3_older")
 PARAMETERS = {
     "ifnet": 10_708_215,
@@ -23,7 +30,21 @@ PARAMETERS = {
     "hd3": 2_533_295,
     "hd3_older": 3_038_015,
     "4.0": 5_160_980,
+    "4.1": 5_160_980,
+    "4.2": 5_156_420,
+    "4.4": 5_156_420,
+    "4.5": 5_275_520,
     "4.6": 5_306_256,
+    "4.9": 5_325_012,
+    "4.11": 5_364_312,
+    "4.12.lite": 2_631_804,
+    "4.13.lite": 2_631_804,
+    "4.14.lite": 2_968_152,
+    "4.17.lite": 2_616_476,
+    "4.18": 5_364_312,
+    "4.20": 15_376_512,
+    "4.22": 9_322_416,
+    "4.22.lite": 4_866_052,
     "4.25": 5_664_776,
     "4.25.lite": 5_622_700,
     "4.25.heavy": 21_663_528,
@@ -62,6 +83,23 @@ def test_frames_are_the_originals(version):
     for name, time in times.items():
         assert distance(made(net, time), version, f"{name}_merged") < 3e-5, name
     assert net.any_time == (version not in MIDDLE_ONLY)
+
+
+@pytest.mark.parametrize("version", [*FURTHER, "4.25.lite", "4.26.heavy", *WIDE])
+def test_names_and_frames_of_further_versions_are_the_originals(version):
+    """Every fourth row and column at 1/4, recorded of vs-rife 5.6.0's networks with the formula's weights."""
+    state = formula_state(version)
+    listing = "\n".join(f"{name} {tuple(value.shape)}" for name, value in state.items())
+    assert zlib.crc32(listing.encode()) == int(recorded()[f"{version}/names"])
+    assert version_of({f"module.{name}": value for name, value in state.items()}) == version
+    net = network(version)
+    most = 1e-4 if version in LATEST else 3e-5
+    assert float(np.abs(made(net, 0.25)[:, ::2, ::2].numpy() - recorded()[f"{version}/t25_merged"]).max()) < most
+    wanted = recorded().get(f"{version}/ensemble_t25_merged")
+    assert (wanted is not None) == (not net.plan.passes_features)
+    if wanted is not None:
+        net.ensemble = True
+        assert float(np.abs(made(net, 0.25)[:, ::2, ::2].numpy() - wanted).max()) < most
 
 
 @pytest.mark.parametrize("version", ["ifnet", "ifnet_m", "hd3_older", "4.0", "4.6", "4.25"])
@@ -126,3 +164,24 @@ def test_a_file_says_which_version_it_holds():
         wrapped["module.teacher.block0.conv0.0.0.weight"] = torch.zeros(1)
         assert version_of(wrapped) == version
     assert version_of({"block0.conv0.0.0.weight": torch.zeros(1)}) is None
+
+
+def test_every_name_is_that_of_one_network():
+    names = [*BUILDERS, *PLANS, *(other for others in ALIKE.values() for other in others)]
+    assert sorted(names) == sorted(get_args(Version))
+
+
+@pytest.mark.parametrize(("given", "version"), [("4.6", "4.6"), ("4.25", "4.25"), ("'4.10'", "4.10"), ("4.0", "4.0")])
+def test_a_version_that_yaml_reads_as_a_number_is_taken(given, version):
+    assert configured(given).model.settings.version == version
+
+
+@pytest.mark.parametrize("given", ["4.10", "4.1", "4.20", "4.2"])
+def test_a_number_that_may_be_two_versions_is_refused(given):
+    with pytest.raises(ConfigError, match="write it in quotes"):
+        configured(given)
+
+
+def configured(version):
+    fields = {"model": {"name": "rife"}, "dataset": {"name": "procedural_triplets"}, "train": {"steps": 1}}
+    return load_config(fields, [f"model.version={version}"])
