@@ -232,3 +232,75 @@ def test_what_cannot_be_translated_is_one_line(name: str, text: str, said: str, 
     with pytest.raises(ConfigError, match=said) as raised:
         run(ImportArguments(tmp_path / name, output=str(tmp_path / "out.yaml")))
     assert len(str(raised.value).splitlines()) == 1
+
+
+def imported(name: str, text: str, folder: Path) -> tuple[dict[str, Any], str]:
+    """Return what a file becomes: its settings by section, and the text."""
+    (folder / name).write_text(text)
+    output = folder / "out.yaml"
+    run(ImportArguments(folder / name, output=str(output), model="small_cnn"))
+    return yaml.safe_load(output.read_text()), output.read_text()
+
+
+def test_timms_own_file_has_no_rate_but_its_base_and_says_when_nothing_decays(tmp_path: Path) -> None:
+    own = "model: vit_tiny\nopt: adamw\nsched: cosine\naa: null\nbatch_size: 128\ngrad_accum_steps: 2\nlr: null\n"
+    settings, text = imported("args.yaml", own + "lr_base: 0.1\nlr_base_size: 64\nweight_decay: 0.0\n", tmp_path)
+    assert settings["optimizer"]["lr"] == 0.2  # 0.1 x sqrt(256 / 64)
+    assert settings["optimizer"]["weight_decay"] == 0.0
+    assert "lr_base x batch / lr_base_size: 0.1 x sqrt(256 / 64) = 0.2" in text
+    other = tmp_path / "sgd"
+    other.mkdir()
+    settings, text = imported("args.yaml", own.replace("adamw", "sgd"), other)
+    assert settings["optimizer"]["lr"] == 0.1  # 0.1 x 256 / 256
+    assert settings["optimizer"]["weight_decay"] == 2e-5
+
+
+def test_lightning_counts_batches_of_a_pass_and_of_a_device(tmp_path: Path) -> None:
+    trainer = "{devices: 2, strategy: deepspeed_stage_2, max_steps: 100, max_epochs: 5, accumulate_grad_batches: 4, "
+    trainer += "val_check_interval: 100, gradient_clip_val: 0.5, gradient_clip_algorithm: value}"
+    settings, text = imported("c.yaml", f"trainer: {trainer}\ndata: {{init_args: {{batch_size: 16}}}}\n", tmp_path)
+    assert settings["train"]["batch_size"] == 128
+    assert settings["memory"]["micro_batch"] == 16
+    assert "16 x 4 x 2 = 128" in text
+    assert settings["train"]["evaluate_every"] == 25
+    assert "clip_grad_norm" not in settings.get("optimizer", {})
+    for left in ("trainer.gradient_clip_val: 0.5", "trainer.strategy: deepspeed_stage_2", "trainer.max_epochs: 5"):
+        assert f"#   {left}" in text
+
+
+def test_transformers_evaluates_as_often_as_it_logs_and_takes_shares(tmp_path: Path) -> None:
+    own = '{"per_device_train_batch_size": 8, "max_steps": 400, "eval_strategy": "steps", "eval_steps": null, '
+    settings, _ = imported("a.json", own + '"logging_steps": 50, "warmup_steps": 0.1}', tmp_path)
+    assert settings["train"]["evaluate_every"] == 50
+    assert settings["optimizer"]["warmup_steps"] == 40
+    (tmp_path / "b").mkdir()
+    settings, text = imported("b.json", own + '"logging_steps": 0.05}', tmp_path / "b")
+    assert settings["train"]["evaluate_every"] == 20
+    assert "#   logging_steps: 0.05" in text
+    assert "log_every" not in settings["train"]
+
+
+def test_kohyas_shares_schedules_and_second_rates_are_not_lost(tmp_path: Path) -> None:
+    own = 'train_batch_size = 2\nmax_train_steps = 1600\nlr_scheduler = "cosine_with_restarts"\nlr_warmup_steps = 0.1\n'
+    own += 'learning_rate = 1e-4\nunet_lr = 5e-5\nnetwork_dim = 8\nnetwork_module = "networks.lora"\n'
+    settings, text = imported("k.toml", own, tmp_path)
+    assert settings["optimizer"]["lr"] == 5e-5
+    assert settings["optimizer"]["warmup_steps"] == 160
+    assert "schedule" not in settings["optimizer"]
+    assert settings["memory"]["lora"] == {"rank": 8}
+    for left in ("learning_rate: 0.0001    (unet_lr", "lr_scheduler: cosine_with_restarts"):
+        assert f"#   {left}" in text
+
+
+def test_onetrainer_counts_passes_and_writes_a_rank_without_a_lora_too(tmp_path: Path) -> None:
+    own = '{"training_method": "FINE_TUNE", "train_dtype": "BFLOAT_16", "epochs": 9, "batch_size": 4, '
+    own += '"gradient_accumulation_steps": 2, "learning_rate_warmup_steps": 200.0, "lora_rank": 16, "lora_alpha": 1.0, '
+    own += '"save_every": 500, "save_every_unit": "STEP", "sample_after": 10, "sample_after_unit": "MINUTE"}'
+    settings, text = imported("o.json", own, tmp_path)
+    assert settings["optimizer"]["warmup_steps"] == 100
+    assert settings["train"]["checkpoint_every"] == 250
+    assert "500 / 2 = 250 updates" in text
+    assert "lora" not in settings["memory"]
+    assert "sample_every" not in settings["train"]
+    for left in ("lora_rank: 16", "lora_alpha: 1.0", "sample_after: 10 MINUTE"):
+        assert f"#   {left}" in text

@@ -27,7 +27,6 @@ SPELT = {
     "weight_decay": "optimizer.weight_decay",
     "image_size": "model.image_size",
     "data": "dataset",
-    "gpus": "train.device",
     "workers": "dataset.workers",
     "pretrained": "model.weights",
     "weights": "model.weights",
@@ -57,7 +56,7 @@ SPELT = {
 OPTIONS = {
     **dict.fromkeys(("output_dir", "out_dir", "save_dir", "project", "default_root_dir"), "--runs DIR"),
     **dict.fromkeys(("gpu", "gpu_id", "cuda", "accelerator"), "--device cuda:{value}"),
-    **dict.fromkeys(("devices", "num_gpus", "nproc_per_node", "num_processes"), "--nproc {value}"),
+    **dict.fromkeys(("devices", "gpus", "num_gpus", "nproc_per_node", "num_processes"), "--nproc {value}"),
     **dict.fromkeys(("source", "images", "img_path"), "--input {value}"),
     "format": "--to {value}",
     **dict.fromkeys(("ckpt", "ckpt_path", "checkpoint", "resume_from_checkpoint"), "--resume {value}"),
@@ -71,7 +70,8 @@ FURTHER = {
 }
 """The option that a word behind a run was likely meant for."""
 COMMANDS = {
-    **dict.fromkeys(("fit", "finetune", "resume"), "mpt train"),
+    **dict.fromkeys(("fit", "finetune"), "mpt train"),
+    "resume": "mpt train --resume RUN",
     **dict.fromkeys(("predict", "generate", "sample"), "mpt infer"),
     **dict.fromkeys(("val", "validation", "test", "eval"), "mpt evaluate"),
     "export": "mpt convert",
@@ -210,12 +210,14 @@ def has_option(command: Any, written: str) -> bool:
 
 
 def options_in(words: Sequence[str]) -> dict[str, str]:
-    """Return the options of a command line that have a value, by name."""
+    """Return the options of a command line that have a value, by name, and the batch that an override sets."""
     found = {}
     for word, following in zip(words, [*words[1:], "--"], strict=True):
         option, equals, value = word.partition("=")
         if option.startswith("--"):
             found[option[2:].replace("-", "_")] = value if equals else following
+        elif option == "train.batch_size":
+            found.setdefault("batch_size", value)
     return found
 
 
@@ -241,7 +243,8 @@ def explain_usage(error: Any) -> str | None:
         word = said.split("'")[1]
         parts = (f"mpt {part.package.name} {part.name}" for part in INSTALLED.commands() if part.name == word)
         if ours := COMMANDS.get(word) or next(parts, None):
-            return f"mpt: no such command '{word}'; `{ours}` does that, `{ours} -h` explains it"
+            help_of = ours.partition(" --")[0]
+            return f"mpt: no such command '{word}'; `{ours}` does that, `{help_of} -h` explains it"
     if said.startswith("no such option") and (ours := option_called(said, error.ctx)):
         return f"{command}: {said.partition(' (')[0].partition('. ')[0]}; here it is {ours}"
     if (found := re.search(r"unexpected extra argument\S* \((.*)\)", said)) and (ours := FURTHER.get(command)):

@@ -100,7 +100,8 @@ def number_of(value: str) -> float | None:
 
 UNITS: dict[str, Callable[[str, Mapping[str, str], str | None], str | None]] = {
     **dict.fromkeys(
-        ("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps"), explain_accumulation
+        ("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps", "accumulate"),
+        explain_accumulation,
     ),
     **dict.fromkeys(("batch", "batch_size"), explain_share),
     **dict.fromkeys(("save_period", "save_every_n_epochs"), explain_epochs("train.checkpoint_every")),

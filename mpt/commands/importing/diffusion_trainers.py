@@ -1,6 +1,6 @@
-"""What kohya's sd-scripts (TOML, or a command line) and OneTrainer (JSON) train with: length, batch, rate, precision.
+"""Settings of kohya's sd-scripts (TOML, or a command line) and OneTrainer (JSON): length, batch, rate, precision.
 
-Their models are not mpt's. The rest of their settings is translated for a model of your own.
+Their files name weights and folders, not a network: the model is to be set. OneTrainer counts passes, kohya updates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ PRECISIONS = {
     "float_32": "fp32",
     "tfloat_32": "tf32",
 }
-UNITS = {"EPOCH": "epoch", "STEP": "step"}
 
 
 def recognises(given: Mapping[str, Any], words: str) -> bool:
@@ -47,18 +46,17 @@ def translate(into: Translation) -> None:
     """Take what both have, by either's names. kohya's TOML may have sections, which mean nothing there."""
     if not any(name in into.given for name in ONE_TRAINER):
         into.given = {name.rpartition(".")[2]: value for name, value in into.given.items()}
-    steps = into.take("max_train_steps")
     epochs = into.take("max_train_epochs", "epochs")
     if epochs:
         into.put("train.epochs", float(epochs), f"epochs: {epochs}")
+        into.leave_all(("max_train_steps",), "the epochs go before it")
     else:
-        into.put("train.steps", int(steps or 1600), f"max_train_steps: {steps or 1600}")
-    into.batch(
-        int(into.take("train_batch_size", "batch_size", default=1)),
-        int(into.take("gradient_accumulation_steps", default=1)),
-        ("train_batch_size", "gradient_accumulation_steps"),
-    )
-    translate_optimizer(into)
+        into.move("max_train_steps", "train.steps", int, default=1600)
+    passes = int(into.take("gradient_accumulation_steps", default=1))
+    per_pass = int(into.take("train_batch_size", "batch_size", default=1))
+    into.batch(per_pass, passes, ("train_batch_size", "gradient_accumulation_steps"))
+    counted = passes if "training_method" in into.given else 1
+    translate_optimizer(into, counted)
     written = str(into.take("mixed_precision", "train_dtype", default="no")).casefold()
     into.put("precision.mode", PRECISIONS.get(written, "fp32"), f"mixed_precision or train_dtype: {written}")
     if is_true(into.take("full_fp16")):
@@ -72,11 +70,13 @@ def translate(into: Translation) -> None:
         into.put(
             "memory.recompute", True, "gradient_checkpointing: CPU_OFFLOADED; memory.offload_activations moves more"
         )
+    if into.given.get("training_method", "LORA") != "LORA":
+        into.leave_all(("lora_rank", "lora_alpha"), "of no use there without training_method: LORA")
     if rank := into.take("network_dim", "lora_rank"):
         into.put("memory.lora.rank", int(rank), f"network_dim or lora_rank: {rank}")
         into.move("network_alpha", "memory.lora.alpha", float)
         into.move("lora_alpha", "memory.lora.alpha", float)
-    translate_periods(into)
+    translate_periods(into, counted)
     into.move("seed", "seed", int)
     into.move("max_data_loader_n_workers", "dataset.workers", int)
     into.move("dataloader_threads", "dataset.workers", int)
@@ -84,8 +84,8 @@ def translate(into: Translation) -> None:
     into.leave_all(("output_dir", "output_model_destination"), "runs go to --runs DIR")
 
 
-def translate_optimizer(into: Translation) -> None:
-    """Take the optimizer, its rate and its schedule."""
+def translate_optimizer(into: Translation, passes: int) -> None:
+    """Take the optimizer, its rate and its schedule; `passes` of what they count make an update."""
     written = str(into.take("optimizer_type", "optimizer.optimizer", default="AdamW"))
     name = OPTIMIZERS.get(written.casefold())
     into.put("optimizer.name", name or "adamw", f"optimizer: {written}")
@@ -93,19 +93,28 @@ def translate_optimizer(into: Translation) -> None:
         into.leave("optimizer", written, "see `mpt list optimizers`")
     if "8bit" in written.casefold() or "8_bit" in written.casefold():
         into.put("memory.low_bit_optimizer", True, f"optimizer: {written}")
-    rate = into.take("learning_rate", "unet_lr")
+    rate = into.take("unet_lr", "learning_rate")
     if rate is not None:
         into.put("optimizer.lr", float(rate), f"learning_rate: {rate}")
     into.move("optimizer.weight_decay", "optimizer.weight_decay", float)
     into.move("max_grad_norm", "optimizer.clip_grad_norm", lambda value: float(value) or None)
     into.move("clip_grad_norm", "optimizer.clip_grad_norm", lambda value: float(value) or None)
     written = str(into.take("lr_scheduler", "learning_rate_scheduler", default="constant")).casefold()
-    into.put("optimizer.schedule", SCHEDULES.get(written, "constant"), f"lr_scheduler: {written}")
-    if warmup := into.take("lr_warmup_steps", "learning_rate_warmup_steps"):
-        into.put("optimizer.warmup_steps", int(float(warmup)), f"warmup steps: {warmup}")
+    if written in SCHEDULES:
+        into.put("optimizer.schedule", SCHEDULES[written], f"lr_scheduler: {written}")
+    else:
+        into.leave("lr_scheduler", written, "schedules are constant, linear, cosine, one_cycle")
+    warmup = float(into.take("lr_warmup_steps", "learning_rate_warmup_steps", default=0))
+    steps = into.settings.get("train.steps", (None, ""))[0]
+    if warmup > 1:
+        into.updates("optimizer.warmup_steps", warmup, passes, "warmup steps")
+    elif warmup and steps:
+        into.put("optimizer.warmup_steps", round(warmup * steps), f"warmup: {warmup} x {steps} steps")
+    elif warmup:
+        into.leave("warmup steps", warmup, f"set optimizer.warmup_steps: {warmup} x the run's steps")
 
 
-def translate_periods(into: Translation) -> None:
+def translate_periods(into: Translation, passes: int) -> None:
     """Take how often it saves and samples: kohya counts epochs or steps, OneTrainer names the unit."""
     if every := into.take("save_every_n_epochs"):
         into.put("train.checkpoint_every", period(every), f"save_every_n_epochs: {every}")
@@ -117,7 +126,10 @@ def translate_periods(into: Translation) -> None:
         into.put("train.sample_every", int(every), f"sample_every_n_steps: {every}")
     for theirs, ours in (("save", "checkpoint_every"), ("sample_after", "sample_every")):
         names = ("save_every", "save_every_unit") if theirs == "save" else ("sample_after", "sample_after_unit")
-        every, unit = into.take(names[0]), UNITS.get(str(into.take(names[1])).upper())
-        if every and unit:
-            value = period(every) if unit == "epoch" else int(every)
-            into.put(f"train.{ours}", value, f"{names[0]}: {every} {unit}")
+        every, unit = into.take(names[0]), str(into.take(names[1])).upper()
+        if every and unit == "EPOCH":
+            into.put(f"train.{ours}", period(every), f"{names[0]}: {every} epochs")
+        elif every and unit == "STEP":
+            into.updates(f"train.{ours}", every, passes, f"{names[0]}, in steps")
+        elif every and unit != "NEVER":
+            into.leave(names[0], f"{every} {unit}", f"train.{ours} is in steps or epochs")

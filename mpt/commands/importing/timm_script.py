@@ -11,8 +11,6 @@ NAME = "timm's train.py"
 OWN = ("opt", "sched", "drop_path", "model_ema", "warmup_epochs", "checkpoint_hist", "aa", "reprob", "data_dir")
 OPTIMIZERS = {"sgd": "sgd", "adam": "adam", "adamw": "adamw", "rmsprop": "rmsprop", "lion": "lion", "adamax": "adamax"}
 SIMPLE = {
-    "lr": "optimizer.lr",
-    "weight_decay": "optimizer.weight_decay",
     "clip_grad": "optimizer.clip_grad_norm",
     "mixup": "task.mixup",
     "cutmix": "task.cutmix",
@@ -40,14 +38,12 @@ def translate(into: Translation) -> None:
         into.put("dataset.name", "image_folder", "a folder with train/CLASS and val/CLASS")
         into.put("dataset.root", str(root), f"data_dir: {root}")
     into.move("epochs", "train.epochs", float, default=300)
-    into.batch(
-        int(into.take("batch_size", "b", default=128)),
-        int(into.take("grad_accum_steps", default=1)),
-        ("batch_size", "grad_accum_steps"),
-    )
+    per_pass, passes = int(into.take("batch_size", "b", default=128)), int(into.take("grad_accum_steps", default=1))
+    into.batch(per_pass, passes, ("batch_size", "grad_accum_steps"))
     into.put("train.evaluate_every", "1 epoch", "the script evaluates after each epoch")
     into.put("train.checkpoint_every", "1 epoch", "the script saves after each epoch")
     translate_optimizer(into)
+    translate_rate(into, per_pass * passes)
     amp = is_true(into.take("amp"))
     half = str(into.take("amp_dtype", default="float16"))
     mode = ("bf16" if half == "bfloat16" else "amp") if amp else "fp32"
@@ -63,6 +59,20 @@ def translate(into: Translation) -> None:
     into.leave_all(("pretrained",), "nothing is downloaded: model.weights: FILE")
     into.leave_all(("aa", "reprob", "color_jitter", "hflip"), "dataset.augment: torchvision's transforms by name")
     into.leave_all(("output",), "runs go to --runs DIR")
+
+
+def translate_rate(into: Translation, batch: int) -> None:
+    """Take the rate; without one the script scales `lr_base` with the batch, by the root for Adam's relatives."""
+    base, size = float(into.take("lr_base", default=0.1)), int(into.take("lr_base_size", default=256))
+    name = str(into.settings["optimizer.name"][0])
+    scale = into.take("lr_base_scale") or ("sqrt" if "ada" in name or "lamb" in name else "linear")
+    into.move("lr", "optimizer.lr", float)
+    if "optimizer.lr" not in into.settings:
+        share, root = batch / size, scale == "sqrt"
+        rate = base * (share**0.5 if root else share)
+        ratio = f"{'sqrt' if root else ''}({batch} / {size})"
+        into.put("optimizer.lr", rate, f"lr_base x batch / lr_base_size: {base:g} x {ratio} = {rate:g}")
+    into.move("weight_decay", "optimizer.weight_decay", float, default=2e-5)
 
 
 def translate_optimizer(into: Translation) -> None:

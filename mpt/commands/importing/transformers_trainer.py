@@ -47,9 +47,13 @@ def translate(into: Translation) -> None:
     into.batch(per_pass, passes, ("per_device_train_batch_size", "gradient_accumulation_steps"))
     translate_optimizer(into, steps)
     translate_precision(into)
-    for what, ours in (("eval", "evaluate_every"), ("save", "checkpoint_every")):
-        translate_period(into, what, f"train.{ours}", steps)
-    into.move("logging_steps", "train.log_every", lambda value: max(1, int(value)))
+    logging = into.take("logging_steps")
+    translate_period(into, "eval", "train.evaluate_every", steps, logging or 500)
+    translate_period(into, "save", "train.checkpoint_every", steps, 500)
+    if logging and logging >= 1:
+        into.put("train.log_every", int(logging), f"logging_steps: {logging}")
+    elif logging:
+        into.leave("logging_steps", logging, "a share of the run: set train.log_every in steps")
     into.move_all(SIMPLE)
     if is_true(into.take("gradient_checkpointing")):
         into.put("memory.recompute", True, "gradient_checkpointing: true")
@@ -85,6 +89,8 @@ def translate_optimizer(into: Translation, steps: int) -> None:
     else:
         into.leave("lr_scheduler_type", written, "schedules are constant, linear, cosine, one_cycle")
     warmup, ratio = into.take("warmup_steps", default=0), into.take("warmup_ratio", default=0.0)
+    if 0 < warmup < 1:  # since version 5
+        warmup, ratio = 0, warmup
     if warmup:
         into.put("optimizer.warmup_steps", int(warmup), f"warmup_steps: {warmup}")
     elif ratio and steps > 0:
@@ -107,10 +113,11 @@ def translate_precision(into: Translation) -> None:
         into.put("precision.dtype", "float16", "fp16: true")
 
 
-def translate_period(into: Translation, what: str, path: str, steps: int) -> None:
-    """Take how often something is done: per epoch, every that many steps, or by a share of the run."""
+def translate_period(into: Translation, what: str, path: str, steps: int, default: float) -> None:
+    """Take how often something is done: per epoch, every that many steps, or by a share of the run; without a
+    number it evaluates as often as it logs."""
     strategy = str(into.take(f"{what}_strategy", "evaluation_strategy" if what == "eval" else f"{what}_policy"))
-    every = into.take(f"{what}_steps", default=500)
+    every = into.take(f"{what}_steps") or default
     if strategy == "epoch":
         into.put(path, "1 epoch", f"{what}_strategy: epoch")
     elif strategy == "steps" and every >= 1:

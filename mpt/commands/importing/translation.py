@@ -6,6 +6,7 @@ into the YAML as a comment, so that nothing is lost without a word.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -41,9 +42,14 @@ class Translation:
     """A setting that has no counterpart -> why, if there is more to say."""
 
     def take(self, *names: str, default: Any = None) -> Any:
-        """Return the first of these settings that is given and count all as understood; null is not given."""
-        values = [self.given.pop(name, None) for name in names]
-        return next((value for value in values if value is not None), default)
+        """Return the first of these settings that is given, and note others that say something else; null is not
+        given."""
+        found = {name: value for name in names if (value := self.given.pop(name, None)) is not None}
+        taken = next(iter(found), "")
+        for name, value in found.items():
+            if value != found[taken]:
+                self.leave(name, value, f"{taken} goes before it")
+        return found.get(taken, default)
 
     def put(self, path: str, value: Any, origin: str) -> None:
         """Set one of ours."""
@@ -76,15 +82,23 @@ class Translation:
             if (value := self.take(name)) is not None:
                 self.leave(name, value, why)
 
-    def batch(self, per_pass: int, passes: int, names: tuple[str, str]) -> None:
-        """Set the batch that is optimised, from that of one pass and the passes that are accumulated."""
-        origin = f"{names[0]}: {per_pass}"
-        if passes <= 1:
-            self.put("train.batch_size", per_pass, origin)
+    def batch(self, per_pass: int, passes: int, names: tuple[str, ...], devices: int = 1) -> None:
+        """Set the batch that is optimised, from that of one pass, the passes that are accumulated, and the devices."""
+        counts = {name: count for name, count in zip(names[1:], (passes, devices), strict=False) if count > 1}
+        if not counts:
+            self.put("train.batch_size", per_pass, f"{names[0]}: {per_pass}")
             return
-        arithmetic = f"{names[0]} x {names[1]}: {per_pass} x {passes} = {per_pass * passes}"
-        self.put("train.batch_size", per_pass * passes, arithmetic)
-        self.put("memory.micro_batch", per_pass, f"{names[0]}: {per_pass}, one pass of the {passes}")
+        whole = per_pass * math.prod(counts.values())
+        factors = " x ".join(str(number) for number in (per_pass, *counts.values()))
+        self.put("train.batch_size", whole, f"{' x '.join((names[0], *counts))}: {factors} = {whole}")
+        self.put("memory.micro_batch", per_pass, f"{names[0]}: {per_pass}, one pass of the {whole // per_pass}")
+
+    def updates(self, path: str, passes: float, every: int, origin: str) -> None:
+        """Set a number of updates from one of passes, `every` of which make an update."""
+        count = max(1, round(passes / every))
+        self.put(
+            path, count, f"{origin}: {passes:g} / {every} = {count} updates" if every > 1 else f"{origin}: {count}"
+        )
 
     def to_yaml(self, program: str, source: str) -> str:
         """Return the file: our settings by section, each with its origin, then settings without a counterpart."""

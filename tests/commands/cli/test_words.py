@@ -59,6 +59,12 @@ WORDS = [
         "train @classify_digits train.gradient_accumulation_steps=4",
         "all passes together, and memory.micro_batch one pass",
     ),
+    (
+        "train @classify_digits train.batch_size=32 --accumulate 2",
+        "train.batch_size=64 memory.micro_batch=32 (32 x 2 = 64)",
+    ),
+    ("train @classify_digits --gpus 2", "here it is --nproc 2"),
+    ("resume runs/a", "`mpt train --resume RUN` does that, `mpt train -h` explains it"),
     ("val", "`mpt evaluate` does that"),
     ("eval", "`mpt evaluate` does that"),
     ("test", "`mpt evaluate` does that"),
