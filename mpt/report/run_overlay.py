@@ -37,6 +37,8 @@ SHOWN = ("model.name", "dataset.name", "precision.mode")
 """Settings that have columns of their own."""
 MOST_TOLD = 4
 """Settings that a run's row names."""
+LONGEST_TOLD = 30
+"""Letters of a value in it."""
 
 
 def read_overlay(rows: Sequence[RunRow]) -> dict[str, dict[str, Any]]:
@@ -61,7 +63,7 @@ def read_overlay(rows: Sequence[RunRow]) -> dict[str, dict[str, Any]]:
         peers = [
             settings[one.name] for one in rows[:MOST_DRAWN] if one.model == row.model and one.dataset == row.dataset
         ]
-        found[row.name]["told"] = tell(differing(settings[row.name], peers))
+        found[row.name]["told"] = tell(differing(settings[row.name], peers), peers)
     return found
 
 
@@ -80,11 +82,17 @@ def differing(own: Mapping[str, str], others: Any) -> dict[str, str]:
     return {key: value for key, value in own.items() if any(other.get(key) != value for other in others)}
 
 
-def tell(settings: Mapping[str, str]) -> str:
-    """Return a run's own settings in a few words."""
+def tell(settings: Mapping[str, str], peers: Sequence[Mapping[str, str]]) -> str:
+    """Return a run's own settings in a few words: first those that fewest other runs share."""
     told = {key: value for key, value in settings.items() if key not in SHOWN and value not in ("None", "")}
-    words = [f"{key.rpartition('.')[2]} {value}" for key, value in told.items()]
+    rare = sorted(told, key=lambda key: sum(peer.get(key) == told[key] for peer in peers))
+    words = [f"{key.removesuffix('.name').rpartition('.')[2]} {shorten(told[key])}" for key in rare]
     return ", ".join(words[:MOST_TOLD]) + (f" and {len(words) - MOST_TOLD} more" if len(words) > MOST_TOLD else "")
+
+
+def shorten(value: str) -> str:
+    """Cut a list or a mapping, whose full text is in the table of settings that differ."""
+    return value if len(value) <= LONGEST_TOLD else f"{value[: LONGEST_TOLD - 1]}…"
 
 
 def read_curves(run: Path) -> dict[str, tuple[list[int], list[float | None]]]:

@@ -126,6 +126,20 @@ def test_curves_last_samples_groups_and_differing_settings_are_on_the_page(make_
     assert page.count("data-pick=") == 3
 
 
+def test_a_run_is_told_by_settings_that_few_others_share_and_not_by_long_lists() -> None:
+    usual = {
+        "dataset.augment": str([{"RandomAffine": {"degrees": 10, "translate": [0.1, 0.1]}}]),
+        "model.features": "24",
+    }
+    peers = [
+        {**usual, "optimizer.name": name, "train.epochs": epochs} for name, epochs in (("adam", "2"), ("sgd", "5"))
+    ]
+    peers += [dict(peers[0]), {"dataset.augment": "[]", "model.features": "32"}]
+    told = [run_overlay.tell(run_overlay.differing(one, peers), peers) for one in peers]
+    assert told[1] == "optimizer sgd, epochs 5, augment [{'RandomAffine': {'degrees':…, features 24"
+    assert told[0].startswith("optimizer adam, epochs 2, ")
+
+
 def test_names_of_others_cannot_leave_the_page_s_data(make_run: Any, tmp_path: Any) -> None:
     path = make_run("run")
     line = {"step": 1, "kind": "evaluate", "metrics": {"</script><script>alert(1)//": 0.5}}

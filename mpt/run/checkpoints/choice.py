@@ -34,7 +34,7 @@ def load_wanted(run: RunDirectory, wanted: Wanted, metric: str) -> tuple[LoadedC
     is never replaced. Raises CheckpointError.
     """
     if isinstance(wanted, int):
-        return load_step(run, wanted)
+        return load_step(run, wanted, metric)
     best = find_best(run)
     if wanted == "best" and best is None:
         raise CheckpointError(
@@ -56,12 +56,13 @@ def load_wanted(run: RunDirectory, wanted: Wanted, metric: str) -> tuple[LoadedC
     return loaded, words if newest == best.step else f"{words}; --newest takes step {newest}"
 
 
-def load_step(run: RunDirectory, step: int) -> tuple[LoadedCheckpoint, str]:
+def load_step(run: RunDirectory, step: int, metric: str) -> tuple[LoadedCheckpoint, str]:
     """Return the checkpoint of a step, and a clause about it."""
     path = run.checkpoint_path(step)
     if not path.is_dir():
         raise_missing_checkpoint(path)
-    return load(path), f"step {step}, as asked for"
+    loaded = load(path)
+    return loaded, f"step {step}, as asked for{figure_of(loaded, metric)}"
 
 
 def figure_of(loaded: LoadedCheckpoint, metric: str) -> str:

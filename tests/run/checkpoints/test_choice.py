@@ -34,6 +34,7 @@ def test_newest_and_a_step_are_taken_as_asked_for(run: RunDirectory) -> None:
     assert (loaded.step, words) == (40, "step 40, the newest checkpoint (accuracy 0.7)")
     loaded, words = load_wanted(run, 30, "accuracy")
     assert (loaded.step, words) == (30, "step 30, as asked for")
+    assert load_wanted(run, 10, "accuracy")[1] == "step 10, as asked for (accuracy 0.5)"
     with pytest.raises(CheckpointError, match=r"holds no step-00000031; it has step-00000010, .*step-00000040"):
         load_wanted(run, 31, "accuracy")
 
