@@ -21,7 +21,7 @@ pytestmark = pytest.mark.tier("fast")
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mpt"
-LIGHT = ("errors", "foreign", "config", "parts", "report", "cli", "__main__")
+LIGHT = ("errors", "foreign", "config", "parts", "importers", "report", "cli", "__main__")
 """Packages that never import torch, not even inside a function."""
 HEAVY_PACKAGES = {"torch", "torchvision", "timm", "torchmetrics", "safetensors"}
 

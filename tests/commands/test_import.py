@@ -43,24 +43,6 @@ python train.py --model resnet50 --data-dir /data/imagenet --opt sgd --lr 0.4 --
   --grad-accum-steps 2 --epochs 100 --sched cosine --warmup-epochs 5 --amp --amp-dtype bfloat16 --model-ema \\
   --model-ema-decay 0.9999 --mixup 0.2 --aa rand-m9
 """
-KOHYA = """
-[train]
-pretrained_model_name_or_path = "sd15.safetensors"
-train_batch_size = 2
-gradient_accumulation_steps = 4
-max_train_epochs = 12
-network_dim = 16
-network_alpha = 8
-learning_rate = 1e-4
-optimizer_type = "AdamW8bit"
-mixed_precision = "fp16"
-save_every_n_epochs = 1
-"""
-ONE_TRAINER = """
-{"training_method": "LORA", "epochs": 20, "batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 0.0003,
- "train_dtype": "BFLOAT_16", "optimizer": {"optimizer": "ADAMW", "weight_decay": 0.01}, "lora_rank": 32,
- "save_every": 2, "save_every_unit": "EPOCH"}
-"""
 DEEPFACELAB = """
 ==================== Model Summary ====================
 ==            Model name: my_SAEHD                   ==
@@ -140,25 +122,6 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "train.evaluate_every": "1 epoch",
         },
         ["128 x 2 = 256", "warmup_epochs: 5    (optimizer.warmup_steps: 5 x the steps of an epoch", "#   aa: rand-m9"],
-    ),
-    (
-        "kohya.toml",
-        KOHYA,
-        {
-            "train.batch_size": 8,
-            "memory.micro_batch": 2,
-            "train.epochs": 12,
-            "memory.lora": {"rank": 16, "alpha": 8},
-            "memory.low_bit_optimizer": True,
-            "train.checkpoint_every": "1 epoch",
-        },
-        ["2 x 4 = 8", "#   pretrained_model_name_or_path: sd15.safetensors"],
-    ),
-    (
-        "onetrainer.json",
-        ONE_TRAINER,
-        {"train.batch_size": 8, "train.epochs": 20, "precision.mode": "bf16", "train.checkpoint_every": "2 epochs"},
-        ["4 x 2 = 8", "#   training_method: LORA"],
     ),
     (
         "my_SAEHD_summary.txt",

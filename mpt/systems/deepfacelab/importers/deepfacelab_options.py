@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpt.commands.importing.translation import Translation
 from mpt.errors import CheckpointError
+from mpt.importers.shared.translation import Translation
 from mpt.systems.deepfacelab.data.leras.model_data import MAPPED, read_model_data, read_settings
 
 NAME = "DeepFaceLab"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mpt.commands.importing.translation import Translation, epochs, is_true
+from mpt.importers.shared.translation import Translation, epochs, is_true
 
 NAME = "Ultralytics"
 OWN = ("imgsz", "lr0", "lrf", "close_mosaic", "hsv_h", "box", "dfl", "mosaic", "warmup_epochs", "cos_lr")

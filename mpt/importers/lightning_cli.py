@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpt.commands.importing.translation import Translation, epochs, is_true
+from mpt.importers.shared.translation import Translation, epochs, is_true
 
 NAME = "LightningCLI"
 PRECISIONS = {

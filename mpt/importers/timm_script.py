@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpt.commands.importing.translation import Translation, is_true
+from mpt.importers.shared.translation import Translation, is_true
 
 NAME = "timm's train.py"
 OWN = ("opt", "sched", "drop_path", "model_ema", "warmup_epochs", "checkpoint_hist", "aa", "reprob", "data_dir")

@@ -1,4 +1,8 @@
-"""Which programs' configurations are read: the common ones, and those that systems bring in their `importers/`."""
+"""Whose configuration it is: each part package's importers are asked, those of systems first.
+
+An importer is a file in `importers/` with the members of `mpt.importers.shared.translation.Importer`; one that has a
+`read(path)` too reads files of a form of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mpt.commands.importing import diffusion_trainers, lightning_cli, timm_script, transformers_trainer
-from mpt.commands.importing.reading import read_command, read_settings
-from mpt.commands.importing.translation import Translation
 from mpt.config.registry import INSTALLED
 from mpt.errors import ConfigError
-
-COMMON: tuple[Any, ...] = (transformers_trainer, lightning_cli, diffusion_trainers, timm_script)
+from mpt.importers.shared.reading import read_command, read_settings
+from mpt.importers.shared.translation import Translation
 
 
 def all_importers() -> Iterator[Any]:
     """Yield the systems' importers, which are more particular, then the common ones."""
-    for package in INSTALLED.inside[1:]:
+    for package in reversed(INSTALLED.inside):
         for path in package.paths("importers"):
             yield importlib.import_module(f"{package.module_name}.importers.{path.stem}")
-    yield from COMMON
 
 
 def translate_file(path: Path) -> tuple[Translation, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpt.commands.importing.translation import Translation, is_true, show
+from mpt.importers.shared.translation import Translation, is_true, show
 
 NAME = "Hugging Face TrainingArguments"
 OWN = ("per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type", "eval_strategy", "save_total_limit")

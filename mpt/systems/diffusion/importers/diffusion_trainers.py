@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpt.commands.importing.translation import Translation, is_true
-from mpt.commands.importing.translation import epochs as period
+from mpt.importers.shared.translation import Translation, is_true
+from mpt.importers.shared.translation import epochs as period
 
 NAME = "kohya's sd-scripts or OneTrainer"
 KOHYA = ("train_batch_size", "max_train_steps", "max_train_epochs", "network_dim", "pretrained_model_name_or_path")
@@ -37,7 +37,9 @@ PRECISIONS = {
 
 
 def recognises(given: Mapping[str, Any], words: str) -> bool:
-    """Return whether two settings of either program are there."""
+    """Return whether two settings of either program are there, in no file of LightningCLI's."""
+    if any(name.startswith("trainer.") for name in given):
+        return False
     bare = {name.rpartition(".")[2] for name in given}
     return sum(name in bare for name in KOHYA) >= 2 or sum(name in given for name in ONE_TRAINER) >= 2
 

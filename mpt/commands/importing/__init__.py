@@ -1,1 +1,0 @@
-"""Other programs' configurations and command lines, translated: what `mpt import` consists of."""

@@ -1,0 +1,1 @@
+"""Configurations of other programs that `mpt import` reads for this system."""
