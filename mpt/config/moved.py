@@ -7,6 +7,7 @@ built or fails: nothing answers to an old name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -20,11 +21,29 @@ KINDS_OF_TASKS = {
     "Legend": ("metric_note", "inputs_note", "preview_columns"),
 }
 """Class of its own -> its members that every task had."""
+KINDS_OF_TRICKS = {
+    "HoldsWeights": ("pack_weights", "host", "begin", "fold"),
+    "TakesUpdates": ("takes_updates", "private_pool", "news", "update"),
+    "BetweenSteps": ("beside_steps",),
+}
+"""Class of its own -> its members that every memory trick had."""
 SET_ON_OBJECTS = (
     *("metric_note", "inputs_note", "preview_columns", "optional_inputs", "evaluation_samples", "opponents"),
     *("bounded_losses", "differentiates_twice", "product_unit", "uses_tf32", "rounds_weights", "replaces_step"),
+    *("takes_updates", "news", "keeps_gradients", "releases_gradients"),
 )
 """Those that parts set in their `__init__`."""
+
+
+def of_kinds(kinds: Mapping[str, Sequence[str]], what: str) -> dict[str, str]:
+    """Return member -> the class that has it now, in words."""
+    return {
+        name: f"{kind}.{name} of mpt.seams, from which such a {what} derives"
+        for kind, names in kinds.items()
+        for name in names
+    }
+
+
 MEMBERS: dict[str, dict[str, str]] = {
     "Precision": {
         **{name: f"numerics.{name}" for name in ("dtype", "reason", "notes", "product_unit", "uses_tf32")},
@@ -43,7 +62,12 @@ MEMBERS: dict[str, dict[str, str]] = {
             "mpt.engine.state.module_state.load_module_state(precision, module, state), which follows from masters"
         ),
     },
-    "MemoryTrick": {"replaces_optimizers": "replace_optimizer(optimizer, precision), which returns the new one"},
+    "MemoryTrick": {
+        **of_kinds(KINDS_OF_TRICKS, "trick"),
+        "replaces_optimizers": "replace_optimizer(optimizer, precision), which returns the new one",
+        "keeps_gradients": 'gradients = "zeroed"',
+        "releases_gradients": 'gradients = "consumed"',
+    },
     "Run": {
         "micro_batch_size": "adaptation.micro_batch_size",
         "micro_batch_auto": "adaptation.is_allowed",
@@ -51,11 +75,7 @@ MEMBERS: dict[str, dict[str, str]] = {
         "trained": "weights",
     },
     "Task": {
-        **{
-            name: f"{kind}.{name} of mpt.seams, from which such a task derives"
-            for kind, names in KINDS_OF_TASKS.items()
-            for name in names
-        },
+        **of_kinds(KINDS_OF_TASKS, "task"),
         "snapshot": "mpt.seams.undo.notes_of(task)",
         "restore": "mpt.seams.undo.take_back(task, notes)",
     },

@@ -29,6 +29,7 @@ from mpt.inference.trained import Trained
 from mpt.precision.shared.choice import DTYPES, cpu_has_fast_bfloat16
 from mpt.precision.shared.float32_modules import Float32Module
 from mpt.seams import Run
+from mpt.seams.trick_kinds import fold
 
 KEPT_FLOAT32 = (Float32Module, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 MULTIPLE = 8
@@ -88,8 +89,8 @@ def rebuild(trained: Trained, mode: str, dtype: str | None = None, folds: bool =
     config = in_dtype(change_precision(trained.config, mode), dtype)
     run = build_run(config, trained.run.device, trained.train_data.spec, trains=False)
     restore_modules(run, trained.loaded.state)
-    for trick in run.tricks if folds else ():
-        trick.fold(run.task.modules)
+    if folds:
+        fold(run.tricks, run.task.modules)
     return run
 
 

@@ -31,7 +31,7 @@ from mpt.errors import ConfigError
 from mpt.memory.capturing.graphs import Counting, Recorder, Recording
 from mpt.memory.capturing.rates import Rates, why_not
 from mpt.memory.capturing.tape import Tape, first_change, first_difference, numbers_of
-from mpt.seams import NOTHING, Batch, MemoryTrick, Phase, Run, has_dynamic_scale
+from mpt.seams import NOTHING, Batch, Phase, Run, TakesUpdates, has_dynamic_scale
 from mpt.seams.questions import Questions
 
 CONFLICTS = {
@@ -66,13 +66,15 @@ class Known:
     recording: Recording | None = None
 
 
-class CudaGraphs(MemoryTrick):
+class CudaGraphs(TakesUpdates):
     """Performs a run's updates: the first ones as they are, then by their graphs."""
 
     name, exact = "cuda_graphs", False  # Adam corrects its means in float32, and rates are rounded to it
 
     def __init__(self, settings: Settings) -> None:
         self.warmup = settings.warmup
+        self.takes_updates = False
+        """Whether the run's device has graphs, or is planned as one that has."""
         self.news: list[str] = []
         self.updates: dict[str, Known] = {}
         """Phase name -> its update."""
@@ -103,6 +105,8 @@ class CudaGraphs(MemoryTrick):
 
         Recorded is the update of a logged step: it computes the gradients' norm too, which others leave out.
         """
+        if not self.takes_updates:
+            return perform(batch, is_logged)
         self.forget_what_has_changed()
         if phase.optimizer not in self.rates:
             self.rates[phase.optimizer] = Rates(phase.optimizer, self.run.device)

@@ -34,7 +34,7 @@ from mpt.errors import ConfigError
 from mpt.memory.adapters.layers import Adapted, fold_all, is_adaptable, is_pointwise, put_adapter, share, weight_of
 from mpt.memory.adapters.reading import load_adapters, read_adapters
 from mpt.memory.low_bit.packed_linear import PackedLinear
-from mpt.seams import MemoryTrick, Precision, Run, Task
+from mpt.seams import HoldsWeights, Precision, Run, Task
 
 LOSSY = True
 KINDS = {
@@ -109,7 +109,7 @@ def is_pointwise_conv(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv2d) and is_pointwise(layer)
 
 
-class Lora(MemoryTrick):
+class Lora(HoldsWeights):
     """Freezes the networks and gives the chosen layers adapters."""
 
     name, exact = "lora", False

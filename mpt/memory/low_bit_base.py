@@ -28,7 +28,7 @@ from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.low_bit.formats import packed_bytes
 from mpt.memory.low_bit.packed_linear import PackedLinear, pack, unpack_all
-from mpt.seams import MemoryTrick, Run
+from mpt.seams import HoldsWeights, Run
 
 RELIEVES = "weights"
 PROPOSALS = ("fp8", "nf4")
@@ -49,7 +49,7 @@ class Settings(Options):
     """Globs over dotted parameter names that stay as they are: what is trained, as `memory.lora.full` names it."""
 
 
-class LowBitBase(MemoryTrick):
+class LowBitBase(HoldsWeights):
     """Packs weights when networks are built; the layers do the rest."""
 
     name, exact = "low_bit_base", False

@@ -46,7 +46,7 @@ class OptimizerInBackward(MemoryTrick):
     """Hooks on the parameters, active during the last backward of their phase's update."""
 
     name = "optimizer_in_backward"
-    releases_gradients = True
+    gradients = "consumed"
 
     def attach(self, run: Run) -> None:
         """Refuse what needs all gradients at once; else hang a hook on every trained parameter."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mpt.accelerator import copies_beside
 from mpt.config.options import Options
-from mpt.seams import MemoryTrick, Run
+from mpt.seams import BetweenSteps, Run
 
 CONFLICTS = {"cpu_optimizer": "that one keeps the state in host memory at all times; use one of the two"}
 RELIEVES = "moments"
@@ -27,7 +27,7 @@ class Settings(Options):
     """Nothing to set."""
 
 
-class ParkOptimizer(MemoryTrick):
+class ParkOptimizer(BetweenSteps):
     """Exchanges the state's tensors for copies in host memory, and those for copies on the device."""
 
     name = "park_optimizer"

@@ -52,11 +52,11 @@ class SetToNone(MemoryTrick):
     name = "set_to_none"
 
     def __init__(self, settings: Settings) -> None:
-        self.keeps_gradients = not settings.enabled
+        self.gradients = "released" if settings.enabled else "zeroed"
 
     def attach(self, run: Run) -> None:
         """When off, swap the classes of networks and optimizers: instances keep their state and can be copied."""
-        if not self.keeps_gradients:
+        if self.gradients == "released":
             return
         for module in {id(phase.module): phase.module for phase in run.phases}.values():
             mix_in(module, KeepsModuleGradients)

@@ -31,7 +31,7 @@ from mpt.memory.recomputing.blocks import Unit, find_chains
 from mpt.memory.travelling.host_blocks import block_bytes
 from mpt.memory.travelling.streaming import Streamed, make_streamed, refuse_recomputed_parts, settle
 from mpt.memory.travelling.weight_traffic import Stream, Traffic
-from mpt.seams import NOTHING, MemoryTrick, Phase, Run
+from mpt.seams import NOTHING, HoldsWeights, Phase, Run
 
 CONFLICTS = {"compile": "compiled graphs hold on to the weights that they were made with; leave one of the two out"}
 RELIEVES = "weights"
@@ -66,7 +66,7 @@ class Settings(Options):
         return round((1.0 if self.fraction is None else self.fraction) * blocks)
 
 
-class StreamWeights(MemoryTrick):
+class StreamWeights(HoldsWeights):
     """Chooses blocks when networks are built; the blocks do the rest."""
 
     name = "stream_weights"

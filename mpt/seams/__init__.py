@@ -37,3 +37,6 @@ from mpt.seams.task_kinds import Plateau as Plateau
 from mpt.seams.task_kinds import Samples as Samples
 from mpt.seams.task_kinds import SecondOrder as SecondOrder
 from mpt.seams.task_kinds import Tiles as Tiles
+from mpt.seams.trick_kinds import BetweenSteps as BetweenSteps
+from mpt.seams.trick_kinds import HoldsWeights as HoldsWeights
+from mpt.seams.trick_kinds import TakesUpdates as TakesUpdates

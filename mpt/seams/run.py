@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from mpt.config.schema import Config
 from mpt.parallel.world import ALONE, World
 from mpt.seams.phases import NOTHING, Phase
 from mpt.seams.precision import Precision
-from mpt.seams.samples import Batch, DataSpec
+from mpt.seams.samples import DataSpec
 from mpt.seams.task import Task
 from mpt.seams.undo import BufferCopies
 
@@ -24,10 +24,10 @@ from mpt.seams.undo import BufferCopies
 class MemoryTrick:
     """One way to hold less; never a branch in the step or the loop.
 
-    It meets the run when the networks are built (`pack_weights`, then `host`), when the task is and before precision
-    and optimizers are (`apply`), when the optimizers are (`replace_optimizer`), when everything is built (`attach`),
-    and in every update (`forward`, `backward`, `step`: contexts around those moments; `update`: all of it).
-    `beside_steps` is a context around evaluations and samples.
+    It meets the run when the task is built and before precision and optimizers are (`apply`), when the optimizers are
+    (`replace_optimizer`), when everything is built (`attach`), and in every update (`forward`, `backward`, `step`:
+    contexts around those moments). What few tricks do has a class of its own each (`mpt.seams.trick_kinds`): weights
+    that are held in another way, whole updates, work between steps.
     """
 
     name: str
@@ -35,35 +35,12 @@ class MemoryTrick:
     """Are gradients bit-equal to the run without it?"""
     host_bytes: int = 0
     """Host memory that it holds beyond the weights, gradients and optimizer states that are there, for plans."""
-    releases_gradients: bool = False
-    """Are gradients released during the backward, so that there is no norm of all of them?"""
-    keeps_gradients: bool = False
-    """Are gradients filled with zeros when an update begins, instead of released?"""
-    takes_updates: bool = False
-    """Does `update` perform the run's updates?"""
-    private_pool: Callable[[], AbstractContextManager[Any]] = staticmethod(lambda: NOTHING)
-    """What a plan enters around an update that takes its memory from a pool of its own; the planner sets it."""
-    news: list[str] | None = None
-    """What has happened since the last line of the log that a user should read there."""
-
-    def pack_weights(self, networks: Mapping[str, nn.Module]) -> None:
-        """Put other tensors in the places of weights: on the CPU or `meta`, before any trick chooses by their sizes."""
-
-    def host(self, networks: Mapping[str, nn.Module], device: torch.device) -> None:
-        """Choose weights that do not go to the device: before the networks, on the CPU or `meta`, are moved there.
-
-        A layer's attribute `travelling_names` has the names of its parameters that stay.
-        """
+    gradients: Literal["released", "zeroed", "consumed"] = "released"
+    """The fate of an update's gradients when the next one begins: released, or filled with zeros. Consumed ones are
+    released during the backward, each by itself, so that there is no norm of all of them."""
 
     def apply(self, task: Task, precision: Precision) -> None:
         """Change the built task, before optimizers exist."""
-
-    def begin(self, task: Task) -> str | None:
-        """Read what the run begins with, after `apply`; return a line about it.
-
-        Not called for plans, inference and runs that a checkpoint restores.
-        """
-        return None
 
     def replace_optimizer(self, optimizer: Optimizer, precision: Precision) -> Optimizer:
         """Return the optimizer that takes this one's place. ConfigError if none can."""
@@ -71,9 +48,6 @@ class MemoryTrick:
 
     def attach(self, run: Run) -> None:
         """Prepare the built run for its first step: hooks, choices that need all of it, notes."""
-
-    def fold(self, modules: Mapping[str, nn.Module]) -> None:
-        """Take out of trained networks what was put into them, for export: adapters become part of their weights."""
 
     def abandon(self, phase: Phase) -> None:
         """Forget what was begun of a phase's update that failed and will be repeated."""
@@ -88,17 +62,6 @@ class MemoryTrick:
 
     def step(self, phase: Phase) -> AbstractContextManager[Any]:
         """Return the context of a phase's optimizer step, unscaling and clipping included."""
-        return NOTHING
-
-    def update(self, phase: Phase, batch: Batch, is_logged: bool, perform: Callable[[Batch, bool], Any]) -> Any:
-        """Return the result of `perform(batch, is_logged)`, by calling it or by repeating what a call of it did.
-
-        Asked of the trick with `takes_updates`.
-        """
-        return perform(batch, is_logged)
-
-    def beside_steps(self) -> AbstractContextManager[Any]:
-        """Return the context of what the run does between its steps: an evaluation, a preview, samples."""
         return NOTHING
 
 

@@ -36,7 +36,7 @@ from mpt.metrics.shared.choice import metrics_of
 from mpt.nn.shared.synchronised_norm import synchronise
 from mpt.parallel.world import ALONE, World
 from mpt.precision.stable.stable_forms import make_stable_forms
-from mpt.seams import Adaptation, Dataset, DataSpec, Game, MemoryTrick, Phase, Precision, Run, Task
+from mpt.seams import Adaptation, Dataset, DataSpec, Game, HoldsWeights, MemoryTrick, Phase, Precision, Run, Task
 from mpt.seams.samples import Adopted
 from mpt.seams.task_kinds import differentiates_twice
 from mpt.seams.undo import BufferCopies
@@ -100,7 +100,7 @@ def build_run(
         prepare_ranks(config, task, world)
     for trick in tricks:
         trick.apply(task, precision)
-    begun = [trick.begin(task) for trick in tricks] if begins else []
+    begun = [trick.begin(task) for trick in tricks if isinstance(trick, HoldsWeights)] if begins else []
     prepare_precision(config, task, precision, device, world)
     settings = {name: optimizer_settings(config, name) for name in task.trainable}
     made: dict[str, Optimizer] = {}
@@ -130,7 +130,7 @@ def build_run(
         stable_forms=make_stable_forms(config.precision.settings.stable_forms),
         averages=averages,
         world=world,
-        keeps_gradients=any(trick.keeps_gradients for trick in tricks),
+        keeps_gradients=any(trick.gradients == "zeroed" for trick in tricks),
     )
     run.notes.extend(further_notes(run, start, trains and not fake))
     for trick in tricks if trains else ():
@@ -166,9 +166,10 @@ def place_networks(
     networks: dict[str, nn.Module], tricks: Sequence[MemoryTrick], device: torch.device, fake: bool
 ) -> dict[str, nn.Module]:
     """Return the networks on the device, one after the other; weights that tricks pack or keep on the host are so."""
-    for trick in tricks:
+    holders = [trick for trick in tricks if isinstance(trick, HoldsWeights)]
+    for trick in holders:
         trick.pack_weights(networks)
-    for trick in tricks:
+    for trick in holders:
         trick.host(networks, device)
     return {name: place(networks.pop(name), device, fake) for name in list(networks)}
 

@@ -37,7 +37,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
-    """Move a module to its device, but for weights that wait on the host (`MemoryTrick.host`).
+    """Move a module to its device, but for weights that wait on the host (`HoldsWeights.host`).
 
     Fake modules get empty tensors of the same strides; shared weights stay shared.
     """

@@ -46,7 +46,7 @@ from mpt.run.records.layout import RunDirectory
 from mpt.run.records.recorder import Recorder, last_test_set
 from mpt.run.records.samples import thin
 from mpt.run.records.skipped_files import write_skipped_files
-from mpt.seams import Batch, Dataset, DataSpec, Game, Plateau, Run, loss_scales
+from mpt.seams import Batch, Dataset, DataSpec, Game, Plateau, Run, TakesUpdates, loss_scales
 from mpt.seams.task_kinds import rate_factor
 
 
@@ -195,7 +195,7 @@ class Training:
         for message in self.standstill.take():
             self.journal.warn(message, "standstill")
         for trick in self.run.tricks:
-            while trick.news:
+            while isinstance(trick, TakesUpdates) and trick.news:
                 self.journal.event(trick.name, trick.news[0])
                 self.journal.say(trick.news.pop(0))
         self.advise(self.last_losses)

@@ -26,7 +26,7 @@ from mpt.engine.state.moving_averages import averages_in_place
 from mpt.engine.step.built_parts import check_figures, require
 from mpt.metrics.shared.choice import measure_all, metrics_of
 from mpt.run.records.layout import RunDirectory
-from mpt.seams import Batch, Dataset, Evidence, Inference, Legend, Run, Samples
+from mpt.seams import Batch, BetweenSteps, Dataset, Evidence, Inference, Legend, Run, Samples
 from mpt.seams.phase_losses import arithmetic_of
 from mpt.seams.task_kinds import evaluation_samples
 
@@ -44,8 +44,11 @@ def apart_from_training(run: Run) -> Iterator[None]:
         for root in roots:
             root.eval()
         with contextlib.ExitStack() as stack, torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for context in (averaged(run), averages_in_place(run), *(trick.beside_steps() for trick in run.tricks)):
-                stack.enter_context(context)
+            stack.enter_context(averaged(run))
+            stack.enter_context(averages_in_place(run))
+            for trick in run.tricks:
+                if isinstance(trick, BetweenSteps):
+                    stack.enter_context(trick.beside_steps())
             seed_for(run, run.config.seed)
             yield
     finally:

@@ -25,7 +25,7 @@ from mpt.errors import ConfigError
 from mpt.parallel.exchange import Exchange
 from mpt.parallel.local import local
 from mpt.parallel.world import Outcome, PeerFaultError, share
-from mpt.seams import NOTHING, Batch, Phase, Run, StepStats, has_dynamic_scale
+from mpt.seams import NOTHING, Batch, Phase, Run, StepStats, TakesUpdates, has_dynamic_scale
 from mpt.seams.logged import Figures
 from mpt.seams.phase_losses import draw_batch, entered, losses_of
 from mpt.seams.questions import Questions
@@ -53,7 +53,7 @@ def update(run: Run, phase: Phase, batch: Batch, *, is_logged: bool = False) -> 
     The gradients' norm is measured if `is_logged`, and if they are clipped.
     """
     for trick in run.tricks:
-        if trick.takes_updates:
+        if isinstance(trick, TakesUpdates):
             done: Update = trick.update(phase, batch, is_logged, lambda *given: perform(run, phase, *given))
             return done
     return perform(run, phase, batch, is_logged)
@@ -77,7 +77,7 @@ def perform(run: Run, phase: Phase, batch: Batch, is_logged: bool) -> Update:
         run.buffers.restore()
         return Update(StepStats(skipped=True), losses, finite=False, batch=batch, samples=samples)
     clip_norm = run.clip_norms[phase.name]
-    if is_logged and clip_norm is None and not any(trick.releases_gradients for trick in run.tricks):
+    if is_logged and clip_norm is None and not any(trick.gradients == "consumed" for trick in run.tricks):
         clip_norm = math.inf
     if run.tricks:
         with entered([trick.step(phase) for trick in run.tricks]):

@@ -38,6 +38,7 @@ from mpt.planner.trace.trace import Recorder, Trace
 from mpt.planner.trace.unseen import Unseen
 from mpt.precision.shared.choice import DTYPES
 from mpt.seams import Batch, DataSpec, Inference, Run, Tiles
+from mpt.seams.trick_kinds import fold
 
 BATCHES = 2
 FRAMES = 4
@@ -169,8 +170,7 @@ def trace_inference(
         run = build_run(config, device, data, fake=True, trains=False)
         work.uses_tf32 = run.precision.numerics.uses_tf32 and gpu.tf32 > 0
         if wish.half or wish.dtype is not None:
-            for trick in run.tricks:
-                trick.fold(run.task.modules)
+            fold(run.tricks, run.task.modules)
         if wish.half:
             for module in run.task.modules.values():
                 halve(module, run.precision.numerics.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpt.planner.trace.trace import Recorder
-from mpt.seams import MemoryTrick, Phase, Run
+from mpt.seams import MemoryTrick, Phase, Run, TakesUpdates
 
 MASTERS = "(master weights)"
 """The owner of parameters that an optimizer updates and no network has."""
@@ -25,7 +25,7 @@ def watch_run(run: Run, recorder: Recorder) -> Iterator[None]:
     masters = {p for optimizer in run.optimizers.values() for group in optimizer.param_groups for p in group["params"]}
     recorder.mark((p for p in masters if id(p) not in owners), "parameters", MASTERS)
     for trick in run.tricks:
-        if trick.takes_updates:
+        if isinstance(trick, TakesUpdates):
             trick.private_pool = recorder.in_graphs
     moments = Moments(recorder, masters)
     run.tricks.append(moments)
