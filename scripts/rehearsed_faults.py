@@ -100,7 +100,7 @@ MENDED = (
     Fault(
         "half on a CPU",
         "`infer --half --device cpu` opened a context on the GPU",
-        "mpt/commands/inference/infer_half.py",
+        "mpt/workflows/half_compared.py",
         "    accelerator.synchronize(device)\n    accelerator.empty_cache(device)\n",
         '    accelerator.synchronize(torch.device("cuda"))\n    accelerator.empty_cache(torch.device("cuda"))\n',
         f"{FAULTS_FILE}::test_half_inference_on_a_cpu_touches_no_gpu",

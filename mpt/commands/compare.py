@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from mpt.commands.cli.arguments import Allow, Device, Json, Output, Quiet, Runs
-from mpt.commands.cli.console import open_console
+from mpt.commands.cli.console import columns, open_console
 from mpt.config.registry import INSTALLED
 from mpt.errors import CheckpointError, ConfigError, GateError
 from mpt.foreign.files import read_json
@@ -176,13 +176,9 @@ def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> 
     if as_json:
         print(json.dumps(read_json(folder / "comparison.json")))
         return
-    from rich.table import Table
-
     console = open_console()
-    table = Table(title=None)
-    table.add_column("mode")
-    for heading in ("peak memory", "step", "samples/s", "skipped", f"{comparison.metric}, final", "best"):
-        table.add_column(heading, justify="right")
+    figures = (">peak memory", ">step", ">samples/s", ">skipped", f">{comparison.metric}, final", ">best")
+    table = columns("mode", *figures, is_boxed=True)
     peaks = [row.peak_bytes for row in comparison.rows]
     for row in comparison.rows:
         table.add_row(
@@ -200,17 +196,15 @@ def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> 
         said = (
             f"Ratios are of the figures shown to those of {label}; of memory, step and samples/s: medians over seeds."
         )
-        console.print(said, markup=False, highlight=False)
+        console.print(said)
     for row in comparison.rows:
         for phase, (first, lowest, last) in row.scales.items():
             scales = f"first {show_figure(first)}, lowest {show_figure(lowest)}, last {show_figure(last)}"
-            console.print(f"loss scale, {row.group.label} {phase}: {scales}", markup=False, highlight=False)
+            console.print(f"loss scale, {row.group.label} {phase}: {scales}")
     for row in comparison.rows:
         if row.verdict is not None:
-            console.print(say_verdict(row, comparison), markup=False, highlight=False)
-    console.print(say_spread(comparison), markup=False, highlight=False)
+            console.print(say_verdict(row, comparison))
+    console.print(say_spread(comparison))
     for note in comparison.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    console.print(
-        f"wrote {os.path.join(folder, 'comparison.html')} (and .md, .json, .png)", markup=False, highlight=False
-    )
+        console.print(f"note: {note}")
+    console.print(f"wrote {os.path.join(folder, 'comparison.html')} (and .md, .json, .png)")

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mpt.commands.cli.arguments import Allow, Best, Device, Json, Newest, NewestRun, Runs, StepOfCheckpoint
-from mpt.commands.cli.console import open_console
+from mpt.commands.cli.console import columns, open_console
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_datasets
 from mpt.engine.state.details import write_details
@@ -177,19 +177,12 @@ def as_json(found: Evaluated) -> dict[str, Any]:
 
 def show(found: Evaluated, folder: Path) -> None:
     """Print the table, what training measured, and where the page is."""
-    from rich.table import Table
-
     console = open_console()
-    console.print(
-        f"{found.name}, step {found.step}, on {found.data} ({found.samples} samples, {found.device})", markup=False
-    )
-    table = Table()
-    table.add_column("")
-    for heading in found.headings:
-        table.add_column(heading, justify="right")
+    console.print(f"{found.name}, step {found.step}, on {found.data} ({found.samples} samples, {found.device})")
+    table = columns("", *(f">{heading}" for heading in found.headings), is_boxed=True)
     for name, *cells in figure_rows(found):
         table.add_row(name, *cells, style="bold" if name == found.metric else None)
     console.print(table)
     for sentence in found.sentences():
-        console.print(sentence, markup=False)
-    console.print(f"page {folder / 'evaluation.html'}", markup=False)
+        console.print(sentence)
+    console.print(f"page {folder / 'evaluation.html'}")

@@ -2,12 +2,11 @@
 
 Without `--half` and `--dtype` a run infers as it was trained. `--dtype float32` infers in float32, `--dtype float16` or
 `bfloat16` under autocast with float32 weights. `--half` stores the weights in half and says what that gained and cost
-(`mpt.commands.inference.infer_half`).
+(`mpt.workflows.half_compared`).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,21 +17,10 @@ import torch
 import typer
 
 from mpt.commands.cli.arguments import Allow, Best, Device, Newest, NewestRun, Runs, StepOfCheckpoint
-from mpt.commands.inference.infer_half import infer_half
-from mpt.commands.inference.infer_handover import hand_over
-from mpt.commands.inference.infer_outputs import (
-    MOST_PICTURES,
-    Output,
-    choose_output,
-    write,
-    write_bad,
-    write_labelled,
-    write_single,
-    write_walk,
-)
-from mpt.config.sizes import describe_bytes, parse_budget
+from mpt.commands.cli.console import columns, open_console
+from mpt.commands.cli.infer_handover import hand_over
 from mpt.engine.state.evaluation import inferring
-from mpt.errors import ConfigError, DataError, InputOutputError, MemoryBudgetError
+from mpt.errors import ConfigError, DataError, InputOutputError
 from mpt.inference.exported import is_export
 from mpt.inference.inputs import (
     SAMPLES,
@@ -43,14 +31,22 @@ from mpt.inference.inputs import (
     without_bad,
 )
 from mpt.inference.opening import in_dtype, open_with_inputs
+from mpt.inference.outputs import (
+    MOST_PICTURES,
+    Output,
+    choose_output,
+    write,
+    write_bad,
+    write_labelled,
+    write_single,
+    write_walk,
+)
 from mpt.inference.slices import Work, choose_devices, infer_all
 from mpt.inference.trained import Trained
-from mpt.planner.answers.plan import InferencePlan
-from mpt.planner.client.session import Session
-from mpt.planner.facts.calibration import load_calibration
-from mpt.planner.facts.gpus import DEFAULT, find_gpu, installed_gpu
 from mpt.run.checkpoints.choice import read_wish
 from mpt.seams import Inference, Legend
+from mpt.workflows.half_compared import Statement, infer_half, rows_of, sentences
+from mpt.workflows.inference_batch import choose_batch
 
 
 @dataclass(frozen=True)
@@ -101,9 +97,6 @@ class Command:
     allow: Allow = ()
 
 
-MIB = 2**20
-
-
 @dataclass(frozen=True)
 class Prepared:
     """What a run infers, and where that is written."""
@@ -138,7 +131,7 @@ def run(arguments: Command) -> None:
     prepared = prepare(arguments)
     begun = time.perf_counter()
     if arguments.half:
-        results = infer_half(
+        results, statement = infer_half(
             prepared.trained,
             prepared.samples,
             prepared.batch_size,
@@ -146,6 +139,7 @@ def run(arguments: Command) -> None:
             arguments.dtype,
             prepared.output.folder,
         )
+        print_statement(statement)
     else:
         prepared = replace(prepared, trained=in_dtype(prepared.trained, arguments.dtype))
         results = infer_all(prepared.trained, work_of(prepared, arguments), prepared.devices)
@@ -195,7 +189,8 @@ def prepare(arguments: Command) -> Prepared:
     count = arguments.count or SAMPLES
     batch_size = arguments.batch_size or trained.config.train.batch_size
     if arguments.vram is not None:
-        batch_size = choose_batch(trained, arguments, len(samples) or count)
+        wanted = len(samples) or count
+        batch_size = choose_batch(trained, arguments.vram, arguments.half, arguments.dtype, wanted)
     return Prepared(trained, samples, bad, output, devices, opening, seeds, count, batch_size)
 
 
@@ -273,51 +268,20 @@ def walk_seeds(text: str | None) -> list[int]:
     return [int(part) for part in parts]
 
 
-def choose_batch(trained: Trained, arguments: Command, count: int) -> int:
-    """Return the largest batch, `count` at most, that is planned to fit --vram on the run's GPU, and say it.
-
-    With --half float32 comes first, alongside the networks as they were opened, so that is the load that has to fit.
-    Raises MemoryBudgetError if one sample is too much.
-    """
-    assert arguments.vram is not None
-    budget, device = parse_budget(arguments.vram), trained.run.device
-    gpu, where = find_gpu(DEFAULT), f", as on an {find_gpu(DEFAULT).name}: no GPU is used here"
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        gpu, where = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor)), ""
-    wish: dict[str, Any] = {"dtype": arguments.dtype, "budget_bytes": budget}
-    if arguments.half:
-        wish |= {"dtype": "float32", "held_bytes": sum(tensor.nbytes for tensor in weights_of(trained))}
-    config, data = trained.config, trained.train_data.spec.to_record()
-    batch_size = min(count, config.train.batch_size)
-    with Session(gpu, load_calibration(gpu.name), config.granted) as session:
-        largest: int = session.infer(config, data, batch_size=batch_size, **wish).get().largest_batch or 0
-        if not largest:
-            one = session.infer(config, data, batch_size=1, **wish).get()
-            lean = session.infer(config, data, batch_size=1, dtype="float16", budget_bytes=budget).get()
-            raise MemoryBudgetError(describe_want(arguments, one, lean))
-    print(f"at most {largest} samples at once fit in {arguments.vram}{where}")
-    return min(largest, count)
-
-
-def describe_want(arguments: Command, one: InferencePlan, lean: InferencePlan) -> str:
-    """Say what a single sample needs, by the plan of it, and what asks for less where the plan of that fits."""
-    needed = describe_bytes(math.ceil(one.with_room / MIB) * MIB)
-    words = f"--vram: not even one sample fits in {arguments.vram}; it needs {needed} with the context"
-    if lean.fits:
-        float32_first = "leave out --half, which begins in float32, and " if arguments.half else ""
-        words += f": {float32_first}use --dtype float16, or allow more"
-    return words
-
-
-def weights_of(trained: Trained) -> set[torch.Tensor]:
-    """Return all parameters and buffers of a run's networks."""
-    return {one for module in trained.run.task.modules.values() for one in (*module.parameters(), *module.buffers())}
-
-
 def make_folder(output: Path) -> None:
     """Make the output folder before anything is computed. Raises InputOutputError."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputOutputError(f"--output: cannot make {output}: {error.strerror}") from error
+
+
+def print_statement(statement: Statement) -> None:
+    """Print what half gains and costs."""
+    console = open_console()
+    table = columns("", f">{statement.full.name}", f">{statement.half.name}", ">ratio", is_boxed=True)
+    for row in rows_of(statement):
+        table.add_row(*row)
+    console.print(table)
+    for sentence in sentences(statement):
+        console.print(sentence)

@@ -30,7 +30,7 @@ from mpt.commands.cli.arguments import (
 )
 from mpt.commands.cli.command_line import spell
 from mpt.commands.cli.console import open_console
-from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, sharded
+from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, sharded, write_patch
 from mpt.commands.planning.plan_progress import progress
 from mpt.commands.planning.plan_tables import (
     as_data,
@@ -44,8 +44,7 @@ from mpt.commands.planning.plan_tables import (
 from mpt.config.patch_origin import describe_origin, find_other_cards
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
-from mpt.config.yaml_text import write_text
-from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
+from mpt.errors import ConfigError, MayFitError, MemoryBudgetError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.verdict import judge
@@ -160,25 +159,25 @@ def warn_of_patches_for_other_cards(planned: Planned, arguments: Command) -> Non
 def show(console: Console, planned: Planned, arguments: Command) -> None:
     """Print the answer in one sentence, and the details."""
     plan, best, recipes = planned.plan, planned.best, planned.found.recipes
-    console.print(headline(planned.config.heading, planned.gpu, plan, recipes), style="bold", markup=False)
+    console.print(headline(planned.config.heading, planned.gpu, plan, recipes), style="bold")
     for statement in planned.capacity.statements:
-        console.print(statement, markup=False)
+        console.print(statement)
     for sentence in describe_too_large(plan, planned.room):
-        console.print(sentence, markup=False)
+        console.print(sentence)
     if arguments.verbose or not arguments.vram:
         print_plan(console, planned.config.heading, planned.gpu, planned.calibration, plan, arguments.verbose)
     if recipes and (best is None or best.patch):
         print_search(console, planned.found, plan)
     if best is not None and best.patch and best.plan.largest_batch is not None:
-        console.print(f"largest batch of the first recipe: {' '.join(describe_largest(best.plan))}", markup=False)
+        console.print(f"largest batch of the first recipe: {' '.join(describe_largest(best.plan))}")
     if arguments.snapshot is not None:
-        console.print(f"wrote {arguments.snapshot}, for https://pytorch.org/memory_viz", markup=False)
+        console.print(f"wrote {arguments.snapshot}, for https://pytorch.org/memory_viz")
 
 
 def show_written(console: Console, written: Sequence[str], command: str) -> None:
     """Print which files were written, and the command that trains the first recipe."""
-    console.print(f"wrote {' and '.join(written)}; train the first recipe with", markup=False)
-    console.print(f"  {command}", markup=False, soft_wrap=True)
+    console.print(f"wrote {' and '.join(written)}; train the first recipe with")
+    console.print(f"  {command}", soft_wrap=True)
 
 
 def pass_gate(plan: Plan) -> None:
@@ -222,12 +221,7 @@ def write_results(
         plan_command(arguments),
         *([f"lossy: {EXPLANATIONS['lossy']}"] if best.is_lossy else []),
     ]
-    body = write_text(best.patch) if best.patch else "{}\n"
-    try:
-        comments = "".join(f"# {line}".rstrip() + "\n" for line in heading)
-        path.write_text(f"{comments}{describe_origin(config, gpu.name, budget)}\n{body}", "utf-8")
-    except OSError as error:
-        raise InputOutputError(f"{path}: cannot be written: {error}") from error
+    write_patch(path, best.patch, heading, describe_origin(config, gpu.name, budget))
     panels = [(f"as it stands: {describe_bytes(plan.total)}", plan.timeline)]
     shown = [one for one in worth_showing(recipes)[:PICTURED] if one.patch]
     panels += [(f"{described(one)}: {describe_bytes(one.total)}", one.plan.timeline) for one in shown]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpt.commands.cli.arguments import Output
-from mpt.commands.planning.plan_schema import plan_schema
 from mpt.config.json_schema import config_schema
-from mpt.errors import InputOutputError
+from mpt.planner.recipes.printed import plan_schema
+from mpt.run.process.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,6 @@ def run(arguments: Command) -> None:
     if output is None:
         print(text, end="")
         return
-    try:
-        Path(output).write_text(text, "utf-8")
-    except OSError as error:
-        raise InputOutputError(f"{output}: cannot be written: {error.strerror}") from error
+    write_atomically(Path(output), text)
     hint = "" if arguments.plan else f"; in VS Code, begin a config with `# yaml-language-server: $schema={output}`"
     print(f"wrote {output}{hint}")

@@ -10,8 +10,6 @@ Logged is what the forward of an update computes. A call elsewhere does nothing:
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import torch
 from torch import Tensor
 
@@ -36,9 +34,7 @@ class Figures:
     def __enter__(self) -> None:
         Figures.open = self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         Figures.open = None
 
     def add(self, name: str, value: Tensor) -> None:

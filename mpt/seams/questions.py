@@ -6,7 +6,6 @@ is divided at each question, and taken to go on as it usually does. Fake tensors
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import ClassVar
 
 from torch import Tensor
@@ -22,9 +21,7 @@ class Questions:
     def __enter__(self) -> None:
         Questions.open = self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         Questions.open = None
 
     def ask(self, flag: Tensor, usual: bool) -> bool:

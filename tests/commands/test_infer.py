@@ -13,11 +13,11 @@ from PIL import Image
 
 from mpt.commands import infer
 from mpt.commands.infer import Command as InferArguments
-from mpt.commands.inference import infer_half, infer_outputs
 from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
-from mpt.inference import slices
+from mpt.inference import outputs, slices
 from mpt.inference.inputs import SAMPLES
 from mpt.memory import lora
+from mpt.workflows import half_compared
 from tests.commands.conftest import move_adapters
 
 
@@ -64,7 +64,7 @@ def test_the_newest_run_is_taken_where_none_is_named(classifier, tmp_path):
 
 def test_what_is_printed_of_a_table_is_short_and_named():
     row = {"input": "a.png", "squared_error": 0.25, "code": "0.1 " * 20}
-    assert infer_outputs.show_row(row) == "a.png: squared_error 0.25"
+    assert outputs.show_row(row) == "a.png: squared_error 0.25"
 
 
 def test_a_generator_makes_the_same_samples_each_time(generator, tmp_path):
@@ -130,9 +130,9 @@ def test_half_on_a_cpu_opens_no_context_on_a_gpu(monkeypatch):
     touched = []
     monkeypatch.setattr(torch.accelerator, "synchronize", touched.append)
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: touched.append("cache"))
-    infer_half.release(torch.device("cpu"))
+    half_compared.release(torch.device("cpu"))
     assert touched == []
-    infer_half.release(torch.device("cuda:1"))
+    half_compared.release(torch.device("cuda:1"))
     assert touched == [torch.device("cuda:1"), "cache"]
 
 
@@ -382,5 +382,5 @@ def test_what_several_processes_cannot_do_is_refused(classifier, tmp_path, monke
 @pytest.mark.parametrize("name", ["out.json", "out.txt", "OUT.JPG"])
 def test_an_output_that_would_become_a_folder_of_a_file_s_name_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match=rf"{name} is no table \(\.csv\)"):
-        infer_outputs.choose_output(str(tmp_path / name), False, tmp_path)
+        outputs.choose_output(str(tmp_path / name), False, tmp_path)
     assert not (tmp_path / name).exists()

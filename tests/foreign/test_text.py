@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from mpt import cli
-from mpt.commands.inference.infer_outputs import write_table
 from mpt.engine.building.devices import choose_device
 from mpt.errors import ConfigError
 from mpt.foreign.text import HarmlessStream, csv_cell, from_csv_cell, harmless
+from mpt.inference.outputs import write_table
 from mpt.run.boards.boards import Boards
 from mpt.run.boards.console import Console
 from mpt.run.boards.feed import Board, Feed

@@ -16,7 +16,6 @@ from mpt.commands import plan
 from mpt.commands.plan import Command as PlanArguments
 from mpt.commands.planning import plan_calibrate
 from mpt.commands.planning.plan_calibrate import Command as PlanCalibrateArguments
-from mpt.commands.planning.plan_schema import plan_schema
 from mpt.commands.planning.plan_tables import describe_counts, headline
 from mpt.config.load import load_config
 from mpt.config.shipped import shipped_configs
@@ -26,6 +25,7 @@ from mpt.planner.client.session import Session
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.recipes import planned
 from mpt.planner.recipes.patches import Combinations
+from mpt.planner.recipes.printed import plan_schema
 from mpt.planner.recipes.recipe import Recipe
 from mpt.planner.recipes.search import Search
 from tests.config.test_json_schema import accepts

@@ -14,6 +14,7 @@ from mpt.commands.planning.plan_check import Command as PlanCheckArguments
 from mpt.commands.planning.plan_lock import Command as PlanLockArguments
 from mpt.errors import ConfigError, GateError, InputOutputError
 from mpt.planner.client.session import Session
+from mpt.workflows import plan_lock as lock
 from tests.planner.test_command import Shared, arguments
 
 __all__ = ["arguments"]  # a fixture
@@ -24,7 +25,7 @@ def locked(
     arguments: PlanArguments, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[PlanCheckArguments, Path]:
     """Return arguments that check a lock of the test's configuration, and the lock."""
-    monkeypatch.setattr(plan_lock, "Session", Shared(session))
+    monkeypatch.setattr(lock, "Session", Shared(session))
     path = tmp_path / "plan.lock"
     plan_lock.run(PlanLockArguments(arguments.config, allow=("tests",), gpu="rtx2060", output=str(path)))
     return PlanCheckArguments(path, allow=("tests",)), path

@@ -19,6 +19,7 @@ from mpt.config.patch_origin import find_strange_patches
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.client.session import Session
 from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.recipes import presets
 from mpt.planner.recipes.recipe import describe_patch
 from mpt.planner.recipes.search import search
 from tests.planner.test_command import Shared, arguments
@@ -39,16 +40,16 @@ def test_each_size_gets_the_recipe_that_a_search_of_its_own_finds(
     config = load_config(arguments.config, allow=["tests"])
     whole = session.plan([config])[0].get()
     budgets = {size: whole.context_bytes + int(share * whole.reserved) for size, share in SHARES.items()}
-    monkeypatch.setattr(plan_presets, "Session", Shared(session))
-    monkeypatch.setattr(plan_presets, "SIZES", tuple(SHARES))
-    monkeypatch.setattr(plan_presets, "usable_bytes", lambda gpu, size: budgets[size])
+    monkeypatch.setattr(presets, "Session", Shared(session))
+    monkeypatch.setattr(presets, "SIZES", tuple(SHARES))
+    monkeypatch.setattr(presets, "usable_bytes", lambda gpu, size: budgets[size])
     asked = PlanPresetsArguments(arguments.config, allow=("tests",), output=str(tmp_path / "presets"), json=True)
     plan_presets.run(asked)
     told: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["presets"]
     session.judge_by(())
     assert [one["size_gb"] for one in told] == list(SHARES)
     assert told[0]["patch"] is None
-    alone = search(session, config, find_gpu(plan_presets.REFERENCE), budgets[12]).recipes[0]
+    alone = search(session, config, find_gpu(presets.REFERENCE), budgets[12]).recipes[0]
     assert (told[2]["patch"], told[2]["total_bytes"]) == (alone.patch, alone.total)
     assert (told[-1]["patch"], told[-1]["path"]) == ({}, None)
     for preset in told[1:-1]:
@@ -59,7 +60,7 @@ def test_each_size_gets_the_recipe_that_a_search_of_its_own_finds(
         assert load_config(arguments.config, patches=[path], allow=["tests"])
     with pytest.raises(ConfigError, match="exists; remove it first"):
         plan_presets.run(asked)
-    monkeypatch.setattr(plan_presets, "usable_bytes", lambda gpu, size: budgets[6])
+    monkeypatch.setattr(presets, "usable_bytes", lambda gpu, size: budgets[6])
     with pytest.raises(MemoryBudgetError, match="nothing fits even 24 GB"):
         plan_presets.run(replace(asked, output=str(tmp_path / "none"), json=False))
     assert capsys.readouterr().out.count("nothing fits") == len(SHARES)
@@ -83,7 +84,7 @@ def test_every_shipped_preset_loads_over_its_configuration_and_is_what_the_table
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
     table = {f"{row[0].strip('`')}_{size}gb": row[2:] for row in rows if len(row) == 7 for size in row[1].split(", ")}
     presets = shipped.shipped_presets()
-    assert len(table) == 5 * len(plan_presets.SIZES)
+    assert len(table) == 5 * len(presets.SIZES)
     assert set(presets) == {name for name, row in table.items() if row[1] != "as it stands"}, "none changes nothing"
     for name, path in presets.items():
         plain, size = name.rsplit("_", 1)
@@ -104,6 +105,6 @@ def test_every_shipped_preset_loads_over_its_configuration_and_is_what_the_table
 
 
 def test_a_size_of_card_gives_programs_less_than_its_name() -> None:
-    reference = find_gpu(plan_presets.REFERENCE)
-    gib = [plan_presets.usable_bytes(reference, size) / 2**30 for size in plan_presets.SIZES]
+    reference = find_gpu(presets.REFERENCE)
+    gib = [presets.usable_bytes(reference, size) / 2**30 for size in presets.SIZES]
     assert gib == [pytest.approx(wanted, abs=0.15) for wanted in (5.8, 7.8, 9.8, 11.75, 15.55, 23.6)]

@@ -1,10 +1,9 @@
-"""`mpt plan check FILE`: whether the plan that a lock keeps (`mpt.commands.planning.plan_lock`) has grown since."""
+"""`mpt plan check FILE`: whether the plan that a lock keeps (`mpt.workflows.plan_lock`) has grown since."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +12,10 @@ import typer
 
 from mpt.commands.cli.arguments import Allow, Json, Overrides, Patches
 from mpt.commands.cli.completion import complete_config
-from mpt.commands.planning.plan_lock import Lock, plan_lock, read_lock
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, GateError
 from mpt.report.units import show_seconds
+from mpt.workflows.plan_lock import change, describe_growth, other_versions, plan_again, read_lock
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,6 @@ class Command:
     json: Json = False
 
 
-SMALL = 100 * 2**20
-"""Bytes below which whole MiB would hide a change of some percent."""
-NAMED = 3
-"""So many kinds and modules are named that grew most..."""
-WORTH_NAMING = 2**20
-"""... by that many bytes at least, the first of them aside."""
-
-
 def run(arguments: Command) -> None:
     """Plan again what a lock was made of.
 
@@ -64,7 +55,7 @@ def run(arguments: Command) -> None:
         )
     if arguments.gpu is not None and arguments.gpu != before.gpu:
         raise ConfigError(f"--gpu: {path} was planned for {before.gpu}; leave it out")
-    after = plan_lock(before, arguments.allow)
+    after = plan_again(before, arguments.allow)
     grown = describe_growth(before, after, tolerance)
     if arguments.json:
         print(json.dumps({"before": vars(before), "after": vars(after), "grown": grown}, indent=1))
@@ -76,59 +67,6 @@ def run(arguments: Command) -> None:
             f"{path}: peak {peak} ({change(before.peak_bytes, after.peak_bytes)}), "
             f"step {step} ({change(before.step_seconds, after.step_seconds)}): within {100 * tolerance:.3g} %"
         )
-
-
-def describe_growth(before: Lock, after: Lock, tolerance: float) -> list[str]:
-    """Return a sentence for the peak and one for the step, of those that grew by more than the tolerance."""
-    grown = []
-    peaks = {
-        "the peak": (before.peak_bytes, after.peak_bytes),
-        "what tensors take of the peak": (before.tensor_bytes, after.tensor_bytes),
-    }
-    for name, (old, new) in peaks.items():
-        if new > old * (1 + tolerance):
-            kinds = largest_growth(before.by_category, after.by_category)
-            modules = largest_growth(before.by_module, after.by_module)
-            grown.append(
-                f"{name} rose from {show_memory(old)} to {show_memory(new)} ({change(old, new)})"
-                + (f": {kinds}" if kinds else "")
-                + (f", in {modules}" if modules else "")
-            )
-            break
-    if after.step_seconds > before.step_seconds * (1 + tolerance):
-        grown.append(
-            f"the step slowed from {show_seconds(before.step_seconds)} to {show_seconds(after.step_seconds)} "
-            f"({change(before.step_seconds, after.step_seconds)})"
-        )
-    return grown
-
-
-def largest_growth(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """Return the largest increases, with their bytes: "activations +120 MiB, gradients +3 MiB"."""
-    growth = {name: after.get(name, 0) - before.get(name, 0) for name in {*before, *after}}
-    largest = sorted((name for name in growth if growth[name] > 0), key=lambda name: (-growth[name], name))[:NAMED]
-    largest = [name for name in largest if name == largest[0] or growth[name] >= WORTH_NAMING]
-    return ", ".join(f"{name} +{show_memory(growth[name])}" for name in largest)
-
-
-def show_memory(size: int) -> str:
-    """Return an amount of memory of which a change of some percent is seen: "7.2 MiB", "532 MiB"."""
-    return describe_bytes(size) if size >= SMALL else f"{size / 2**20:.3g} MiB"
-
-
-def other_versions(before: Lock, after: Lock) -> str:
-    """Return in words which versions differ."""
-    changed = [
-        f"{name} is {after.versions[name]} and was {old}"
-        for name, old in before.versions.items()
-        if after.versions.get(name, old) != old
-    ]
-    return f" ({', '.join(changed)})" if changed else ""
-
-
-def change(before: float, after: float) -> str:
-    """Return a change in percent."""
-    return f"{after / before - 1:+.1%}"
 
 
 def parse_tolerance(text: str) -> float:

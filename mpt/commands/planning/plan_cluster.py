@@ -12,10 +12,10 @@ from rich.console import Console
 
 from mpt.commands.cli.arguments import AllowLossy, Card, Desktop, Network, PerMachine, PlannedConfig, Strategy
 from mpt.commands.cli.command_line import given
-from mpt.commands.cli.console import open_console
+from mpt.commands.cli.console import columns, open_console
 from mpt.commands.planning.plan_config import common_words, free_name, load_planned, sharded
 from mpt.commands.planning.plan_progress import progress
-from mpt.commands.planning.plan_tables import columns, print_scaling
+from mpt.commands.planning.plan_tables import print_scaling
 from mpt.config.differences import flatten
 from mpt.config.layers import write_override
 from mpt.config.schema import Config
@@ -90,9 +90,9 @@ def show_scaling(config: Config, arguments: Command) -> None:
         return
     console = open_console()
     for statement in capacity.statements:
-        console.print(statement, markup=False)
+        console.print(statement)
     print_scaling(console, found, title)
-    console.print(f"wrote {picture}", markup=False)
+    console.print(f"wrote {picture}")
 
 
 def show_cheapest(config: Config, arguments: Command) -> None:
@@ -140,9 +140,8 @@ def print_cheapest(console: Console, found: Cheapest, config: Config, arguments:
         console.print(
             f"the cheapest set that trains this: {best.nproc} x {best.gpu.name}, {best.words}",
             style="bold",
-            markup=False,
         )
-        console.print(f"  {command_for(best, arguments)}", markup=False, soft_wrap=True)
+        console.print(f"  {command_for(best, arguments)}", soft_wrap=True)
 
 
 def command_for(best: Candidate, arguments: Command) -> str:

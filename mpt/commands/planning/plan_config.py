@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mpt.commands.cli.arguments import PlannedConfig
 from mpt.commands.cli.command_line import spell
 from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
+from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError
+from mpt.run.process.files import write_atomically
 
 
 def load_planned(arguments: PlannedConfig, *first: str) -> Config:
@@ -52,6 +55,12 @@ def choose_output(arguments: PlannedConfig, output: str | None, stem: str, is_wr
     if is_written and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
         raise InputOutputError(f"{path}: cannot be written: it is a folder, or its folder is missing or read-only")
     return path
+
+
+def write_patch(path: Path, patch: Mapping[str, Any], heading: Sequence[str], origin: str | None = None) -> None:
+    """Write a patch below comments on where it comes from. Raises InputOutputError."""
+    lines = [f"# {line}".rstrip() for line in heading] + ([] if origin is None else [origin])
+    write_atomically(path, "\n".join([*lines, write_text(dict(patch))]))
 
 
 def free_name(stem: str, suffix: str) -> Path:

@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 from mpt.commands.cli.arguments import Card, Desktop, PlannedConfig
-from mpt.commands.cli.console import open_console
+from mpt.commands.cli.console import columns, open_console
 from mpt.commands.planning.plan_config import load_planned
-from mpt.commands.planning.plan_tables import columns, held_tables
+from mpt.commands.planning.plan_tables import held_tables
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MemoryBudgetError
@@ -115,9 +115,9 @@ def print_inference(
     console: Console, config: Config, gpu: Gpu, capacity: Capacity, plan: InferencePlan, frame: tuple[int, int] | None
 ) -> None:
     """Print the sentence and the details."""
-    console.print(inference_headline(config, gpu, plan, frame), style="bold", markup=False)
+    console.print(inference_headline(config, gpu, plan, frame), style="bold")
     for statement in capacity.statements:
-        console.print(statement, markup=False)
+        console.print(statement)
     if frame is None:
         table = columns("", ">", "")
         table.show_header = False
@@ -131,4 +131,4 @@ def print_inference(
         console.print()
         console.print(held_tables(plan))
     for note in plan.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 
 from mpt.commands.cli.arguments import Allow, Card, Desktop, Json
-from mpt.commands.cli.console import open_console
-from mpt.commands.planning.plan_tables import columns, headline, print_plan
+from mpt.commands.cli.console import columns, open_console
+from mpt.commands.planning.plan_tables import headline, print_plan
 from mpt.config.layers import read_override
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MemoryBudgetError
@@ -95,16 +95,16 @@ def show(console: Console, planned: OwnPlanned, arguments: Command) -> None:
     """Print the sentence, the details, and the ways."""
     plan = planned.plan
     name = planned.found.name
-    console.print(headline(name, planned.gpu, plan, []), style="bold", markup=False)
+    console.print(headline(name, planned.gpu, plan, []), style="bold")
     for statement in planned.capacity.statements:
-        console.print(statement, markup=False)
+        console.print(statement)
     print_plan(console, name, planned.gpu, planned.calibration, plan, is_verbose=True)
     if plan.growing and plan.fits is False and plan.growing.fits:
         console.print("it fits as it stands with PYTORCH_ALLOC_CONF=expandable_segments:True in the environment")
     if planned.ways:
         print_ways(console, planned.ways)
     if arguments.snapshot is not None:
-        console.print(f"wrote {arguments.snapshot}, for https://pytorch.org/memory_viz", markup=False)
+        console.print(f"wrote {arguments.snapshot}, for https://pytorch.org/memory_viz")
 
 
 def print_ways(console: Console, ways: list[Way]) -> None:
@@ -121,4 +121,4 @@ def print_ways(console: Console, ways: list[Way]) -> None:
         table.add_row(change, describe_bytes(way.plan.total), chance, show_seconds(way.plan.step_seconds), kept)
     console.print(table)
     for line, letter in letters.items():
-        console.print(f"{letter}  {line}", markup=False, soft_wrap=True)
+        console.print(f"{letter}  {line}", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mpt.commands.planning.plan_schema import PlanOutput, Refused, describe_recipe, with_verdict
+from mpt.commands.cli.console import columns
 from mpt.config.layers import write_override
 from mpt.config.sizes import describe_bytes
 from mpt.planner.answers.plan import RESUME, InferencePlan, Plan, PlannedRanks
@@ -16,6 +16,7 @@ from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.verdict import judge
 from mpt.planner.recipes.beside import MadeRoom, moments_that_do_not_fit
+from mpt.planner.recipes.printed import PlanOutput, Refused, describe_recipe, with_verdict
 from mpt.planner.recipes.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch
 from mpt.planner.recipes.scaling import Scaling
 from mpt.planner.recipes.search import Search
@@ -61,7 +62,7 @@ def described(name: str, plan: Plan) -> str:
 
 def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, plan: Plan, is_verbose: bool) -> None:
     """Print the plan of a configuration, or a step, unchanged; with details also the memory at the peak."""
-    console.print(f"{described(name, plan)}, on {gpu.name}, as it stands", style="bold", markup=False)
+    console.print(f"{described(name, plan)}, on {gpu.name}, as it stands", style="bold")
     table = columns("", ">", "")
     table.show_header = False
     table.add_row("allocated", describe_bytes(plan.allocated), "tensors and scratch at the peak")
@@ -99,7 +100,7 @@ def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, 
         console.print()
         console.print(held_tables(plan))
     for note in plan.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
 
 
 def describe_workspace(plan: Plan) -> str:
@@ -179,25 +180,17 @@ def scaling_cells(scaling: Scaling) -> Sequence[tuple[str, ...]]:
 
 def print_scaling(console: Console, found: Scaling, title: str) -> None:
     """Print one line for each number of cards and strategy, and the fewest cards that it fits on."""
-    console.print(title, style="bold", markup=False)
+    console.print(title, style="bold")
     table = columns(">cards", "", ">batch", ">memory", "fits", ">step", ">exposed", ">efficiency", "limited by")
     for cells in scaling_cells(found):
         table.add_row(*cells)
     console.print(table)
     for reason in found.refused():
-        console.print(f"not planned: {reason}", markup=False)
+        console.print(f"not planned: {reason}")
     if found.fewest is not None:
         console.print(f"the fewest cards that train this: {found.fewest.nproc} ({found.fewest.words})", style="bold")
     elif any(row.plan.fits is False for row in found.planned):
         console.print("none of these fits", style="bold")
-
-
-def columns(*titles: str) -> Table:
-    """Return a table without lines; a title that begins with > is that of a column of numbers."""
-    table = Table(box=None, pad_edge=False)
-    for title in titles:
-        table.add_column(title.removeprefix(">"), justify="right" if title.startswith(">") else "left")
-    return table
 
 
 def verdict(plan: Plan) -> str:
@@ -248,10 +241,10 @@ def print_search(console: Console, found: Search, plan: Plan) -> None:
     for term, meaning in EXPLANATIONS.items():
         if term in spoken:
             console.print(f"{term}: {meaning}", style="dim")
-    console.print(describe_counts(found), markup=False)
+    console.print(describe_counts(found))
     reasons = list(dict.fromkeys(reason for _, reason in found.refused))
     for reason in reasons[:REASONS]:
-        console.print(f"refused: {reason}", markup=False, style="dim")
+        console.print(f"refused: {reason}", style="dim")
     if len(reasons) > REASONS:
         beyond = len(reasons) - REASONS
         console.print(f"{beyond} more reason{'s' * (beyond > 1)} with --json", style="dim")

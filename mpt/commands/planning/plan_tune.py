@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt.commands.cli.arguments import Output, PlannedConfig
-from mpt.commands.planning.plan_config import choose_output, common_words, load_planned
+from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, write_patch
 from mpt.config.schema import Config
-from mpt.config.yaml_text import write_text
 from mpt.report.units import show_seconds
-from mpt.run.process.files import write_atomically
 
 if TYPE_CHECKING:
     from mpt.workflows.tuning import Trial, Tuning
@@ -54,7 +52,7 @@ def show_tuning(config: Config, arguments: Command, path: Path, words: list[str]
     written = []
     if tuning.chosen is not None:
         command = shlex.join([*words, "--with", str(path)])
-        write_atomically(path, patch_text(tuning, tuning.chosen, config, command))
+        write_patch(path, patch_of(tuning.chosen), heading_of(tuning, tuning.chosen, config, command))
         written.append(str(path))
     if arguments.json:
         print(json.dumps(as_data(tuning, written), indent=1))
@@ -79,23 +77,27 @@ def interval(trial: Trial) -> str:
     return f"{trial.ratio:.3f} ({trial.low:.3f} to {trial.high:.3f})"
 
 
-def patch_text(tuning: Tuning, chosen: Trial, config: Config, command: str) -> str:
-    """Return the patch with where and how it was measured."""
-    import torch
-
+def patch_of(chosen: Trial) -> dict[str, Any]:
+    """Return a trial's settings as a patch has them, by section."""
     patch: dict[str, Any] = {}
     for key, value in chosen.settings.items():
         section, name = key.split(".")
         patch.setdefault(section, {})[name] = value
+    return patch
+
+
+def heading_of(tuning: Tuning, chosen: Trial, config: Config, command: str) -> list[str]:
+    """Return where and how a patch was measured."""
+    import torch
+
     subject = f"{config.model.name}, batch {config.train.batch_size}, {config.precision.mode}"
-    heading = [
+    return [
         command,
         "",
         f"measured by mpt plan tune on {device_name(tuning)} with torch {torch.__version__}: {subject}",
         f"{interval(chosen)} of the time of a step, {show_seconds(tuning.step_seconds)} without;",
         "results differ from those without it by rounding",
     ]
-    return "".join(f"# {line}".rstrip() + "\n" for line in heading) + write_text(patch)
 
 
 def device_name(tuning: Tuning) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from mpt.config.differences import flatten
 from mpt.config.part_packages import outside_packages
 from mpt.errors import ConfigError
 from mpt.parallel.local import full
@@ -29,8 +30,8 @@ def check_alike(run: Run, train_data: Dataset, test_data: Dataset) -> None:
         return
     told = run.world.collect(describe(run, train_data, test_data))
     for rank, (host, entries) in enumerate(told):
-        for name, value in entries.items():
-            first = told[0][1].get(name)
+        for name in {**entries, **told[0][1]}:
+            value, first = entries.get(name), told[0][1].get(name)
             if value != first:
                 raise ConfigError(
                     f"rank {rank} on {host} differs from rank 0 on {told[0][0]}: {name} is {value}, not {first}. "
@@ -76,14 +77,3 @@ def digest_samples(data: Dataset) -> str:
     for name, value in sorted(samples.items()):
         digest.update(name.encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:12]
-
-
-def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in data.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mpt.config.differences import flatten
 from mpt.errors import ConfigError
 from mpt.foreign.files import read_text
 from mpt.run.boards.feed import Board
@@ -49,7 +50,7 @@ class Mlflow(Board):
                 experiment.experiment_id if experiment is not None else self.client.create_experiment(name, pictures)
             )
             made = self.client.create_run(number, run_name=run.name).info.run_id
-            parameters = [Param(key, value[:MOST_LETTERS]) for key, value in flat_settings(settings)]
+            parameters = [Param(key, str(value)[:MOST_LETTERS]) for key, value in flatten(settings).items()]
             for start in range(0, len(parameters), 100):  # as many as a call may have
                 self.client.log_batch(made, params=parameters[start : start + 100])
             write_atomically(known, made + "\n")
@@ -67,15 +68,4 @@ class Mlflow(Board):
         self.client.set_terminated(self.number)
 
 
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield a configuration's settings under dotted names."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from flat_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", str(value)
-
-
-def open_board(run: RunDirectory, settings: Mapping[str, Any]) -> Board:
-    """Return the board of a run."""
-    return Mlflow(run, settings)
+open_board = Mlflow

@@ -48,6 +48,4 @@ class WeightsAndBiases(Board):
         self.run.finish()
 
 
-def open_board(run: RunDirectory, settings: Mapping[str, Any]) -> Board:
-    """Return the board of a run."""
-    return WeightsAndBiases(run, settings)
+open_board = WeightsAndBiases

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BufferedReader
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -125,9 +124,7 @@ class HashBeside:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.pool.shutdown(cancel_futures=True)
 
 

@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -84,9 +83,7 @@ class MemoryMeter:
         self.stack.enter_context(DispatchWatch(self.log))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stack.close()
         self.recognise(is_start=False)
         self.log.stop()

@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from mpt.errors import Interrupted
@@ -170,9 +170,7 @@ class StopRequest:
                     self.previous[number] = signal.signal(number, self.note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.saving = True  # the end comes in any case
         if self.timer is not None:
             self.timer.cancel()

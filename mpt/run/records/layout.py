@@ -34,6 +34,16 @@ CLOCKS_APART_NS = 60 * 10**9
 """How far the clock of a file server may be ahead."""
 
 
+class Inside:
+    """A name in a run's directory: an attribute that is its path."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDirectory, owner: type[RunDirectory]) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """One run's directory and the names in it."""
@@ -45,80 +55,36 @@ class RunDirectory:
         """The directory's name."""
         return self.path.name
 
-    @property
-    def config_path(self) -> Path:
-        """The resolved config, which runs again as it is."""
-        return self.path / "config.yaml"
-
-    @property
-    def env_path(self) -> Path:
-        """The run's environment: versions, devices, command line."""
-        return self.path / "env.json"
-
-    @property
-    def data_path(self) -> Path:
-        """The data set's fields and classes, so that the run can infer without the data."""
-        return self.path / "data.json"
-
-    @property
-    def parts_path(self) -> Path:
-        """Which parts from outside of the package the run used; absent if it used none."""
-        return self.path / "parts.json"
-
-    @property
-    def metrics_path(self) -> Path:
-        """One line per logged step and per evaluation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events_path(self) -> Path:
-        """Overflows, skipped steps, recoveries, resumes."""
-        return self.path / "events.jsonl"
-
-    @property
-    def results_path(self) -> Path:
-        """One row per evaluation."""
-        return self.path / "results.csv"
-
-    @property
-    def skipped_files_path(self) -> Path:
-        """The files of the data set that were skipped because they are bad, and why."""
-        return self.path / "skipped_files.csv"
-
-    @property
-    def summary_path(self) -> Path:
-        """The finished run's figures; absent until the end."""
-        return self.path / "summary.json"
-
-    @property
-    def plan_path(self) -> Path:
-        """The memory planned during the training, or the reason that none was; absent without a plan."""
-        return self.path / "plan.json"
-
-    @property
-    def doctor_path(self) -> Path:
-        """The findings of `mpt doctor` in the run; absent if it did not run."""
-        return self.path / "doctor.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The directory of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def samples(self) -> Path:
-        """The directory of sample images."""
-        return self.path / "samples"
-
-    @property
-    def lock_path(self) -> Path:
-        """The file whose lock makes its holder the only writer."""
-        return self.path / "lock"
-
-    @property
-    def snapshot_path(self) -> Path:
-        """Torch's own snapshot of the card's memory when it had run out (`torch.cuda.memory._snapshot`)."""
-        return self.path / "memory_snapshot.pickle"
+    config_path = Inside("config.yaml")
+    """The resolved config, which runs again as it is."""
+    env_path = Inside("env.json")
+    """The run's environment: versions, devices, command line."""
+    data_path = Inside("data.json")
+    """The data set's fields and classes, so that the run can infer without the data."""
+    parts_path = Inside("parts.json")
+    """Which parts from outside of the package the run used; absent if it used none."""
+    metrics_path = Inside("metrics.jsonl")
+    """One line per logged step and per evaluation."""
+    events_path = Inside("events.jsonl")
+    """Overflows, skipped steps, recoveries, resumes."""
+    results_path = Inside("results.csv")
+    """One row per evaluation."""
+    skipped_files_path = Inside("skipped_files.csv")
+    """The files of the data set that were skipped because they are bad, and why."""
+    summary_path = Inside("summary.json")
+    """The finished run's figures; absent until the end."""
+    plan_path = Inside("plan.json")
+    """The memory planned during the training, or the reason that none was; absent without a plan."""
+    doctor_path = Inside("doctor.json")
+    """The findings of `mpt doctor` in the run; absent if it did not run."""
+    checkpoints = Inside("checkpoints")
+    """The directory of checkpoints."""
+    samples = Inside("samples")
+    """The directory of sample images."""
+    lock_path = Inside("lock")
+    """The file whose lock makes its holder the only writer."""
+    snapshot_path = Inside("memory_snapshot.pickle")
+    """Torch's own snapshot of the card's memory when it had run out (`torch.cuda.memory._snapshot`)."""
 
     def refuse_link(self) -> None:
         """Raise InputOutputError if a link has taken the place of the folder: nothing is to be written behind it."""

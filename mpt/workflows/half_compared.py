@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from mpt import accelerator
-from mpt.commands.cli.console import open_console
 from mpt.config.precision_names import FLOAT32
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.state.evaluation import evaluate
@@ -39,7 +38,7 @@ from mpt.inference.results import on_host
 from mpt.inference.trained import Trained
 from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds
 from mpt.run.process.files import write_atomically
-from mpt.seams import Inference, MemoryTrick, Run
+from mpt.seams import HoldsWeights, Inference, Run
 
 NAMED_LAYERS = 5
 
@@ -70,8 +69,8 @@ class Statement:
 
 def infer_half(
     trained: Trained, samples: Sequence[Sample], batch_size: int, count: int, dtype: str | None, output: Path
-) -> list[Inference]:
-    """Infer in float32 and in half, state the difference, write it, and return the results in half."""
+) -> tuple[list[Inference], Statement]:
+    """Infer in float32 and in half, write what differs, and return the results in half and the statement."""
     choice = choose_half(dtype, trained.run.device)
     decoded = Decoded()
     folded = dataclasses.replace(trained, run=rebuild(trained, FLOAT32))
@@ -85,15 +84,14 @@ def infer_half(
     statement = Statement(
         choice.statement, full, half, measure_distance(full_results, results), trained.run.task.metric, awkward
     )
-    print_statement(statement)
     write_atomically(output / "half.md", "\n".join([*table_lines(statement), "", *sentences(statement)]) + "\n")
     write_atomically(output / "half.json", json.dumps(as_json(statement), indent=1, allow_nan=False) + "\n")
-    return results
+    return results, statement
 
 
 def check_folding(trained: Trained, folded: Run, inputs: Inputs) -> None:
     """Raise CheckpointError if adapters folded into a run's weights do not compute what they did alongside them."""
-    if all(type(trick).fold is MemoryTrick.fold for trick in folded.tricks):
+    if not any(isinstance(trick, HoldsWeights) for trick in folded.tricks):
         return
     unfolded = dataclasses.replace(trained, run=rebuild(trained, FLOAT32, folds=False))
     with watch_calls(unfolded.run.task.modules) as called:
@@ -193,22 +191,6 @@ def sentences(statement: Statement) -> list[str]:
             "first and last layer can rarely help it."
         )
     return said
-
-
-def print_statement(statement: Statement) -> None:
-    """Print the table and the sentences."""
-    from rich.table import Table
-
-    console = open_console()
-    table = Table()
-    table.add_column("")
-    for heading in (statement.full.name, statement.half.name, "ratio"):
-        table.add_column(heading, justify="right")
-    for row in rows_of(statement):
-        table.add_row(*row)
-    console.print(table)
-    for sentence in sentences(statement):
-        console.print(sentence, markup=False, highlight=False)
 
 
 def as_json(statement: Statement) -> dict[str, Any]:
