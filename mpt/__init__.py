@@ -1,6 +1,6 @@
 """Mixed-precision training that fits the card you have.
 
-Importing `mpt` is cheap: torch is loaded by what needs it, never here. What the commands do is offered as functions
+Importing `mpt` is cheap: torch is loaded by the modules that need it, never here. The commands are offered as functions
 (`mpt.api`): `mpt.load`, `mpt.train`, `mpt.plan`, `mpt.compare`, `mpt.infer`, `mpt.doctor`, `mpt.diff`,
 `mpt.verify_resume`, and for a loop of your own `mpt.build` and `mpt.update`.
 """

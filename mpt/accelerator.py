@@ -1,8 +1,8 @@
-"""What a training asks of its device besides tensors: which there is, its memory, its random numbers, its streams.
+"""A training's device apart from tensors: which there is, its memory, its random numbers, its streams.
 
 Everything goes through `torch.accelerator`, and through the module of the device's kind (`torch.cuda`, `torch.xpu`) for
-what that does not have, under names that all of them share. So a kind of device is refused only if torch does not have
-it. What belongs to NVIDIA's and AMD's cards alone (compute capability, TF32, cuBLAS) is asked where it is needed.
+functions that it does not have, under names that all of them share. So a kind of device is refused only if torch does
+not have it. Features of NVIDIA's and AMD's cards alone (compute capability, TF32, cuBLAS) are asked for at their use.
 
 A CPU has none of it, and Apple's `mps` neither statistics nor streams: for these the functions do nothing or return 0.
 """
@@ -43,7 +43,7 @@ def copies_beside(device: torch.device) -> bool:
 def select(device: torch.device) -> None:
     """Make a device with a number the current one.
 
-    What torch does without a device in hand (pinned memory, emptying the cache) would open a context on the first.
+    Functions of torch that take no device (pinned memory, emptying the cache) would open a context on the first.
     """
     if device.index is not None and has_allocator(device):
         torch.accelerator.set_device_index(device.index)
@@ -129,7 +129,7 @@ def busy_share(device: torch.device) -> float:
     """Return the share, from 0 to 1, of the driver's last sample period (1/6 to 1 s) in which a card ran any kernel.
 
     Asks the driver's library, which neither waits for the card nor runs anything on it. Raises MptError with the
-    reason if nobody can tell: another kind of device, a library that is not installed, a driver that has no figure.
+    reason if it is not known: another kind of device, a library that is not installed, a driver that has no figure.
     """
     ask = getattr(torch.get_device_module(device), "utilization", None) if has_allocator(device) else None
     if ask is None:
@@ -167,7 +167,7 @@ def random_state(device: torch.device) -> Tensor | None:
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Put back what `random_state` returned."""
+    """Restore the result of `random_state`."""
     module: Any = torch.get_device_module(device)
     if device.type == "mps":
         module.set_rng_state(state)

@@ -1,11 +1,11 @@
-"""What `import mpt` offers: the work of the commands from Python, and the pieces for a training loop of your own.
+"""The interface of `import mpt`: the work of the commands from Python, and the pieces for a training loop of your own.
 
     config = mpt.load("configs/classify_digits.yaml", "precision=bf16", "train.steps=200")
     run = mpt.train(config)
     print(run.figures["accuracy"])
 
 A configuration is checked once, by `load`; everything else takes the `Config` that it returns. Mistakes are raised as
-`mpt.errors.MptError`, whose message says what the command would print. Torch is imported when it is first needed.
+`mpt.errors.MptError`, whose message is the one that the command would print. Torch is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Built:
 def build(config: Config, device: str | None = None) -> Built:
     """Build a configuration's data, networks, precision mode, memory tricks and optimizers on a device.
 
-    The device is the configuration's own by default. Raises what the same configuration raises at the start of a run.
+    The device is the configuration's own by default. Raises the errors that the configuration raises at the start of a
+    run.
     """
     from mpt.engine.building.torch_settings import prepare_torch
 
@@ -116,7 +117,7 @@ def update(built: Built, batch: Batch, step: int) -> dict[str, Update]:
     """Train one step, counted from 0: every phase that is due, at the step's learning rate.
 
     Returns the update of each phase. This is `mpt.train`'s own step, without its recoveries: a loss that is not
-    finite is said (`Update.finite`), and running out of memory raises.
+    finite is reported (`Update.finite`), and running out of memory raises.
     """
     from mpt.data.loading.loader import to_device
     from mpt.engine.state.moving_averages import follow_step
@@ -139,7 +140,8 @@ def train(
     """Train a configuration in a run's folder below `runs`, as `mpt train` does, and return its record.
 
     `resume` is "auto" or a run or a checkpoint to continue from; with `exact`, a resume that would not be bit-exact is
-    refused. Raises what ends the command: Interrupted after a saved SIGINT, NonFiniteError, MemoryBudgetError, ...
+    refused. Raises the error that ends the command: Interrupted after a saved SIGINT, NonFiniteError,
+    MemoryBudgetError, ...
     """
     from mpt.report.read_run import read_run
     from mpt.run.process.launch import refuse_several_processes
@@ -174,7 +176,7 @@ def plan_step(
     training does, and returns the step: a function without arguments, or (model, optimizer, batch, step). `largest`
     looks for the largest `batch_size` argument that fits. The ways to need less are in the result's `ways`. Nothing is
     computed: the step runs on fake tensors in another process. Raises ConfigError and PlanError, with module and line
-    for what cannot be planned.
+    for steps that cannot be planned.
     """
     from mpt.planner.recipes.own_step import plan_own_step
 
@@ -212,7 +214,7 @@ def compare(
 ) -> Comparison:
     """Train with the same seeds and data, and judge, as `mpt compare`.
 
-    What is compared: a configuration under several precision modes, or with settings changed by `variants`
+    The sides: a configuration under several precision modes, or with settings changed by `variants`
     (`"optimizer.lr=1e-3"`); or, as a list, two or more configuration files, or finished runs. With `until_decided`
     seeds are added until every verdict is in, up to `max_seeds`. `jobs` is how many runs at a time, by default as many
     as cores or cards are free. The same call continues with a comparison that was interrupted.
@@ -282,10 +284,11 @@ def diff(
     runs: PathLike = "runs",
     allow: Sequence[str] = (),
 ) -> Parted:
-    """Find where two configurations or runs first part, as `mpt diff` does; a precision mode is the first in it.
+    """Find the point at which two configurations or runs first part, as `mpt diff` does; a precision mode is the first
+    in it.
 
-    The result has a `verdict` (same, rounding, apart or not finite), what the runs' files say (`files`) and what
-    training both side by side showed (`replayed`, with `bits` and `beyond`).
+    The result has a `verdict` (same, rounding, apart or not finite), the differences of the runs' files (`files`) and
+    those of training both side by side (`replayed`, with `bits` and `beyond`).
     """
     from mpt.workflows.partings import compare_sides
     from mpt.workflows.sides import Side, resolve_mode, vary
@@ -309,7 +312,7 @@ def verify_resume(
 ) -> ResumeCheck:
     """Check that a training that is stopped and resumed ends bit for bit as in one go, as `mpt verify-resume` does.
 
-    The result has `same`, `text`, the differences (`files`) and what the resume lost (`cause`).
+    The result has `same`, `text`, the differences (`files`) and the lost state (`cause`).
     """
     import tempfile
 

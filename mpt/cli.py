@@ -1,6 +1,6 @@
 """The command `mpt`: which commands there are, and exit codes. Nothing else.
 
-What a command may be asked is declared in its file in `mpt.commands` and read from the source; the file is imported
+A command's arguments are declared in its file in `mpt.commands` and read from the source; the file is imported
 when the command is called, so that `mpt --help` needs no torch. Systems and part packages from outside bring commands
 of their own: `mpt NAME COMMAND`. This is the one place where an `MptError` becomes a message on stderr and an exit
 code. The codes are in `mpt.errors`; alongside them 0 is success, 2 also a wrong command line, and 130 an interrupt
@@ -64,7 +64,7 @@ CODES = (
 def make_app(word: str = "") -> typer.Typer:
     """Return the command line with mpt's own commands and those of every part package.
 
-    With only one command of mpt's own where `word`, the command line's first, is its name: the others' files are not
+    With only one command of mpt's own if `word`, the command line's first, is its name: the others' files are not
     read.
     """
     settings = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
@@ -170,7 +170,7 @@ def run_command(part: CommandPart, values: dict[str, Any]) -> None:
             collect_rarely()
         work(asked)
         if sys.stdout is not None and not sys.stdout.closed:
-            sys.stdout.flush()  # here, where a reader that has left is no error
+            sys.stdout.flush()  # here, since a reader that has left is no error
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
@@ -188,7 +188,7 @@ def run_command(part: CommandPart, values: dict[str, Any]) -> None:
 
 
 def take_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words without `--parts DIR`, wherever it stands, and the folders: they decide what commands there
+    """Return the words without `--parts DIR`, at any place, and the folders: they decide which commands there
     are.
     """
     rest: list[str] = []
@@ -216,7 +216,7 @@ def take_debug(words: Sequence[str]) -> tuple[list[str], bool]:
 def spell_resume(words: Sequence[str]) -> list[str]:
     """Write a `--resume` without a value as `--resume=auto`.
 
-    What follows it is its value unless it is another option, an override or a configuration.
+    The next word is its value unless it is another option, an override or a configuration.
     """
     spelt: list[str] = []
     for word, following in itertools.pairwise([*words, "--"]):

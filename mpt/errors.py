@@ -1,7 +1,7 @@
 """Every mistake a user can make, as one family of exceptions, each with the exit code the shell sees.
 
-A user's mistake is an `MptError`: its message says where, what was found, the allowed values and what to do, and one
-place (`mpt.cli`) prints it in one piece without a traceback. A programmer's mistake is an `assert` or a plain
+A user's mistake is an `MptError`: its message gives the place, the value found, the allowed values and a remedy, and
+one place (`mpt.cli`) prints it in one piece without a traceback. A programmer's mistake is an `assert` or a plain
 exception.
 """
 
@@ -19,7 +19,7 @@ class OwnCodeError(MptError):
 
 
 class ConfigError(MptError):
-    """The YAML file, an override or a command-line argument is not what it may be."""
+    """The YAML file, an override or a command-line argument is not allowed."""
 
     exit_code = 2
 

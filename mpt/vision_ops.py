@@ -1,4 +1,4 @@
-"""Let torchvision be imported where its compiled half does not fit the installed torch.
+"""Let torchvision be imported though its compiled half does not fit the installed torch.
 
 `import torchvision` ends in "operator torchvision::nms does not exist" when its binary cannot be loaded: a CPU-only
 torch with the registry's wheel (built for CUDA), or two wheels of different releases. The Python half only needs the
@@ -10,14 +10,14 @@ as it is, with the binary if that loads. Only if it fails, and `nms` does not ex
 declared, with a kernel of our own for `nms`, and the import is repeated. Models, transforms, data sets and box
 functions then work.
 
-What stays impossible without the binary: `torchvision.ops.nms` (it refuses alone; call `mpt.vision_ops.nms`),
+Still impossible without the binary: `torchvision.ops.nms` (it refuses alone; call `mpt.vision_ops.nms`),
 `deform_conv2d`, the image decoders of `torchvision.io`, and quantised boxes (`qnms` has no kernel). Detectors
 work after `import_detection`.
 
 Every import of torchvision in this package goes through `import_torchvision()` or is below
 `from mpt import vision_ops  # noqa: F401`. Importing this module does not import torchvision.
 
-Source: greedy non-maximum suppression as documented for `torchvision.ops.nms` (suppress where IoU > threshold).
+Source: greedy non-maximum suppression as documented for `torchvision.ops.nms` (suppress if IoU > threshold).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _libraries: list[Any] = []  # a Library's registrations vanish with the object
 
 
 class FirstImport(MetaPathFinder):
-    """Finds torchvision where the other finders do, and loads it by `Repeated`."""
+    """Finds torchvision at the place of the other finders, and loads it by `Repeated`."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return where torchvision lies; None for every other module."""
+        """Return torchvision's place; None for every other module."""
         if name != PACKAGE:
             return None
         others = [finder for finder in sys.meta_path if not isinstance(finder, FirstImport)]
@@ -63,7 +63,7 @@ class Repeated(Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import torchvision into `module`. Raises what torchvision raises for any other reason."""
+        """Import torchvision into `module`. Raises torchvision's other errors."""
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self.loader
         try:

@@ -1,6 +1,6 @@
 """`train.ema` as it is written: a number, a mapping over the task's default, or a task's setting of an earlier version.
 
-A task's file says in literals what its average is by default (`EMA`), and under which names it had its settings itself
+A task's file says in literals its average's defaults (`EMA`), and under which names it had its settings itself
 (`MOVED`, see `mpt.config.options`).
 """
 

@@ -1,8 +1,8 @@
 """The JSON Schema (draft 2020-12) of a configuration, made from the declarations of the parts.
 
 A section that chooses a plugin is one alternative per name, so that an editor completes and checks the keys of the
-chosen one. The schema says less than `mpt.config.checker` checks: what a mode or alias fixes is left to it. What it
-refuses, loading refuses too.
+chosen one. The schema says less than `mpt.config.checker` checks: values that a mode or alias fixes are left to it.
+What it refuses, loading refuses too.
 """
 
 from __future__ import annotations

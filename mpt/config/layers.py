@@ -96,7 +96,7 @@ def _expand(root: Node, problems: list[Problem], registry: Registry) -> Node:
     for section, node in root.value.items():
         scalar = not isinstance(node.value, dict | list)
         if scalar and node.value is None and section in SECTIONS:
-            # `memory:` alone in a file is an empty section; the override `memory=null` clears what is below it
+            # `memory:` alone in a file is an empty section; the override `memory=null` clears the layers below it
             sections[section] = replace(node, value={} if node.place.line else None)
         elif scalar and section in (*NAMED_SECTIONS, "precision"):
             key = "mode" if section == "precision" else "name"

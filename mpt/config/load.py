@@ -99,7 +99,7 @@ def impossible_path(written: str) -> str | None:
 
 
 def beside_file(config: Config, file: Path) -> Config:
-    """Return the configuration with files and folders that are not in the working directory taken from beside its
+    """Return the configuration with files and folders that are not in the working directory taken from next to its
     file.
 
     Each that is found there is named in the configuration's notes.

@@ -1,7 +1,7 @@
 """The words of a configuration error: the value found, the allowed values, and the nearest right name.
 
-One line per mistake, whatever pydantic makes of it: the branches of a union are told together, and text from the file
-is printed without control characters.
+One line per mistake, whatever pydantic makes of it: the branches of a union are reported together, and text from the
+file is printed without control characters.
 """
 
 from __future__ import annotations

@@ -2,17 +2,17 @@
 
 A model, data set, precision mode, memory trick, optimizer or task is one file; its name in YAML is the file's name. The
 file declares `class Settings(Options)`. So that `mpt validate` answers at once, the registry reads that class from the
-source without running the rest of the file: a `Settings` class may therefore use only what is imported from `typing`,
+source without running the rest of the file: a `Settings` class may therefore use only imports from `typing`,
 `pydantic` and `mpt.config`.
 
 Further optional top-level literals are read the same way: `NAMES`, a dict of further YAML names each with the defaults
 it changes (`NAMES = {"O2": {}, "O3": {"loss_scale": 1.0}}`: the file's own name is then not a YAML name unless listed),
 and in model files `TASK = "gan"`, the task a model is trained by. `SHARDED = True` says of a precision mode, a memory
-trick or an optimizer that it works where weights are sharded over processes (`parallel.strategy: fsdp`). In a task's
-file `EMA = {"decay": 0.9999}` is what `train.ema` is by default; `MOVED = {"ema": "train.ema.decay"}` says where
+trick or an optimizer that it works if weights are sharded over processes (`parallel.strategy: fsdp`). In a task's
+file `EMA = {"decay": 0.9999}` is the default of `train.ema`; `MOVED = {"ema": "train.ema.decay"}` says where
 settings of an earlier version are now, so that configurations which have them keep working; `DATASET = "name"` is a
 data set that the task can learn from, for `mpt init`, if that is not the default one. `PATHS = ("src", "dst")` names
-further settings that are files or folders. `ABOUT = {"O2": "..."}` says of each of several `NAMES` what it is.
+further settings that are files or folders. `ABOUT = {"O2": "..."}` describes each of several `NAMES`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ModelOptions(Options):
     """Settings that every model has, in addition to its own."""
 
     weights: str | None = None
-    """Local file of weights to start from (.safetensors, or what torch.save writes), or the folder of a run or of a
+    """Local file of weights to start from (.safetensors, or a file of torch.save), or the folder of a run or of a
     checkpoint; relative to the working directory, else to this file's folder. Tensors that do not fit, such as a head
     for other classes, keep their initial values, and are listed."""
 

@@ -4,8 +4,8 @@
 `--parts DIR` on the command line or in the environment variable `MPT_PARTS`, and installed distributions that announce
 a package in the entry-point group `mpt.parts`. A YAML file can name a part of these packages but never add a package.
 
-The environment variable is the only state: `use_parts` writes to it what `--parts` says, so that planning processes,
-compared runs and data workers know the same parts. Nothing here imports a part.
+The environment variable is the only state: `use_parts` writes the folders of `--parts` to it, so that planning
+processes, compared runs and data workers know the same parts. Nothing here imports a part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Plain values as the tree that their YAML would be read to, without writing and reading it.
 
 A search for a recipe checks dozens of configurations that differ in one setting, and reading YAML is nine tenths of
-that. What YAML would change or refuse (numbers beyond 64 bits, control characters, keys that are no text, too many
-values) has no tree here and goes by way of the text, as does a configuration with mistakes, whose lines are named.
+that. Values that YAML would change or refuse (numbers beyond 64 bits, control characters, keys that are no text, too
+many values) have no tree here and go by way of the text, as does a configuration with mistakes, whose lines are named.
 """
 
 from __future__ import annotations

@@ -151,8 +151,8 @@ class Train(Options):
     collapse: Collapse = Field(default_factory=lambda: Collapse.model_validate({}))
     """The signs of a collapse."""
     deterministic: bool = True
-    """Choose deterministic kernels, so that a resumed run repeats bit for bit. Costs a little speed on GPUs, where
-    torch has none for the backward of bilinear resizing and sampling (StyleGAN2's augmentation): they add in any
+    """Choose deterministic kernels, so that a resumed run repeats bit for bit. Costs a little speed on GPUs. torch
+    has none for the backward of bilinear resizing and sampling (StyleGAN2's augmentation): they add in any
     order."""
     threads: int | None = Field(None, gt=0)
     """CPU threads; null leaves torch's choice. Results are bit-equal only at a fixed count."""
@@ -223,7 +223,7 @@ class Parallel(Options):
     shard_ranks: int | None = Field(None, gt=0)
     """For hybrid: over how many neighbouring processes weights are sharded. null: those of one machine."""
     offload: bool = False
-    """For fsdp: keep shards of weights, gradients and optimizer states in host memory, where the optimizer steps."""
+    """For fsdp: keep shards of weights, gradients and optimizer states in host memory, on which the optimizer steps."""
     reduce_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """The dtype in which gradients are summed over processes; auto is the one they are stored in. bfloat16 halves the
     traffic."""

@@ -1,4 +1,4 @@
-"""What the doctor, `mpt diff` and `mpt verify-resume` measure. `mpt.doctor(...)` is the function of `mpt.api`.
+"""Measurements of the doctor, `mpt diff` and `mpt verify-resume`. `mpt.doctor(...)` is the function of `mpt.api`.
 
 The function and this package have one name, and importing a module of the package makes `mpt.doctor` the package. So
 the package can be called.
@@ -18,4 +18,4 @@ class _Callable(ModuleType):
 
 _package = _Callable(__name__, __doc__)
 _package.__dict__.update({name: value for name, value in globals().items() if name.startswith("__")})
-sys.modules[__name__] = _package  # the import machinery takes what it finds here
+sys.modules[__name__] = _package  # the import machinery takes the object that it finds here

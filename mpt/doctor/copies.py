@@ -1,8 +1,8 @@
 """One picture twice, also if it was encoded again: found by thumbnails, as perceptual hashes do.
 
-A thumbnail of 16 x 16 pixels keeps what a picture shows and loses what an encoder changes. Two pictures count as one if
-their thumbnails are near for this set, and far nearer than the next pictures are: in a set of small digits, which are
-all alike, a fixed number of a hash's bits would take two digits for one. Cut or turned copies are not found.
+A thumbnail of 16 x 16 pixels keeps the content of a picture and loses an encoder's changes. Two pictures count as one
+if their thumbnails are near for this set, and far nearer than the next pictures are: in a set of small digits, which
+are all alike, a fixed number of a hash's bits would take two digits for one. Cut or turned copies are not found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CUDA's autocast lists on a CPU: what a card computes in float32 is no fault of the model.
+"""CUDA's autocast lists on a CPU: operators that a card computes in float32 are no fault of the model.
 
 Autocast for CPUs leaves `exp`, `log`, `pow`, `sum` and others in the dtype of their inputs and computes matrix
 decompositions in float32; for CUDA it is the other way round. The lists are read from the installed torch's own header.
@@ -61,7 +61,7 @@ class CudaLists(TorchFunctionMode):
 
 
 class TransformsInHalf(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within its block Fourier transforms raise what they raise on a GPU in half, where autocast leaves them."""
+    """Let Fourier transforms in half raise within the block as on a GPU, if autocast leaves them."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

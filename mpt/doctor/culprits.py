@@ -1,9 +1,9 @@
 """The operators to blame for a wrong step: those that make a wrong result of right inputs, each independent of others.
 
 Two steps are held against each other, float32's and the mode's, and a third in float32 with weights and inputs moved by
-rounding shows what is no operator's fault. What follows from a wrong input is not blamed, whatever becomes of it: a
-number that is wrong but finite often overflows layers later. If one fault hides the next, the step is taken again
-with the first one's module in float32.
+rounding shows the differences that are no operator's fault. Results of a wrong input are not blamed, whatever becomes
+of it: a number that is wrong but finite often overflows layers later. If one fault hides the next, the step is taken
+again with the first one's module in float32.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from mpt.doctor.instrument import Result, error_of, input_error
 from mpt.engine.recovery.module_places import LOSS
 
 Key = tuple[str, str, bool, int]
-"""What two steps' results are matched by: `Result.key`."""
+"""The key by which results of two steps are matched: `Result.key`."""
 WRONG = 0.05
 """Relative error from which on a result is wrong, if rounding does not explain it."""
 JUMP = 0.25
 """Relative error of a result that is wrong if the effect of rounding is unknown."""
 BEYOND_ROUNDING = 8.0
-"""Times what rounding the inputs does, from which on an error is a fault."""
+"""An error is a fault from this multiple of the effect of rounding the inputs."""
 INPUTS = 4
 """Times its inputs' error: a result that is wrong by more than this is its operator's doing."""
 

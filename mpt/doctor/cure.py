@@ -1,9 +1,9 @@
 """The smallest change that makes a mode healthy: modules to keep in float32, or another dtype.
 
 Tried in this order, and everything that is offered was tried: one setting that the configuration has otherwise than the
-default (a loss scale that cannot move or begins low, losses that are not computed in float32); stable forms of what the
-model or a loss computes in a poor one (`mpt.doctor.rewrites`) or the fewest modules
-(`mpt.engine.recovery.smallest_list`), whichever are fewer, and the forms where they are as many, for they cost no
+default (a loss scale that cannot move or begins low, losses that are not computed in float32); stable forms of the
+calls that the model or a loss computes in a poor one (`mpt.doctor.rewrites`) or the fewest modules
+(`mpt.engine.recovery.smallest_list`), whichever are fewer, and the forms if they are as many, for they cost no
 speed; bfloat16, which has float32's range.
 """
 
@@ -29,12 +29,12 @@ class Cure:
 
     patch: dict[str, Any]
     kept: SmallestList | None
-    """What it keeps in float32; None if it changes something else."""
+    """The modules that it keeps in float32; None if it changes something else."""
     trials: int
     places: tuple[Place, ...] = ()
-    """Where the forms are that it replaces."""
+    """The places of the forms that it replaces."""
     instead: str = ""
-    """What was seen to help as well."""
+    """Alternatives that helped as well."""
 
     @property
     def forms(self) -> tuple[str, ...]:

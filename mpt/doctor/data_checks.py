@@ -1,7 +1,8 @@
-"""The data as the model gets them: what is unreadable, doubled, constant, not finite, out of balance or out of range.
+"""The data as the model gets them: samples that are unreadable, doubled, constant, not finite, out of balance or out of
+range.
 
 Samples are fetched one by one through the data set itself, spread over all of it. Ranges are those after augmentation;
-what is compared between pictures and sets is compared before it. What a network makes of a batch is looked at by
+comparisons between pictures and sets come before it. A network's results for a batch are examined by
 `mpt.doctor.network_inputs`.
 """
 
@@ -150,7 +151,7 @@ def examine_labels(section: Section, seen: Samples) -> None:
 
 
 def examine_tested_classes(section: Section, train: Samples, test: Samples) -> None:
-    """Name classes of the training set that the test set has no sample of, where chance would have given it some."""
+    """Name classes of the training set that the test set has no sample of, if chance would have given it some."""
     (trained, _), (tested, is_complete) = train.count_labels(), test.count_labels()
     count, classes = sum(tested.values()), train.data.spec.classes
     if not is_complete or not count:

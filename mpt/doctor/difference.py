@@ -77,7 +77,7 @@ def total(moves: Mapping[str, Move]) -> float:
 
 
 def split_of(one: Sequence[Result], other: Sequence[Result]) -> str | None:
-    """Say that one of the two computes its batch in parts, and what that does to BatchNorm; None if neither does."""
+    """Say that one of the two computes its batch in parts, and its effect on BatchNorm; None if neither does."""
     there = {result.key: result for result in other}
     for result in one:
         match = there.get(result.key)
@@ -136,7 +136,7 @@ def first_operator(
 def first_other_bits(one: Sequence[Result], other: Sequence[Result], matches: Sequence[Result | None]) -> Pair | None:
     """Return the first operator whose results are not the same to the bit, or one that only one side has.
 
-    One without a counterpart is to blame only if what comes after it gets other inputs.
+    One without a counterpart is to blame only if the next results get other inputs.
     """
     paired = {id(match) for match in matches}
     places = {id(result): place for place, result in enumerate(other)}
@@ -159,7 +159,7 @@ def first_other_bits(one: Sequence[Result], other: Sequence[Result], matches: Se
 
 
 def stand_in(result: Result, other: Sequence[Result]) -> Result | None:
-    """Return the calls of the other training where a result has no counterpart: a result of the same module and
+    """Return the calls of the other training if a result has no counterpart: a result of the same module and
     direction that the first lacks, if its size is the same.
     """
     for one in other:

@@ -1,4 +1,4 @@
-"""Why torch sees no card: the wheel's CUDA, the NVIDIA driver, and what hides cards from a process."""
+"""Why torch sees no card: the wheel's CUDA, the NVIDIA driver, and settings that hide cards from a process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from mpt.doctor.findings import Section
 
 VERSION_FILE = Path("/proc/driver/nvidia/version")
-"""What the kernel module says of itself on Linux, in containers too."""
+"""The kernel module's own version file on Linux, in containers too."""
 NOTHING_VISIBLE = "No CUDA GPUs are available"
-"""What torch says where the driver works and no card is left."""
+"""torch's error if the driver works and no card is left."""
 TABLE = "docs/how-to/gpu.md has a table of wheels and drivers"
 
 
@@ -29,7 +29,7 @@ def driver_version() -> str:
 
 
 def examine_visibility(section: Section) -> None:
-    """Note why torch sees no card, where it sees none: a wheel for CPUs, an old driver, no driver, hidden cards."""
+    """Note why torch sees no card, if it sees none: a wheel for CPUs, an old driver, no driver, hidden cards."""
     if torch.cuda.is_available() or torch.version.hip:
         return
     driver = driver_version()

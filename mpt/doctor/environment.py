@@ -1,6 +1,6 @@
 """The machine: cards, drivers, precision by computing it, memory, threads, disk.
 
-What can be computed is computed: bfloat16 may be emulated, float16 is broken on some GTX 16xx cards (their convolutions
+Whatever can be tested is tested: bfloat16 may be emulated, float16 is broken on some GTX 16xx cards (their convolutions
 return NaN), and a wheel built for another driver fails at its first kernel and not at import.
 """
 
@@ -26,7 +26,7 @@ from mpt.run.records.environment import package_version, processor_name
 
 LITTLE_DISK = 2 * 2**30
 BUSY_SHARE = 0.1
-"""Of a card's memory: what others may hold before it is reported."""
+"""The share of a card's memory that others may hold before it is reported."""
 
 
 def examine_environment(batch_size: int, runs: Path) -> Section:

@@ -1,4 +1,4 @@
-"""What an examination says: one line each, with how grave it is and what to do."""
+"""Results of an examination: one line each, with its gravity and a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "fault")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `advice` is what to do, empty if nothing is."""
+    """One thing that was examined. `advice` is the remedy, empty if none is needed."""
 
     level: Level
     about: str
@@ -22,7 +22,7 @@ class Finding:
 
 @dataclass
 class Section:
-    """What one part of the doctor found; `tables` are rows under a heading, for the page and for JSON."""
+    """Findings of one part of the doctor; `tables` are rows under a heading, for the page and for JSON."""
 
     name: str
     findings: list[Finding] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """Float16 on a CPU as a GPU would compute it: products summed in float32, results rounded to float16.
 
 CPUs without float16 instructions take minutes for a convolution in it, and some kernels do not exist. Tensor cores
-multiply float16 exactly and add in float32, so computing an operator in float32 on its float16 inputs and rounding what
-comes out is closer to a GPU than a CPU's own float16 kernels are. What this does not show is the order in which a GPU
+multiply float16 exactly and add in float32, so computing an operator in float32 on its float16 inputs and rounding the
+result is closer to a GPU than a CPU's own float16 kernels are. This does not show the order in which a GPU
 adds.
 """
 

@@ -1,6 +1,7 @@
-"""What a training's objects hold and no checkpoint does: attributes of networks, the task, the data set and optimizers.
+"""State that a training's objects hold and no checkpoint does: attributes of networks, the task, the data set and
+optimizers.
 
-A checkpoint has parameters, buffers, what `state_dict` returns and torch's, numpy's and Python's generators. Plain
+A checkpoint has parameters, buffers, the results of `state_dict` and torch's, numpy's and Python's generators. Plain
 values, tensors and generators in other attributes are collected here by a dotted name, to compare two trainings by
 them and to carry one over.
 """

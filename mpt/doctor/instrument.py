@@ -3,7 +3,7 @@
 One dispatch mode sees forward and backward alike; `mpt.engine.recovery.module_places` knows whose operators they are.
 The source line is the innermost one outside of torch and of this package: the user's own.
 
-Ranges are those of float16, whatever dtype was computed in, so a float32 step on a CPU tells what float16 would do.
+Ranges are those of float16, whatever dtype was computed in, so a float32 step on a CPU shows the effects of float16.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class Result:
     scalars: str = ""
     """The arguments that are no tensors."""
     bad_rows: tuple[int, ...] = ()
-    """Along the first dimension, where something is not finite."""
+    """Along the first dimension, of the values that are not finite."""
     fingerprint: int = 0
-    """A checksum of all bits, where the step was watched exactly; else 0."""
+    """A checksum of all bits, if the step was watched exactly; else 0."""
     inputs_fingerprint: int = 0
 
     def has_bits_of(self, other: Result) -> bool:
@@ -112,7 +112,7 @@ class Result:
 
     @property
     def key(self) -> tuple[str, str, bool, int]:
-        """What two steps' results are matched by."""
+        """The key by which results of two steps are matched."""
         return self.module, self.operator, self.is_backward, self.occurrence
 
     @property
@@ -133,7 +133,7 @@ class Result:
         return rows if len(rows) < batch_size else ()
 
     def describe_inputs(self) -> str:
-        """Return the range of what went in, in words."""
+        """Return the range of the inputs, in words."""
         spans = [f"{float(one.min()) + 0.0:.3g} to {float(one.max()) + 0.0:.3g}" for one in self.inputs if one.numel()]
         return " and ".join(spans)
 
@@ -156,7 +156,7 @@ class Inputs:
 
 @dataclass
 class Instrument:
-    """What a step's operators did, in order."""
+    """Results of a step's operators, in order."""
 
     results: list[Result] = field(default_factory=list)
     calls: Counter[tuple[str, str, bool]] = field(default_factory=Counter)

@@ -1,8 +1,8 @@
 """Trainings that are taken step by step side by side in one process, each with random numbers of its own.
 
 Each has its own random state, which is put in place before its step and taken back after it, and sets torch's switches
-for itself, so that none meets what another left. A `moved` step is the training's own with weights and inputs that are
-moved by up to half a unit in the last place of some dtype while gradients are computed: what comes of it is as far off
+for itself, so that none meets the effects of another. A `moved` step is the training's own with weights and inputs that
+are moved by up to half a unit in the last place of some dtype while gradients are computed: the result is as far off
 as rounding alone would make it.
 """
 
@@ -60,7 +60,7 @@ class Training:
 
     @property
     def unit(self) -> float:
-        """The relative distance of neighbouring numbers where this training computes most."""
+        """The relative distance of neighbouring numbers in the dtype in which this training computes most."""
         numerics = self.run.precision.numerics
         return numerics.product_unit or torch.finfo(numerics.dtype).eps
 
@@ -88,8 +88,8 @@ class Training:
     def update(self, phase: Phase, batch: Batch) -> tuple[dict[str, float], bool]:
         """Perform a phase's update as the loop does; return its losses and whether the step was skipped.
 
-        A step that a dynamic loss scale would skip is repeated at the lower one: what is compared is the training after
-        the scale has found its level. `settled` keeps the scales that were found.
+        A step that a dynamic loss scale would skip is repeated at the lower one: the comparison is of the training
+        after the scale has found its level. `settled` keeps the scales that were found.
         """
         run, scaler = self.run, self.run.precision.scalers.get(phase.name)
         for _ in range(HALVINGS):

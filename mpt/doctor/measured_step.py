@@ -29,7 +29,7 @@ HALVINGS = 40
 
 @dataclass
 class Step:
-    """What one phase's update computed, before the optimizer."""
+    """Results of one phase's update, before the optimizer."""
 
     losses: dict[str, float]
     gradients: dict[str, Tensor]
@@ -81,7 +81,7 @@ def take_step(run: Run, phase: Phase, batch: Batch, *, watched: bool = False) ->
 def repeat_backward(
     run: Run, phase: Phase, batch: Batch, *, watched: bool = False, exact: bool = False, reseeds: bool = True
 ) -> Step:
-    """Take forward and backward of one update from the same random numbers, and undo what they leave behind.
+    """Take forward and backward of one update from the same random numbers, and undo their effects.
 
     Without `reseeds` the random numbers are those that come next. `exact` watches every bit (`observed`).
     """
@@ -159,7 +159,7 @@ def rounded_step(run: Run, phase: Phase, batch: Batch, dtype: torch.dtype, *, wa
 
 @contextlib.contextmanager
 def moved_weights(run: Run, amount: float, seed: int = 1) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Move every weight by up to a share of itself within the block; yields what moves other tensors so."""
+    """Move every weight by up to a share of itself within the block; yields a function that moves other tensors so."""
     numbers = torch.Generator().manual_seed(seed)
 
     def moved(value: Tensor) -> Tensor:

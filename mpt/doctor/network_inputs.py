@@ -47,7 +47,7 @@ def examine_inputs(section: Section, run: Run, batch: Batch) -> None:
 
 
 def arrival(run: Run, phase: Phase, batch: Batch, name: str) -> _Arrived | None:
-    """Return where a field of the batch reaches a layer with weights first; None if it is not seen to."""
+    """Return the first layer with weights that a field of the batch reaches; None if it is not seen to."""
     try:
         with watched(run, batch[name]):
             back_propagate(run, phase, draw_batch(run, phase, dict(batch)))

@@ -1,8 +1,9 @@
-"""One step in float32 and in the chosen mode, on the same weights, batch and random numbers: what is lost, and where.
+"""One step in float32 and in the chosen mode, on the same weights, batch and random numbers: the losses, and their
+places.
 
 A healthy lower precision is as wrong as rounding its inputs would make it. So the float32 step is taken a third time
 with weights and images moved by half a unit in the last place of the mode's dtype. An error that is large and many
-times what that does is a fault: the arithmetic loses more than the dtype must. A gradient that is noise in float32
+times that effect is a fault: the arithmetic loses more than the dtype must. A gradient that is noise in float32
 already (a bias in front of BatchNorm) is moved as much by the rounding as by the mode, and raises no alarm.
 
 The operators to blame are those whose result is wrong although their inputs are not (`mpt.doctor.culprits`).
@@ -51,7 +52,7 @@ class ParameterError:
 
 @dataclass
 class Examination:
-    """What was found about one phase."""
+    """Findings about one phase."""
 
     phase: str
     mode: str
@@ -61,14 +62,14 @@ class Examination:
     """Loss -> in float32, in the mode."""
     parameters: list[ParameterError]
     rounds_weights: bool = False
-    """Whether the mode adds updates to weights in half and keeps nothing of what rounding takes."""
+    """Whether the mode adds updates to weights in half and keeps nothing of the rounding errors."""
     faults: list[str] = field(default_factory=list)
     culprits: list[Result] = field(default_factory=list)
     """The operators to blame, in order: the first, and the faults independently of it."""
     refusal: Refusal | None = None
-    """What the mode's step raised, if it did and float32's did not."""
+    """The exception of the mode's step, if float32's raised none."""
     results: list[Result] = field(default_factory=list)
-    """The float32 step's operators: what float16 would do to them."""
+    """The float32 step's operators: the effects of float16 on them."""
     seen: list[Result] = field(default_factory=list)
     """The mode's own."""
     lost_decay: list[str] = field(default_factory=list)
@@ -78,7 +79,7 @@ class Examination:
     by_cuda_lists: list[str] = field(default_factory=list)
     """Operators that a CPU computed in float32 because CUDA's autocast does."""
     updates: dict[str, Effect] = field(default_factory=dict)
-    """Parameter -> what the mode makes of its update; empty if the gradients are at fault already."""
+    """Parameter -> its update in the mode; empty if the gradients are at fault already."""
 
     @property
     def is_healthy(self) -> bool:
@@ -202,7 +203,7 @@ class Verdict:
 
 
 def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examination:
-    """Compare the mode's step with the float32 one and say what is wrong."""
+    """Compare the mode's step with the float32 one and report the faults."""
     found = Examination(
         phase=name,
         mode=run.precision.name,

@@ -34,7 +34,7 @@ MOST_SAMPLES = 8
 def describe_numerics(*points: Subject) -> Section:
     """Examine the step of a configuration, at one or several points of its training, and look for the cure.
 
-    The cure is one for all points: it is searched at the first that is wrong, and added to where that does not suffice.
+    The cure is one for all points: it is searched at the first that is wrong, and added to if that does not suffice.
     """
     section = Section("numerics")
     section.tables["exponents"] = []
@@ -80,7 +80,7 @@ def describe_numerics(*points: Subject) -> Section:
 
 
 def examine_with_stable_reference(subject: Subject) -> tuple[Subject, list[Examination]]:
-    """Examine a step against float32, by stable forms where only they make float32's own loss finite.
+    """Examine a step against float32, by stable forms if only they make float32's own loss finite.
 
     Return also the subject with the forms of the reference that was used. Raises ConfigError for anything that does not
     build.
@@ -132,7 +132,7 @@ def _describe(section: Section, found: Examination, subject: Subject, *, many: b
 
 
 def _add_faults(section: Section, about: str, found: Examination, subject: Subject) -> None:
-    """Add what is wrong, with the operators that are to blame."""
+    """Add the faults, with the operators that are to blame."""
     for text in found.faults[:MOST_FAULTS]:
         where = f"first wrong operator: {describe_culprit(found.culprits[0], subject)}" if found.culprits else ""
         where = found.refusal.describe() if found.refusal is not None else where
@@ -151,7 +151,7 @@ def _accuracy(found: Examination) -> str:
 
 
 def _add_last(section: Section, about: str, found: Examination) -> None:
-    """Add what is said once, of the last step: decay that is lost, operators in float32, modules near the ends."""
+    """Add the findings about the last step: decay that is lost, operators in float32, modules near the ends."""
     for text in found.lost_decay:
         section.add("warning", about, text)
     if found.by_cuda_lists:
@@ -262,7 +262,7 @@ def parameter_rows(found: Examination, step: int) -> list[dict[str, Any]]:
 
 
 def operator_rows(found: Examination, step: int) -> list[dict[str, Any]]:
-    """Return a row per operator: its range, what float16 would lose of it, and its error in the mode."""
+    """Return a row per operator: its range, the losses in float16, and its error in the mode."""
     return [
         {
             "step": step,
@@ -286,7 +286,7 @@ def rounded(value: float, places: int = 4) -> float | None:
 
 
 def ranges_of(phase: str, results: Sequence[Result], scale: float) -> list[dict[str, Any]]:
-    """Return a row per module: what float16 would do to its results and, times the loss scale, to its gradients."""
+    """Return a row per module: the effects of float16 on its results and, times the loss scale, to its gradients."""
     rows: dict[str, dict[str, Any]] = {}
     for one in results:
         row = rows.setdefault(

@@ -79,7 +79,7 @@ def headline(found: Sequence[tuple[str, Finding]]) -> str:
 
 
 def cures_of(sections: Sequence[Section]) -> list[tuple[str, str]]:
-    """Return the cures that were tried: in words, with what the trial showed, and as YAML to copy."""
+    """Return the cures that were tried: in words, with the result of the trial, and as YAML to copy."""
     return [
         (next((one.text for one in section.findings if one.text.startswith(row["cure"])), row["cure"]), yaml_of(row))
         for section in sections

@@ -1,8 +1,8 @@
 """Which operators of two steps are each other's, also if one of the steps has operators that the other lacks.
 
 If both have the same, they are paired by module, direction, name and number. Else the calls of each module and
-direction are aligned as the lines of two texts are (`difflib`): first by operator, shape and numbers, and between what
-is paired by operator alone. So an added call shifts none of the others.
+direction are aligned as the lines of two texts are (`difflib`): first by operator, shape and numbers, and the calls
+between those by operator alone. So an added call shifts none of the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def counterparts(one: Sequence[Result], other: Sequence[Result]) -> list[Result 
 
 
 def by_place(results: Sequence[Result]) -> dict[tuple[str, bool], list[int]]:
-    """Return module and direction -> where their results are."""
+    """Return module and direction -> places of their results."""
     found = defaultdict(list)
     for index, result in enumerate(results):
         found[result.module, result.is_backward].append(index)

@@ -1,4 +1,4 @@
-"""A place where two trainings part, and what a comparison of them found."""
+"""A place where two trainings part, and the findings of a comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = Literal["network", "weights", "batch", "random numbers", "operator", "gra
 
 @dataclass(frozen=True)
 class Parting:
-    """One place where the trainings differ."""
+    """One difference of the trainings."""
 
     step: int
     phase: str
@@ -22,15 +22,15 @@ class Parting:
     """Operator with module and source line, parameter or field."""
     first: str
     second: str
-    """What each of the two has there."""
+    """The value that each of the two has there."""
     reason: str
     error: float | None = None
     """Relative to the first training's."""
     rounding: float | None = None
-    """What rounding alone would make of it."""
+    """The difference that rounding alone would make."""
 
     def describe(self) -> str:
-        """Return where, what and why in a sentence."""
+        """Return place, difference and reason in a sentence."""
         size = "" if self.error is None else f", {show_share(self.error)} apart"
         if self.rounding is not None and self.error is not None:
             size += f" (rounding: {show_share(self.rounding)})"
@@ -41,7 +41,7 @@ class Parting:
 
 @dataclass
 class Comparison:
-    """What a lockstep found. Partings are None if there are none in the steps that were taken."""
+    """Findings of a lockstep. Partings are None if the steps that were taken have none."""
 
     start: int
     steps: int

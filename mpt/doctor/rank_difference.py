@@ -1,9 +1,9 @@
 """One process against several: the first tensor of a step that differs by more than the order of sums.
 
 In the order in which they are computed: the modules' outputs of the samples, losses, gradients from the last layer to
-the first, weights and buffers after the update. What rounding does is seen in a step of one process with weights and
-inputs moved by half a unit in the last place. To hold each tensor of a distributed step against a single process's, and
-against the effect of rounding on it, is the idea of TTrace (arXiv 2506.09280), which does so for Megatron-LM.
+the first, weights and buffers after the update. The effect of rounding is seen in a step of one process with weights
+and inputs moved by half a unit in the last place. To hold each tensor of a distributed step against a single process's,
+and against the effect of rounding on it, is the idea of TTrace (arXiv 2506.09280), which does so for Megatron-LM.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class PhaseJudge:
 
 
 def scaled_by(factor: float, size: int) -> str:
-    """Say what makes a number the `factor` of what it should be; "" if that is no power of the processes' number."""
+    """Explain a number that is `factor` times the expected one; "" if that is no power of the processes' number."""
     for power in (-2, -1, 1, 2):
         if math.isclose(factor, float(size) ** power, rel_tol=0.01):
             if power < 0:
@@ -141,7 +141,7 @@ def scaled_by(factor: float, size: int) -> str:
 
 
 def reason_of(value: Tensor, true: Tensor, size: int) -> str:
-    """Say what makes a gradient wrong that all processes have alike."""
+    """Explain a wrong gradient that all processes have alike."""
     norms = float(value.norm()) * float(true.norm())
     cosine = float(value.flatten() @ true.flatten()) / norms if norms else 0.0
     factor = float(value.norm()) / float(true.norm()) if norms else math.nan

@@ -1,4 +1,4 @@
-"""Steps of a training as one process takes them and as several do: what each module made, losses, gradients, weights.
+"""Steps of a training as one process takes them and as several do: outputs of modules, losses, gradients, weights.
 
 Every step sets out from a state that one process has reached, so that each is compared for itself. A process of a
 group is started as `python -m mpt.doctor.rank_steps FOLDER` with the variables that torchrun sets.
@@ -50,7 +50,7 @@ CONFIG, TOLD, STATE = "config.json", "rank-{}.pt", "state-{}.pt"
 
 @dataclass
 class Looked:
-    """What one phase of a step made, on one process: the tensors are on the CPU."""
+    """Results of one phase of a step on one process; the tensors are on the CPU."""
 
     phase: str
     outputs: dict[str, Tensor] = field(default_factory=dict)
@@ -144,7 +144,7 @@ def still_layers(run: Run, *, has_all_samples: bool) -> dict[str, nn.Module]:
 
 @contextmanager
 def watched(run: Run, phase: Phase, looked: Looked) -> Iterator[None]:
-    """Note the outputs of modules and what the optimizer is given within the block."""
+    """Note the outputs of modules and the gradients given to the optimizer within the block."""
     calls: defaultdict[str, int] = defaultdict(int)
 
     def note(path: str) -> Any:
@@ -199,7 +199,7 @@ def all_weights(run: Run) -> dict[str, Tensor]:
 
 
 def main(folder: Path) -> None:
-    """Be one process of the group: take the steps whose states are there, and write down what they made."""
+    """Be one process of the group: take the steps whose states are there, and write down their results."""
     told = json.loads((folder / CONFIG).read_text())
     use_parts([])
     config = load_config(told["config"], allow=told["allow"])

@@ -1,4 +1,4 @@
-"""Why two trainings part: what their settings, operators and random numbers say of a difference."""
+"""Why two trainings part: reasons found in their settings, operators and random numbers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Reasons:
         return f"settings that differ: {settings}" if settings else "not known; the settings are the same"
 
     def compare_batches(self, step: int, one: Batch, other: Batch) -> Parting | None:
-        """Compare what the two data sets deliver for a step."""
+        """Compare the batches that the two data sets deliver for a step."""
         for name in [*one, *(name for name in other if name not in one)]:
             shapes = [tuple(side[name].shape) if name in side else None for side in (one, other)]
             said = [f"shape {shape}" if shape is not None else "absent" for shape in shapes]

@@ -19,7 +19,7 @@ from mpt.config.own_code import first_line, is_module, is_own, library_of, walk
 
 @dataclass(frozen=True)
 class Refusal:
-    """What was raised, and where."""
+    """An exception, and the place where it was raised."""
 
     text: str
     place: str

@@ -1,4 +1,4 @@
-"""Why a resume is not exact: what changes in a training and is in no state, found in one process and tried.
+"""Why a resume is not exact: changes in a training that are in no state, found in one process and tried.
 
 A training takes some steps, and its state is put into a second one that was just built, as a resume does. What the two
 hold alongside their state is compared, and the next batch. Then each difference is carried over to a fresh one: if the
@@ -30,16 +30,16 @@ MOST_TRIED = 12
 
 @dataclass
 class Cause:
-    """What a search found. All are empty if the resume is exact in one process."""
+    """Results of a search. All are empty if the resume is exact in one process."""
 
     step: int
     """At which the training was stopped."""
     batch: list[str] = field(default_factory=list)
     """The fields of the next batch that are others already."""
     causes: list[str] = field(default_factory=list)
-    """What makes the next step the same once it is carried over: name, and its values in both."""
+    """The attributes that make the next step the same once they are carried over: name, and values in both."""
     suspects: list[str] = field(default_factory=list)
-    """What else changed in the training and is in no state."""
+    """Other attributes that changed in the training and are in no state."""
     module_values: list[str] = field(default_factory=list)
     """Values of modules of your own that the steps changed: another process begins with the first."""
 
@@ -73,7 +73,7 @@ def some(names: Sequence[str]) -> str:
 
 
 def find_cause(config: Config, step: int) -> Cause:
-    """Take steps up to `step`, go on from the state in a training that was just built, and say what was lost."""
+    """Take steps up to `step`, continue from the state in a training that was just built, and report the losses."""
     whole = build(config)
     before = {name: module_values(module) for name, module in own_modules().items()}
     for number in range(step):

@@ -1,7 +1,7 @@
-"""Which numerically poor forms a step computes, where, and the fewest whose stable forms make the step right.
+"""The numerically poor forms that a step computes, their places, and the fewest whose stable forms make the step right.
 
-The forms are those of `precision.stable_forms`. They are found by taking the step with all of them replaced; what is
-offered was tried, each form alone first, and the fewest together otherwise.
+The forms are those of `precision.stable_forms`. They are found by taking the step with all of them replaced; every
+form that is offered was tried, each alone first, and the fewest together otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mpt.precision.stable.stable_logs import Rewrite
 
 MOST_TRIALS = 16
 NAMED_WHEN_HEALTHY = ("log", "cross_entropy", "epsilon")
-"""Forms that are worth a note where nothing is wrong yet: they fail once a model is sure of itself."""
+"""Forms that are worth a note though nothing is wrong yet: they fail once a model is sure of itself."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Place:
     instead: str
 
     def describe(self) -> str:
-        """Return where, and what to write there, in words."""
+        """Return the place and the replacement, in words."""
         return f"{self.line} ({self.module}): write {self.instead} instead of {self.was}"
 
     def to_record(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Place:
 
 
 def find_places(subject: Subject) -> list[Place]:
-    """Take the step of each phase with every form replaced; return where there were any that the run leaves."""
+    """Take the step of each phase with every form replaced; return the places of those that the run leaves."""
     run = subject.build(subject.config)
     places: dict[Place, None] = {}
     with module_places(run.task.modules) as modules:
@@ -62,7 +62,7 @@ def find_places(subject: Subject) -> list[Place]:
         for phase in run.phases:
             try:
                 take_step(run, phase, subject.batch)
-            except Exception as error:  # a step that raises in the mode: what it came to has been noted
+            except Exception as error:  # a step that raises in the mode: the forms reached before have been noted
                 Refusal.of(error, run.task.modules)
     already = subject.config.precision.settings.stable_forms
     done = {place.line for place in places if place.form in already}

@@ -1,6 +1,6 @@
-"""Two finished runs compared by what they left: environment, logged losses, evaluations, checkpoints. No training.
+"""Two finished runs compared by their files: environment, logged losses, evaluations, checkpoints. No training.
 
-What they logged tells the first step at which they were seen to differ; the checkpoints they share tell the last state
+Their logs tell the first step at which they were seen to differ; the checkpoints they share tell the last state
 that was the same to the bit, from which a replay can set out.
 """
 
@@ -26,10 +26,10 @@ ENVIRONMENT = ("mpt", "torch", "python", "cuda", "cudnn", "processor", "devices"
 
 @dataclass
 class RunDifference:
-    """What the files of two runs say."""
+    """Contents of the files of two runs."""
 
     environment: list[str] = field(default_factory=list)
-    """What the runs were made with and differs."""
+    """Differences of settings and environment."""
     logged: dict[str, Any] = field(default_factory=dict)
     """The first logged step whose losses differ: step, name, both values; empty if none does."""
     evaluated: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class RunDifference:
 
     @property
     def differs(self) -> bool:
-        """Whether the files show any difference of what was trained."""
+        """Whether the files show any difference of the training."""
         return bool(self.logged or self.evaluated or any(row["differing"] for row in self.checkpoints))
 
     def to_record(self) -> dict[str, Any]:

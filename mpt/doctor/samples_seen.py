@@ -1,4 +1,4 @@
-"""A split's samples read one by one, and what was seen of them: ranges per channel, digests, thumbnails, labels."""
+"""A split's samples read one by one, and summarised: ranges per channel, digests, thumbnails, labels."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Range:
 
 @dataclass
 class Samples:
-    """What was seen of one split. Lists hold indices of the data set."""
+    """A summary of one split. Lists hold indices of the data set."""
 
     name: str
     data: Dataset
@@ -104,7 +104,7 @@ class Samples:
         return self.called(index) + (f" ({classes[label]})" if label is not None and label < len(classes) else "")
 
     def count_labels(self) -> tuple[Counter[int], bool]:
-        """Return label -> samples, and whether all samples were counted: without decoding where the set knows them."""
+        """Return label -> samples, and whether all samples were counted: without decoding if the set knows them."""
         known = self.data.class_labels()
         if known is not None:
             return Counter(known), True
@@ -144,7 +144,5 @@ def read_samples(name: str, data: Dataset) -> Samples:
         try:
             seen.note(index, data.fetch([index], 0))
         except DataError as error:
-            seen.unreadable.append(
-                str(error).splitlines()[0].partition(". ")[0]
-            )  # what to do about it is reported once
+            seen.unreadable.append(str(error).splitlines()[0].partition(". ")[0])  # the remedy is reported once
     return seen

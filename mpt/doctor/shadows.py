@@ -12,7 +12,7 @@ OURS = "mpt-trainer"
 
 
 def find_shadows() -> Iterator[tuple[str, str]]:
-    """Yield what is in the way of this program, and the remedy."""
+    """Yield obstacles to this program, and their remedies."""
     command = shutil.which("mpt")
     scripts = Path(sys.executable).parent
     if command is not None and Path(command).absolute().parent not in (scripts, scripts / "Scripts"):

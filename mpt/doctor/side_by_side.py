@@ -3,7 +3,7 @@
 Both are taken in lockstep. While they are the same to the bit nothing else is needed. At the first difference a third
 training sets out from the same state: the first one in float32, its weights and inputs moved by half a unit in the last
 place of the coarser dtype whenever gradients are computed. How far that one gets from the first is what rounding alone
-would do, chaos included. A difference is beyond rounding where it is more than eight times that.
+would do, chaos included. A difference is beyond rounding if it is more than eight times that.
 
 The place is found by taking the step again under instruments: the first operator whose result differs although its
 inputs do not (or do by rounding only).
@@ -109,14 +109,14 @@ class Lockstep:
         found.rows.append(self.row(step, told))
 
     def take_both(self, step: int, batches: Sequence[Batch], found: Comparison) -> list[Told] | None:
-        """Take a step of both. Where one alone is refused note that, and return None; raise what both are refused."""
+        """Take a step of both. If one alone is refused, note that and return None; raise errors that both meet."""
         told: list[Told] = []
         refusals: list[Refusal | None] = []
         for side, batch in zip((self.first, self.second), batches, strict=True):
             try:
                 told.append(take(side, step, batch))
                 refusals.append(None)
-            except Exception as error:  # the model, or torch, refuses what the other training does
+            except Exception as error:  # the model, or torch, refuses a step that the other training takes
                 refusals.append(Refusal.of(error, side.run.task.modules))
                 failure = error
         if all(refusals):
@@ -199,7 +199,7 @@ class Lockstep:
     def weights_beyond(self) -> dict[str, tuple[float, float]]:
         """Return the weights that are further apart than rounding explains, each with its error and rounding's.
 
-        All together are judged by their norm, and each by the median of its elements: where Adam divides by a gradient
+        All together are judged by their norm, and each by the median of its elements: since Adam divides by a gradient
         that is all but zero, rounding turns a few elements round, in one training and not in another. A weight whose
         move is noise already, as that of a bias in front of BatchNorm, is held against the moves of all.
         """
@@ -287,7 +287,7 @@ class Lockstep:
 
 @dataclass(frozen=True)
 class Told:
-    """What a training said of a step."""
+    """A training's log of a step."""
 
     losses: Mapping[str, float]
     skipped: frozenset[str]

@@ -1,7 +1,7 @@
-"""Where a step's time goes: data, transfer, forward, backward, optimizer; and what to change.
+"""Where a step's time goes: data, transfer, forward, backward, optimizer; and remedies.
 
 The step is the run's own, taken apart at its seams with the device awaited at each; the whole step is timed too, as the
-loop takes it, so that what waiting costs can be seen.
+loop takes it, so that the cost of waiting can be seen.
 """
 
 from __future__ import annotations

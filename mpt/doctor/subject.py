@@ -1,4 +1,4 @@
-"""What is examined: a configuration with its data, a batch and weights, and the same with another precision."""
+"""An examination's subject: a configuration with data, a batch and weights, and the same with another precision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Weights = Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined: a configuration, its data's layout, a batch on the CPU and weights."""
+    """The subject of an examination: a configuration, its data's layout, a batch on the CPU and weights."""
 
     config: Config
     data: DataSpec
@@ -33,7 +33,7 @@ class Subject:
     step: int = 0
     """How far the weights are trained."""
     indices: Sequence[int] = ()
-    """Where the batch's samples are in the data set."""
+    """Indices of the batch's samples in the data set."""
     reference_forms: Sequence[str] = ()
     """Forms that the float32 step computes by stable ones: none, unless it is not finite as it is written."""
 

@@ -1,6 +1,6 @@
-"""What a whole update, with its optimizer, does to the weights, and what rounding leaves of it.
+"""The effect of a whole update, with its optimizer, on the weights, and the remainder after rounding.
 
-A weight in half has neighbours that lie further apart than many an update is long: added and rounded, it stays what it
+A weight in half has neighbours that lie further apart than many an update is long: added and rounded, it stays as it
 was. An optimizer that computes in half may divide by an epsilon that float16 does not hold, and so by zero.
 """
 
@@ -22,7 +22,7 @@ from mpt.seams import Batch, Phase, Run
 
 @dataclass(frozen=True)
 class Effect:
-    """What a mode makes of a parameter's update, compared with float32's."""
+    """A parameter's update in a mode, compared with float32's."""
 
     still: float
     """Share of the elements that move in float32 and do not in the mode."""
@@ -32,9 +32,9 @@ class Effect:
 
 
 def moves(run: Run, phase: Phase, batch: Batch, scale: float | None) -> dict[str, Tensor]:
-    """Return by how much one update at a loss scale moves each weight, where weights are kept most exactly.
+    """Return by how much one update at a loss scale moves each weight, in the mode that keeps weights most exactly.
 
-    Empty where the update was skipped. The run is changed by it; learning rates are those that it was built with.
+    Empty if the update was skipped. The run is changed by it; learning rates are those that it was built with.
     """
     scaler = run.precision.scalers.get(phase.name)
     if scaler is not None and scale is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def leave(code: int) -> None:
-    """End the process after an error without unloading what was imported: with torch that takes seconds."""
+    """End the process after an error without unloading the imported modules: with torch that takes seconds."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or its reader has left
@@ -23,7 +23,7 @@ def leave(code: int) -> None:
 
 
 def main() -> None:
-    """Run the command line; where `mpt` is another package, say where it lies, and exit with 1."""
+    """Run the command line; if `mpt` is another package, print its path, and exit with 1."""
     found = importlib.util.find_spec("mpt")
     folder = Path(found.origin).parent if found is not None and found.origin else None
     if folder is None or not (folder / "entry_point" / "__init__.py").is_file():

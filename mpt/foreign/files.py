@@ -2,7 +2,7 @@
 
 Reading a pipe waits for ever, a device has no end, and a sparse file of one block on disk fills the memory. Whatever
 this process did not just write itself is therefore opened here, with the size that its kind may have. Links are
-followed: users keep data behind them. A file of the run's own, where a link is an attack, is opened by
+followed: users keep data behind them. A file of the run's own, for which a link is an attack, is opened by
 `mpt.run.process.files.open_regular`.
 
 Every refusal is an OSError with a reason in `strerror`, so that callers need no case of their own for it.

@@ -1,10 +1,10 @@
 """One machine for the pickles of others: it understands data, looks no name up, calls nothing and has a budget.
 
-Python's unpickler is a machine that calls what a file names. This one knows the operations of plain data; what a name,
-a call or a reference means is for the format that derives from it: `mpt.run.weights.torch_pickle` describes tensors,
-a system's own builds arrays.
+Python's unpickler is a machine that calls whatever a file names. This one knows the operations of plain data; what a
+name, a call or a reference means is for the format that derives from it: `mpt.run.weights.torch_pickle` describes
+tensors, a system's own builds arrays.
 
-The budget counts what is pushed, so time and memory are bounded by the file's length and never by what its sharing
+The budget counts pushed items, so time and memory are bounded by the file's length and never by what its sharing
 would unfold to: a list that holds itself twice, forty times over, is forty-odd lists here. The same holds for callers:
 they must not print, compare, sort or hash a value before its type is known.
 
@@ -32,7 +32,7 @@ LONGEST_NAME = 1000
 
 
 class Mark:
-    """Where the items of a container begin on the stack."""
+    """The start of a container's items on the stack."""
 
 
 class PickleMachine:

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but line feed and tab, line separators, marks that reorder a line, halves of surrogate pairs."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes a cell for a formula by. Source: OWASP, "CSV Injection"."""
+"""First characters by which a spreadsheet takes a cell for a formula. Source: OWASP, "CSV Injection"."""
 QUOTE = "'"
 
 
@@ -55,7 +55,7 @@ class HarmlessStream:
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """Return the stream itself, for what is to move a terminal's cursor."""
+    """Return the stream itself, for text that is to move a terminal's cursor."""
     return stream.stream if isinstance(stream, HarmlessStream) else stream
 
 

@@ -43,8 +43,8 @@ class Written:
 def export_adapters(trained: Trained, called: Calls, wanted: str, path: Path) -> Written:
     """Write the adapters of the networks that inference calls.
 
-    Raises ConfigError for a run without adapters and for what the format cannot hold, CheckpointError if what is read
-    back computes something else than the run.
+    Raises ConfigError for a run without adapters and for adapters that the format cannot hold, CheckpointError if a
+    file that is read back computes something else than the run.
     """
     found = adapted_places(trained.run, called)
     expected = expect(called, "float32")

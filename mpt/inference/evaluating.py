@@ -28,7 +28,7 @@ class Measured:
     refused: Mapping[str, str]
     """Metric -> why it could not be computed."""
     details: Mapping[str, Any]
-    """What the task found further (`Task.details`)."""
+    """Further findings of the task (`Task.details`)."""
     test_set: str = ""
     """A hash of the samples (`mpt.data.loading.fingerprint`)."""
 

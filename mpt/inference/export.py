@@ -69,7 +69,7 @@ def write_weights(
         os.replace(partial, path)
         return said
     finally:
-        with contextlib.suppress(OSError):  # what hindered the writing may hinder this too, and was said
+        with contextlib.suppress(OSError):  # the cause of the failed write may hinder this too, and was reported
             partial.unlink(missing_ok=True)
 
 
@@ -189,7 +189,7 @@ def write_onnx(
             f"This network cannot be exported to ONNX: {reason}. --to safetensors always works."
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # what hindered the writing may hinder this too, and was said
+        with contextlib.suppress(OSError):  # the cause of the failed write may hinder this too, and was reported
             partial.unlink(missing_ok=True)
     return said
 

@@ -1,7 +1,7 @@
 """The inputs of `mpt infer`: image files, test samples, or nothing but a wish for samples.
 
 A task names the fields that files may fill (`Task.inputs`); each file is brought to its field's channels, height and
-width, by the run's data set where its file declares `sample_of_files(settings, data, files)`. A task of one field takes
+width, by the run's data set if its file declares `sample_of_files(settings, data, files)`. A task of one field takes
 any number of files. A task of several (two cameras, two frames) takes a file or a folder for each, `--input rgb=A
 --input ir=B` or in the task's order; folders are matched by file name, without the suffix.
 """

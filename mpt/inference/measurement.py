@@ -1,7 +1,7 @@
 """The cost of inference, and the distance of two precisions: latency, memory, size, distance.
 
 Latency is the median and the 95th percentile over calls after a warm-up, each call synchronised on its own. Memory is
-the allocator's peak on a GPU, without what other runs hold, and the peak of live tensor bytes on a CPU. Both are taken
+the allocator's peak on a GPU, without other runs' memory, and the peak of live tensor bytes on a CPU. Both are taken
 of one batch.
 """
 

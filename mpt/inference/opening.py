@@ -34,7 +34,7 @@ def open_with_inputs(
     """Return a run or an export, built again, and the samples that the inputs make for its task.
 
     `inputs` are files, folders or `FIELD=PATH`. Raises ConfigError for an export that is not to be taken `as_trained`,
-    and what `open_trained`, `open_exported`, `find_files` and `match_files` raise.
+    and the errors of `open_trained`, `open_exported`, `find_files` and `match_files`.
     """
     given = find_files(inputs)
     wishes = {"task.truncation": truncation, "seed": seed}

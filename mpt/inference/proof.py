@@ -1,8 +1,8 @@
 """An export proved by its results: the run's networks and the file's, on the same inputs.
 
 The run's networks are those that were trained, in float32, with adapters alongside their weights; the file is read back
-as `mpt infer FILE` reads it. The distance that is allowed is measured: what rounding the run's own weights to the
-file's dtype does to their outputs.
+as `mpt infer FILE` reads it. The allowed distance is measured: the effect of rounding the run's own weights to the
+file's dtype on their outputs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compile the trained networks with `torch.compile`.
 
-Fused kernels write fewer intermediate tensors, and the compiler recomputes cheap operators in backward where that saves
+Fused kernels write fewer intermediate tensors, and the compiler recomputes cheap operators in backward if that saves
 memory. The first steps take minutes. Fused arithmetic rounds differently: results are not bit-equal.
 """
 
@@ -85,7 +85,7 @@ class Compile(MemoryTrick):
 
 
 def _networks(modules: Any) -> Iterator[nn.Module]:
-    """Yield what is called: a ModuleDict is networks trained together and has no forward of its own."""
+    """Yield the modules that are called: a ModuleDict is networks trained together and has no forward of its own."""
     for module in modules:
         yield from _networks(module.values()) if isinstance(module, nn.ModuleDict) else [module]
 

@@ -77,7 +77,7 @@ class HostOptimizer(Optimizer):
         for device in {parameter.device for parameter, _ in moved if copies_beside(parameter.device)}:
             torch.accelerator.current_stream(device).synchronize()  # once, for the copies of all of them
         self.inner.step()
-        for outer, inner in zip(self.param_groups, self.inner.param_groups):  # what an optimizer counts in its groups
+        for outer, inner in zip(self.param_groups, self.inner.param_groups):  # the optimizer's counters in its groups
             outer.update({key: value for key, value in inner.items() if key != "params"})
         for parameter, twin in moved:
             parameter.copy_(twin, non_blocking=True)

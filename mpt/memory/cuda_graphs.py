@@ -1,14 +1,15 @@
 """Record each phase's update as CUDA graphs and repeat them: for networks whose kernels are shorter than their launch.
 
 A small network's step is hundreds of kernels that each take the host longer to launch than the GPU to run. Recorded,
-they are launched together: the whole of an update, from its random inputs to its optimizer's step, divided only where
-the host asks whether losses or gradients are finite. Off by default: no GPU has shown yet what it gains.
+they are launched together: the whole of an update, from its random inputs to its optimizer's step, divided only at the
+points at which the host asks whether losses or gradients are finite. Off by default: the gain has not been measured on
+a GPU.
 
 An update must be the same each time. After one that makes the optimizer's state, two are written down and compared
 operator by operator (`mpt.memory.capturing.tape`); a step with a branch on data, numbers from the host or tensors that
-are replaced is refused in a line. What is not as recorded runs operator by operator: a batch of another shape, and an
-update that overflows or whose loss is not finite, which is undone first. After a resume, a rollback, a fall back to
-bfloat16 or other micro-batches updates are recorded anew.
+are replaced is refused in a line. An update that is not as recorded runs operator by operator: a batch of another
+shape, and an update that overflows or whose loss is not finite, which is undone first. After a resume, a rollback, a
+fall back to bfloat16 or other micro-batches updates are recorded anew.
 
 The graphs have a memory pool of their own, which gives nothing back: evaluations and samples cannot use it. Rates are
 read from the device and Adam counts its steps there, so weights differ from other runs' by rounding.
@@ -58,7 +59,7 @@ class Settings(Options):
 
 @dataclass
 class Known:
-    """What is known of a phase's update by now."""
+    """The state of recording a phase's update."""
 
     seen: int = 0
     tapes: list[Tape] = field(default_factory=list)
@@ -88,7 +89,7 @@ class CudaGraphs(TakesUpdates):
         self.said: set[str] = set()
 
     def attach(self, run: Run) -> None:
-        """Refuse what cannot be recorded; on devices without graphs nothing is done."""
+        """Refuse settings that cannot be recorded; on devices without graphs nothing is done."""
         self.run = run
         self.is_planned = detect_fake_mode() is not None and run.device.type != "cpu"
         if run.device.type != "cuda" and not self.is_planned:
@@ -150,7 +151,7 @@ class CudaGraphs(TakesUpdates):
         counts, numbers = rates.counts(), {} if tape is None else numbers_of(self.run.task)
         with tape or NOTHING:
             made = self.eagerly(phase, perform, counting)
-        if made.stats.skipped:  # this is not what is to be recorded; the next will be
+        if made.stats.skipped:  # this is not the update to record; the next will be
             known.seen, known.tapes = known.seen - 1, []
             return made
         rates.learn(counts)
@@ -168,7 +169,7 @@ class CudaGraphs(TakesUpdates):
             raise ConfigError(f"memory.cuda_graphs: phase {phase.name} cannot be recorded: {why_not}; leave it out")
 
     def record(self, known: Known, phase: Phase, perform: Callable[[], Any]) -> None:
-        """Record an update. What it counts in Python is taken back: the repetition that follows counts it."""
+        """Record an update. Its counts in Python are taken back: the repetition that follows counts it."""
         rates, scaler = self.rates[phase.optimizer], self.run.precision.scalers.get(phase.name)
         counts, scaled = rates.counts(), None if scaler is None else scaler.state_dict()
         operators, known.tapes = len(known.tapes[-1].entries), []
@@ -206,7 +207,7 @@ class CudaGraphs(TakesUpdates):
     def planned(self, known: Known, phase: Phase, perform: Callable[[], Any]) -> Any:
         """Perform an update on fake tensors.
 
-        The second one takes what graphs take. Under a scale that may overflow it is the first that does, in addition,
+        The second one allocates like graphs. Under a scale that may overflow it is the first that does, in addition,
         for one that runs operator by operator has to fit alongside the graphs.
         """
         known.seen += 1
@@ -233,7 +234,7 @@ class CudaGraphs(TakesUpdates):
         return dict(self.inputs)
 
     def forget_what_has_changed(self) -> None:
-        """Forget what was recorded of a run whose state, arithmetic or micro-batches have changed since."""
+        """Discard the recordings of a run whose state, arithmetic or micro-batches have changed since."""
         run = self.run
         refuse_adaptation(run)
         classes = self.classes
@@ -250,7 +251,7 @@ class CudaGraphs(TakesUpdates):
         self.arithmetic, self.classes, self.is_in_doubt = found, classes, False
 
     def say_once(self, what: str, about: str = "") -> None:
-        """Say something in the next line of the log, unless it was said."""
+        """Add a note to the next line of the log, unless it was logged before."""
         if (about or what) not in self.said:
             self.said.add(about or what)
             self.news.append(f"memory.cuda_graphs: {what}")
@@ -262,7 +263,7 @@ def forms_of(batch: Batch) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def release_gradients(run: Run, phase: Phase) -> None:
-    """Release what an update has left: no other update of this phase begins by doing so."""
+    """Release an update's leftovers: no other update of this phase begins by doing so."""
     if not run.keeps_gradients:
         for weight in run.weights[phase.name]:
             weight.grad = None

@@ -1,7 +1,7 @@
 """Let the CUDA allocator grow its segments instead of collecting blocks of fixed sizes.
 
 Memory that is reserved but too fragmented to use is the difference between `reserved` and `allocated`; growing segments
-shrink it where sizes vary from step to step (micro-batches, lazy regularisation). Results are unchanged. On other
+shrink it if sizes vary from step to step (micro-batches, lazy regularisation). Results are unchanged. On other
 devices there is nothing to set. The same as PYTORCH_ALLOC_CONF=expandable_segments:True, without restarting.
 """
 
@@ -28,7 +28,7 @@ class ExpandableSegments(MemoryTrick):
     name = "expandable_segments"
 
     def attach(self, run: Run) -> None:
-        """Tell the allocator; memory reserved before keeps its old segments."""
+        """Set the allocator; memory reserved before keeps its old segments."""
         if run.device.type == "cuda":
             torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
         else:

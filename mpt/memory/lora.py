@@ -1,4 +1,4 @@
-"""Train small adapters alongside frozen weights: LoRA and DoRA, for fine-tuning what does not fit otherwise.
+"""Train small adapters alongside frozen weights: LoRA and DoRA, for fine-tuning networks that do not fit otherwise.
 
 Each chosen `nn.Linear` and `nn.Conv2d` computes W x + (alpha / rank) B A x with A of `rank` rows and B of `rank`
 columns; `mpt.memory.adapters.layers` has the arithmetic, of DoRA too. W and everything else stay as they were loaded,
@@ -50,12 +50,12 @@ Linear layers, all convolutions."""
 
 
 class Settings(Options):
-    """How large the adapters are, and where they are."""
+    """Size and place of the adapters."""
 
     shorthand = "rank"
 
     rank: int = Field(8, ge=1)
-    """Rows of A and columns of B: what an adapter can express, and its cost."""
+    """Rows of A and columns of B: the capacity of an adapter, and its cost."""
     alpha: float | None = Field(None, gt=0)
     """The adapters' output is multiplied by alpha / rank; null is twice the rank."""
     rank_stabilised: bool = False
@@ -63,9 +63,9 @@ class Settings(Options):
     dora: bool = False
     """Train a magnitude per output as well, which scales the rows of the weight with its adapter."""
     ranks: dict[str, int] = Field(default_factory=dict)
-    """Glob over dotted module names -> rank, where it is another one; the first that matches counts."""
+    """Glob over dotted module names -> rank, if it differs; the first that matches counts."""
     alphas: dict[str, float] = Field(default_factory=dict)
-    """Glob over dotted module names -> alpha, where it is another one."""
+    """Glob over dotted module names -> alpha, if it differs."""
     targets: list[str] = Field(default_factory=lambda: ["*"])
     """The layers that get one: globs over dotted module names ("net.blocks.*.attn.qkv"), which choose Linear layers and
     1x1 convolutions, or the words attention, linear and convolutions (of every size)."""
@@ -200,7 +200,7 @@ class Lora(HoldsWeights):
         return load_adapters(task.modules, read_adapters(Path(self.settings.weights)))
 
     def attach(self, run: Run) -> None:
-        """Say what is trained, and warn of adapters alongside weights that were not loaded."""
+        """Log the trained parts, and warn of adapters alongside weights that were not loaded."""
         weights = [parameter for module in run.task.trainable.values() for parameter in module.parameters()]
         trained = sum(parameter.numel() for parameter in weights if parameter.requires_grad)
         total = sum(parameter.numel() for parameter in weights if parameter.is_floating_point())

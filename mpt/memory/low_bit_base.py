@@ -1,6 +1,6 @@
 """Hold the frozen weights of Linear layers in 8 or 4 bits, and unpack each for its products: fp8, int8, NF4.
 
-What is trained alongside (adapters of `memory.lora`, layers that `train.freeze` leaves out) is in the mode's own
+Everything trained alongside (adapters of `memory.lora`, layers that `train.freeze` leaves out) is in the mode's own
 numbers, and so are the products. A weight takes 1 byte (fp8 and int8, a scale per row) or 0.56 (NF4, a scale per 64
 values), against 4 of float32 and 2 of bfloat16; unpacking it takes time in forward, in backward and in a recomputed
 forward. Weights are packed on the host, so the device never holds a plain one but the layer's that computes.
@@ -37,7 +37,7 @@ LOSSY = True
 
 
 class Settings(Options):
-    """Into what, and which layers."""
+    """The format, and the layers."""
 
     shorthand: ClassVar[str | None] = "format"
 
@@ -46,7 +46,7 @@ class Settings(Options):
     layers: list[str] = Field(default_factory=lambda: ["*"])
     """Globs over dotted module names ("net.blocks.*"): the Linear layers that are packed."""
     keep: list[str] = Field(default_factory=lambda: ["*.fc.*", "*.head.*", "*.heads.*", "*.classifier.*"])
-    """Globs over dotted parameter names that stay as they are: what is trained, as `memory.lora.full` names it."""
+    """Globs over dotted parameter names that stay as they are: the trained ones, as `memory.lora.full` names them."""
 
 
 class LowBitBase(HoldsWeights):
@@ -96,7 +96,7 @@ class LowBitBase(HoldsWeights):
         return not is_kept and any(fnmatchcase(name, glob) for glob in self.settings.layers)
 
     def attach(self, run: Run) -> None:
-        """Refuse packed weights that were to be trained; log what is held."""
+        """Refuse packed weights that were to be trained; log the packed bytes."""
         if run.precision.numerics.casts_calls:
             raise ConfigError(
                 f"memory.low_bit_base: {run.precision.name} casts call by call, and the product of a packed weight is "

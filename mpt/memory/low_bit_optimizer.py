@@ -42,7 +42,7 @@ class Settings(Options):
     shorthand: ClassVar[str | None] = "backend"
 
     backend: Literal["auto", "bitsandbytes", "torchao", "own"] = "auto"
-    """`auto` takes bitsandbytes where it is installed, else torchao; `own` needs neither and is slower."""
+    """`auto` takes bitsandbytes if it is installed, else torchao; `own` needs neither and is slower."""
     bits: Literal[4, 8, 16] = 8
     """Bits of each running mean; 4 and 16 (bfloat16), and Muon, are `own`'s."""
 
@@ -72,7 +72,7 @@ class LowBitOptimizer(MemoryTrick):
         return make_low_bit(optimizer, choose_backend(self.settings.backend))
 
     def own_optimizer(self, optimizer: Optimizer) -> Optimizer | None:
-        """Return the optimizer that is written here, where settings or the kind ask for it."""
+        """Return the optimizer that is written here, if settings or the kind ask for it."""
         backend, bits = self.settings.backend, self.settings.bits
         is_muon = type(optimizer) is MuonWithAdam
         if backend not in ("own", "auto") and (bits != 8 or is_muon):
@@ -92,7 +92,7 @@ class LowBitOptimizer(MemoryTrick):
 
 
 class AllocatedAdam(Optimizer):
-    """Allocates what bitsandbytes' Adam8bit does and computes nothing: its kernels do not run on fake tensors.
+    """Allocates as bitsandbytes' Adam8bit and computes nothing: its kernels do not run on fake tensors.
 
     Per tensor of at least 4096 values: two codes of a byte per value, and a float32 scale per 256 of them; smaller
     tensors keep float32 state. Its kernels change weights in place without temporaries.
@@ -152,7 +152,7 @@ def make_low_bit(optimizer: Optimizer, backend: str) -> Optimizer:
 
 def hold_rates_as_tensors(optimizer: Optimizer) -> None:
     """Let each step, and nothing else, see the groups' rates as tensors: torchao compiles its step and refuses numbers,
-    which is what schedules set, logs read and checkpoints hold.
+    which schedules set, logs read and checkpoints hold.
     """
     rates: list[float] = []
 

@@ -37,7 +37,7 @@ class MicroBatch(MemoryTrick):
         self.size = settings.size
 
     def attach(self, run: Run) -> None:
-        """Tell the step the size, and warn where BatchNorm will see smaller batches."""
+        """Set the step's size, and warn if BatchNorm will see smaller batches."""
         batch_size = run.config.train.batch_size
         if self.size == "auto":
             run.adaptation.is_allowed = True

@@ -1,11 +1,11 @@
 """Keep large activations in host memory between forward and backward.
 
-What autograd saves above a size is copied out as it is saved and copied back when backward asks for it; gradients are
-bit-equal. On CUDA the host memory is pinned and both copies run on a stream of their own: the way out overlaps the
-forward, and while backward works on one tensor the one it will want next is on its way in, into memory of the computing
-stream that is free once this has come so far: a stream's pool of its own would keep what it was once given. Weights
-stay where they are, and a tensor that is saved twice is copied once. On a CPU there is nowhere to go, and nothing is
-done.
+Tensors that autograd saves above a size are copied out as they are saved and copied back when backward asks for it;
+gradients are bit-equal. On CUDA the host memory is pinned and both copies run on a stream of their own: the way out
+overlaps the forward, and while backward works on one tensor the one it will want next is on its way in, into memory of
+the computing stream that is free once this has come so far: a stream's pool of its own would keep all memory that it
+was once given. Weights stay on the card, and a tensor that is saved twice is copied once. On a CPU there is nowhere to
+go, and nothing is done.
 
 A card computes faster than the bus carries (360 against 12 GB/s on an RTX 3060), so the forward waits for it: while
 `IN_FLIGHT` copies are under way, the computing stream waits for the oldest before the next may begin. Without a bound
@@ -81,7 +81,7 @@ class Offloaded:
         if self.incoming is not None or (self.fetched is not None and self.fetched() is not None):
             return
         if self.stream is None:
-            if torch._guards.detect_fake_mode() is not None:  # a plan counts what a GPU would have on its way
+            if torch._guards.detect_fake_mode() is not None:  # a plan counts the copies that a GPU would have in flight
                 self.incoming = (self.host.to(self.device), None)
             return
         arriving = torch.empty_like(self.host, device=self.device)
@@ -110,7 +110,7 @@ class Offloaded:
         if not hasattr(self, "host"):  # there was no memory for it
             return
         self.blocks.give_back(self.host.nbytes)
-        # A backward that failed leaves what is on its way: nothing may use its memory before the copy is done.
+        # A backward that failed leaves copies in flight: nothing may use its memory before the copy is done.
         if self.incoming is not None and self.incoming[1] is not None:
             torch.accelerator.current_stream(self.device).wait_event(self.incoming[1])
 
@@ -193,7 +193,7 @@ class OffloadActivations(MemoryTrick):
                 torch.accelerator.current_stream(tensor.device).wait_event(left)
 
     def abandon(self, phase: Phase) -> None:
-        """Release what a forward that failed had under way."""
+        """Release the copies in flight of a forward that failed."""
         self.let_go()
 
     def packed(self, record: Offloaded) -> Any:

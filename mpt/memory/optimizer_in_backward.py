@@ -49,13 +49,13 @@ class OptimizerInBackward(MemoryTrick):
     gradients = "consumed"
 
     def attach(self, run: Run) -> None:
-        """Refuse what needs all gradients at once; else hang a hook on every trained parameter."""
+        """Refuse settings that need all gradients at once; else hang a hook on every trained parameter."""
         refuse_incompatible(run)
         self.losses = count_losses(run, "memory.optimizer_in_backward")
         self.done = dict.fromkeys(self.losses, 0)
         self.active: Phase | None = None
         self.settings_before: dict[str, list[dict[str, Any]]] = {}
-        """What the groups held before the update: what an optimizer counts there, it counts once per update."""
+        """Values of the groups before the update: an optimizer's counters there count once per update."""
         self.precision = run.precision
         for optimizer in dict.fromkeys(run.optimizers.values()):
             for group in optimizer.param_groups:
@@ -76,7 +76,7 @@ class OptimizerInBackward(MemoryTrick):
 
     @contextlib.contextmanager
     def step(self, phase: Phase) -> Iterator[None]:
-        """Let the phase's own step, on what has a gradient left, be the one that counts."""
+        """Let the phase's own step, on parameters that have a gradient left, be the one that counts."""
         groups = phase.optimizer.param_groups
         for group, before in zip(groups, self.settings_before.pop(phase.name, [])):
             group.update(before)

@@ -66,7 +66,7 @@ class ParkOptimizer(BetweenSteps):
 
 @torch.no_grad()
 def copy_into(state: dict[str, Any], name: str, device: torch.device) -> torch.device:
-    """Put a copy on a device in a tensor's place; return where that was."""
+    """Put a copy on a device in a tensor's place; return that tensor's device."""
     value: Tensor = state[name]
     if hasattr(value, "__tensor_flatten__"):  # torchao's, of several tensors
         state[name] = value.to(device)

@@ -1,10 +1,11 @@
 """Gradient checkpointing: keep the inputs of blocks instead of their activations, and compute them again in backward.
 
 `sqrt` joins about sqrt(N) neighbouring blocks per segment and leaves the last segment alone, since backward starts
-there (Chen et al., 2016); `all` recomputes each block on its own; `every: N` each N-th block; `modules` what the globs
-name; `selective` all blocks, but keeps the outputs of matrix products and convolutions, so that only cheap operators
-run twice; `budget` as few blocks as bring the measured activation bytes under that share, those first that save most
-per operation, or with `per: tensor` a choice for each output of each operator (`mpt.memory.recomputing.choices`).
+there (Chen et al., 2016); `all` recomputes each block on its own; `every: N` each N-th block; `modules` the ones that
+the globs name; `selective` all blocks, but keeps the outputs of matrix products and convolutions, so that only cheap
+operators run twice; `budget` as few blocks as bring the measured activation bytes under that share, those first that
+save most per operation, or with `per: tensor` a choice for each output of each operator
+(`mpt.memory.recomputing.choices`).
 
 Gradients are bit-equal: random numbers are replayed, BatchNorm counts once, casts are the same. Blocks that do not
 are in a plain `nn.Sequential` cannot be joined, as foreign code runs between them: `sqrt` recomputes each on its own.
@@ -54,7 +55,7 @@ class Settings(Options):
     budget: float | None = Field(None, ge=0, le=1)
     """Share of the blocks' activation bytes that may be kept."""
     per: Literal["block", "tensor"] = "block"
-    """With a budget: whole blocks are recomputed, or in each block what costs least to compute again for its bytes."""
+    """With a budget: whole blocks are recomputed, or in each block the cheapest operators for their bytes."""
 
     @model_validator(mode="after")
     def check_one_choice(self) -> Settings:
@@ -144,10 +145,10 @@ class Recompute(MemoryTrick):
             wrap_runs(sequential, spans)
 
     def wrap_by_tensor(self, run: Run) -> None:
-        """Choose what to keep of each unit, or of runs of them, and wrap those of which not all is kept."""
+        """Choose the tensors to keep of each unit, or of runs of them, and wrap those of which not all is kept."""
         assert self.settings.budget is not None
         single = [one for chain in self.chains for unit in chain for one in _wrappable(unit)]
-        # Measured as they will be when recomputed: an activation in place would overwrite what may be kept.
+        # Measured as they will be when recomputed: an activation in place would overwrite a tensor that may be kept.
         changed = {module: forbid_in_place(module) for unit in single for module in unit.modules}
         partitions = (measure_calls(run, units, "memory.recompute.budget") for units in self.partitions())
         chosen = choose_outputs(partitions, self.settings.budget)
@@ -185,7 +186,7 @@ def choose_by_budget(costs: dict[Unit, UnitCost], budget: float) -> list[Unit]:
 
 
 def _wrappable(unit: Unit) -> list[Unit]:
-    """Return a unit, or its modules where the Sequential around them has a forward of its own by now."""
+    """Return a unit, or its modules if the Sequential around them has a forward of its own by now."""
     if unit.stop is None or is_plain_sequential(unit.owner):
         return [unit]
     return [Unit(f"{unit.name}.{number}", module) for number, module in enumerate(unit.modules)]

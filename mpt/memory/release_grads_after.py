@@ -1,6 +1,6 @@
 """Release the gradients of some networks right after their optimizer's step.
 
-The step clears gradients when an update begins, so a discriminator's gradients outlive its own update and stand
+The step clears gradients when an update begins, so a discriminator's gradients outlive its own update and remain
 alongside the generator's at its peak. Released at once they do not. Nothing reads gradients after a step: the result is
 bit-equal.
 """

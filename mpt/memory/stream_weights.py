@@ -1,7 +1,7 @@
 """Keep the weights of some blocks in host memory and send them to the device one block ahead, in forward and backward.
 
 The device then holds the weights of at most two blocks of those (`mpt.memory.travelling.streaming`). Frozen weights
-stay where they are for good. Trained ones have their gradients and the optimizer's state on the host too, and the
+stay in place. Trained ones have their gradients and the optimizer's state on the host too, and the
 optimizer's step is done there: to let the state travel as well would move 16 bytes more per weight and step. Weights
 that are smaller than `min_kibibytes`, shared between layers, or read past their layer by torch (recurrent layers) stay.
 
@@ -48,7 +48,7 @@ class Settings(Options):
     fraction: float | None = Field(None, ge=0, le=1)
     """Share of the blocks of every network whose weights wait on the host. null, without `blocks`, is all of them."""
     blocks: int | None = Field(None, ge=1)
-    """So many blocks of every network, all if it has fewer."""
+    """The number of blocks of every network, all if it has fewer."""
     min_kibibytes: float = Field(64.0, ge=0)
     """Smaller weights (biases, norms) stay on the device: a copy has a fixed cost."""
 
@@ -112,7 +112,7 @@ class StreamWeights(HoldsWeights):
         return {layer: own for layer, own in names.items() if own}
 
     def attach(self, run: Run) -> None:
-        """Refuse what does not go together; say what travels."""
+        """Refuse settings that do not go together; log the streamed blocks."""
         trained = any(weight.requires_grad for block in self.chosen for weight in block.travelling())
         self.exact = not trained or run.device.type == "cpu"
         for block in self.chosen:
@@ -167,7 +167,7 @@ def find_blocks(name: str, network: nn.Module) -> list[nn.Module]:
 
 
 def spread(blocks: Sequence[nn.Module], count: int) -> list[nn.Module]:
-    """Return that many blocks, evenly spread: what stays between two of them is time for the next one's way."""
+    """Return that many blocks, evenly spread: resident ones between give time for the next copy."""
     total = len(blocks)
     return [block for i, block in enumerate(blocks) if (i + 1) * count // total > i * count // total]
 

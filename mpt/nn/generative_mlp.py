@@ -176,7 +176,7 @@ class OneHot(nn.Module):
 
 
 def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
-    """Return "gen" and "disc", with a code "recognition", and where labels or codes go in their encoder "condition"."""
+    """Return "gen" and "disc", with a code "recognition", and if labels or codes go in their encoder "condition"."""
     check_image(data, settings.image_size, settings.channels, "of the GAN family")
     conditional = settings.labels in ("condition", "classify")
     classes = class_count(data, "cgan or acgan (model.labels)") if conditional else 0

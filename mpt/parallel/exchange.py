@@ -7,7 +7,7 @@ whole, during the backward that was the last one of the update before. If that g
 ranks send all buckets again.
 
 Every rank sends every bucket in every update exactly once, in one order, whatever happened to it meanwhile: a rank that
-failed sends zeros. So no rank waits for a bucket that does not come, and what went wrong is told afterwards, at the one
+failed sends zeros. So no rank waits for a bucket that does not come, and the failure is reported afterwards, at the one
 point where ranks agree (`mpt.parallel.ranks.Ranks.agree`).
 
 Costs the gradients' size in buckets, like DistributedDataParallel without `gradient_as_bucket_view`.
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from mpt.errors import ConfigError
 
 Send = Callable[[Tensor], Any]
-"""Starts summing a tensor over the ranks in place; what it returns has a `wait`."""
+"""Starts summing a tensor over the ranks in place; the result has a `wait`."""
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Exchange:
         return total.to(weight.dtype), count.to(weight.dtype)
 
     def send_rest(self, failed: bool) -> None:
-        """Send what has not left yet; zeros if this rank's update failed."""
+        """Send the buckets that have not left yet; zeros if this rank's update failed."""
         while self.awaits_weights:
             self.add_weight(torch.zeros((), device=self.device), 0)
         self.is_active = self.is_last = False

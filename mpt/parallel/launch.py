@@ -1,7 +1,7 @@
 """`mpt train CONFIG --nproc N`: torch's own launcher, with this command's signals and exit codes.
 
 torchrun ends with 1 whatever its processes ended with, and prints a table of them. Here the code is the one that the
-processes ended with, and what they said is all that is reported.
+processes ended with, and only their messages are reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mpt.errors import RankError
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 SAVING_SECONDS = "600"
-"""How long processes that were told to stop may take to save."""
+"""Seconds that stopped processes may take to save."""
 
 
 def launch(words: Sequence[str], nproc: int, max_restarts: int) -> int:
@@ -38,7 +38,7 @@ def launch(words: Sequence[str], nproc: int, max_restarts: int) -> int:
 
 
 def set_environment(nproc: int) -> None:
-    """Set what torch's launcher and the processes read, where the user has not."""
+    """Set the variables that torch's launcher and the processes read, unless the user has."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of the agent too
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
@@ -48,7 +48,7 @@ def set_environment(nproc: int) -> None:
 
 
 def silence() -> None:
-    """Let torch's launcher say nothing: what its processes say is enough."""
+    """Let torch's launcher say nothing: its processes' messages are enough."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -1,4 +1,4 @@
-"""What is sharded, asked without importing what shards: that takes as long as torch itself, and most runs need none."""
+"""Is a tensor sharded? Asked without importing torch's sharding, which takes as long as torch and is seldom needed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Short texts that ranks leave for each other in their store, for threads that work during the training.
 
 Collectives are the training's own and must come in one order; a thread cannot take part. Nothing here blocks inside
-torch, so whoever waits can be told to wait no longer.
+torch, so a waiting thread can be released.
 """
 
 from __future__ import annotations

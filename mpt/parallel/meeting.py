@@ -1,4 +1,4 @@
-"""The store that the processes of a training meet at: torch's TCPStore, and one line where it is not there."""
+"""The store that the processes of a training meet at: torch's TCPStore, and a one-line error if it is not there."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def await_answer(place: Place, where: str) -> None:
 
 
 def unreachable(place: Place, where: str, text: str) -> RankError:
-    """Return what is said where the other processes cannot be reached."""
+    """Return the message if the other processes cannot be reached."""
     return RankError(
         f"{where}: rank {place.rank} on {place.host} cannot reach the other processes there within "
         f"{CONNECT_SECONDS:.0f} s ({text[:160]}). Is the address that of the first machine, and the port open?"

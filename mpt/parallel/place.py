@@ -14,7 +14,7 @@ NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"
 
 @dataclass
 class Place:
-    """A rank's place in the world, and what its watch tells the others."""
+    """A rank's place in the world, and its watch's reports to the others."""
 
     rank: int
     size: int

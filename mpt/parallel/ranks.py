@@ -1,9 +1,10 @@
 """Several processes that train together, on torch's own engine: torchrun's variables, c10d's groups.
 
-There are two groups. Gradients, batches and buffers go over the first one (NCCL on GPUs, gloo on CPUs). What ranks tell
-each other goes over the second one, always gloo, in numbers of a fixed length: `agree` is the one point at which an
-update's outcome is settled, and since nothing of the first group is awaited there, a rank that failed can always reach
-it. What cannot be settled (a process that was killed, a mistake of the program) is found by `mpt.parallel.watch`.
+There are two groups. Gradients, batches and buffers go over the first one (NCCL on GPUs, gloo on CPUs). Messages of
+ranks to each other go over the second one, always gloo, in numbers of a fixed length: `agree` is the one point at
+which an update's outcome is settled, and since nothing of the first group is awaited there, a rank that failed can
+always reach it. A fault that cannot be settled so (a process that was killed, a mistake of the program) is found by
+`mpt.parallel.watch`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ T = TypeVar("T")
 AFTER_WATCH_SECONDS = 120.0
 """How much longer than the watch torch's own collectives wait: the watch says more."""
 FIELDS = 8
-"""Numbers in which a rank tells how its update went."""
+"""Numbers in which a rank reports the outcome of its update."""
 
 
 class Ranks(World):
@@ -52,7 +53,7 @@ class Ranks(World):
         self.on_gpu = device_type == "cuda"
         timeout = timedelta(seconds=settings.timeout + AFTER_WATCH_SECONDS)
         backend = "nccl" if self.on_gpu else "gloo"
-        if self.on_gpu and settings.offload:  # norms and flags of what lies on the host are summed there
+        if self.on_gpu and settings.offload:  # norms and flags of tensors on the host are summed there
             backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(
             backend,
@@ -66,7 +67,7 @@ class Ranks(World):
         watch.remember(0)  # the store may go with it
 
     def choose_device(self, wanted: str) -> str:
-        """Return this rank's card, or on a CPU what is wanted."""
+        """Return this rank's card, or on a CPU the requested device."""
         card = self.card()
         return str(card) if card is not None else "cpu" if wanted == "auto" else wanted
 
@@ -83,7 +84,7 @@ class Ranks(World):
         return torch.device("cuda", number)
 
     def place(self, count: int) -> tuple[int, int]:
-        """Return where this rank's samples of a batch begin and end."""
+        """Return the range of this rank's samples in a batch."""
         return share(count, self.rank, self.size)
 
     def whole(self, part: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
@@ -119,7 +120,7 @@ class Ranks(World):
     def exchange(self, phase: str, parameters: Sequence[nn.Parameter]) -> Exchange:
         """Return the reducer of a phase's gradients, made at its first update."""
         if self.is_sharded:
-            parameters = ()  # summed where they arise
+            parameters = ()  # summed as they arise
         if phase not in self.exchanges:
             settings = self.settings
             dtype = None if settings.reduce_dtype == "auto" else getattr(torch, settings.reduce_dtype)
@@ -235,7 +236,7 @@ class Ranks(World):
         return dict(zip(names, sums, strict=True))
 
     def meeting_device(self, otherwise: torch.device) -> torch.device:
-        """Return where tensors must be to be sent: NCCL knows this rank's card alone, gloo takes them as they are."""
+        """Return the device to send tensors from: NCCL knows this rank's card alone, gloo takes them as they are."""
         return torch.device("cuda", torch.cuda.current_device()) if self.on_gpu else otherwise
 
     @torch.no_grad()
@@ -259,7 +260,7 @@ class Ranks(World):
                     tensor.copy_(value)
 
     def note_step(self, step: int) -> None:
-        """Remember the step for what is said of this rank when it is lost."""
+        """Remember the step for the message if this rank is lost."""
         self.location.step = step
         self.location.moves += 1
 
@@ -268,7 +269,7 @@ class Ranks(World):
         self.watch.on_lost = on_lost
 
     def ending(self, error: BaseException) -> None:
-        """Tell that this rank ends with a failure alone, so that nobody ends it before it has told of it."""
+        """Report that this rank ends with a failure alone, so that nobody ends it before it has reported it."""
         self.location.is_ending = True
         if self.is_first and not isinstance(error, PeerFaultError) and not is_broken_connection(error):
             self.store.set("ending/0", "1")

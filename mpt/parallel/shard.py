@@ -1,7 +1,7 @@
 """Sharded networks: FSDP2's `fully_shard` on a task's networks, and whole tensors out of shards and back.
 
 Each rank holds a part of every weight, of its gradient and of the optimizer's state; a unit's weights are gathered for
-its forward and backward and let go after. Units are the children of a network, through containers, and the network
+its forward and backward and released after. Units are the children of a network, through containers, and the network
 itself for the rest, so that a task may call a part of a network alone. Averages of a network are sharded as it
 is. Gradients are summed, not averaged: losses carry their share of the samples already.
 
@@ -41,7 +41,7 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def refuse(config: Config, world: World) -> None:
-    """Raise ConfigError, with the way out, for what is not trained sharded."""
+    """Raise ConfigError, with the way out, for settings that are not trained sharded."""
     size = world.size
     mode, optimizer = config.precision, config.optimizer
     tricks = [name for name in config.memory.tricks if not is_sharded(config.memory.plugins[name])]
@@ -91,9 +91,9 @@ def shard(
 ) -> list[FSDPModule]:
     """Shard networks over all ranks, in place; return their parts. Parameters `in_half` are gathered in that dtype.
 
-    `stays_gathered` keeps what a forward has gathered until the update's last backward is done. A gradient that is
-    differentiated again needs it: its graph holds the gathered weights, and FSDP2 gathers into them for the first
-    backward alone.
+    `stays_gathered` keeps the weights that a forward has gathered until the update's last backward is done. A gradient
+    that is differentiated again needs it: its graph holds the gathered weights, and FSDP2 gathers into them for the
+    first backward alone.
     """
     in_half = give_rows(networks := list(networks), in_half)
     mesh = make_mesh(device_type, world, settings)
@@ -142,9 +142,9 @@ def numbers(networks: Mapping[str, nn.Module]) -> list[str]:
 
 
 def parts(network: nn.Module, in_half: Collection[Tensor]) -> Iterator[nn.Module]:
-    """Yield what of a network is sharded alone, inner parts first: its units and itself.
+    """Yield the parts of a network that are sharded alone, inner parts first: its units and itself.
 
-    What a part gathers is of one dtype; a unit with several is taken apart. Raises ConfigError if that cannot be.
+    A part gathers one dtype; a unit with several is taken apart. Raises ConfigError if that cannot be.
     """
     for unit in (*units(network), network):
         for part in (unit,) if is_uniform(unit, in_half) else (*leaves(unit), unit):
@@ -176,7 +176,7 @@ def settle(units: Iterable[FSDPModule]) -> None:
     """Bring units to the same state between updates, whatever was frozen or evaluated before; call when all are thawed.
 
     Gradients that came to weights after their unit's backward was over, as those of a penalty's may, are summed now.
-    Weights that a forward without a backward has left gathered are let go of, for they grow stale. A unit that was
+    Weights that a forward without a backward has left gathered are released, since they grow stale. A unit that was
     frozen at its first forward has learned no dtype for its gradients (torch 2.13, `FSDPParamGroup._init_mp_dtypes`),
     and would give those of half weights in half, and ignore `reduce_dtype`.
     """
@@ -220,7 +220,7 @@ def own_weights(module: nn.Module) -> list[nn.Parameter]:
 
 
 def is_uniform(module: nn.Module, in_half: Collection[Tensor]) -> bool:
-    """Return whether what a module would gather is of one dtype."""
+    """Return whether a module would gather a single dtype."""
     return len({(weight.dtype, weight in in_half) for weight in own_weights(module)}) <= 1
 
 
@@ -232,7 +232,7 @@ def leaves(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def own_results(module: nn.Module, inputs: Any, output: Any) -> Any:
-    """Copy what is a view of something: changed in place, it would lose the hook that gathers the weights again."""
+    """Copy a tensor that is a view: changed in place, it would lose the hook that gathers the weights again."""
     return tree_map(lambda one: one.clone() if isinstance(one, Tensor) and one._is_view() else one, output)
 
 
@@ -246,14 +246,14 @@ def units(network: nn.Module) -> Iterator[nn.Module]:
 
 
 def like(value: Tensor, sharded: DTensor) -> DTensor:
-    """Return this rank's shard of a whole tensor that every rank has, where that of `sharded` is."""
+    """Return this rank's shard of a whole tensor that every rank has, on the device of `sharded`."""
     placed = value.detach().to(device=sharded.device_mesh.device_type, dtype=value.dtype)
     shard = distribute_tensor(placed, sharded.device_mesh, sharded.placements, src_data_rank=None)
     return shard if shard.device == sharded.device else cast(DTensor, shard.to(sharded.device))
 
 
 def shards_of(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a module's saved state as it is to be loaded: sharded where the module is."""
+    """Return a module's saved state as it is to be loaded: sharded if the module is."""
     own = module.state_dict()
     return {
         name: like(value, place) if isinstance(place := own.get(name), DTensor) else value
@@ -262,7 +262,7 @@ def shards_of(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def shard_state(optimizer: Optimizer) -> None:
-    """Shard what an optimizer has loaded, as its parameters are."""
+    """Shard an optimizer's loaded state, as its parameters are."""
     for parameter, entries in optimizer.state.items():
         if isinstance(parameter, DTensor):
             for name, value in entries.items():

@@ -24,7 +24,7 @@ from mpt.parallel.watch import END_SECONDS, WAY_ON, Fault, Watch
 from mpt.parallel.world import ALONE, PeerFaultError, World
 
 AGREEMENT_SECONDS = 3.0
-"""How long a failing rank waits to see whether rank 0 fails alike, which then tells of it."""
+"""How long a failing rank waits to see whether rank 0 fails alike, which then reports it."""
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def joined(config: Config) -> Iterator[World]:
     """Be one of the processes that torchrun started, within the block; alone, do nothing.
 
     A failure inside the block is reported once: by the rank it happened on, or by the first one to find that another
-    was lost. Raises RankError if others cannot be reached or were lost, and SystemExit if the failure was told
+    was lost. Raises RankError if others cannot be reached or were lost, and SystemExit if the failure was reported
     elsewhere.
     """
     place = read_place()
@@ -129,7 +129,7 @@ def leave(place: Place, store: Any) -> None:
 
 
 def part(place: Place, store: Any) -> None:
-    """Use the store for the last time; rank 0, where it is the one that keeps it, waits until all others have."""
+    """Use the store for the last time; rank 0, if it keeps the store, waits until all others have."""
     store.set(f"left/{place.rank}", "1")
     if place.rank == 0 and not place.has_agent:
         until = time.monotonic() + 2 * AGREEMENT_SECONDS
@@ -148,17 +148,17 @@ def wait_for(store: Any, key: str, seconds: float) -> bool:
 
 
 def explain(error: BaseException, place: Place, watch: Watch, store: Any) -> None:
-    """Tell of a failure once, and let it end all ranks alike.
+    """Report a failure once, and let it end all ranks alike.
 
-    All ranks may have failed alike, and then rank 0 tells of it; or this one alone; or because another was lost. Raises
-    what this rank is to end with if that is not `error`.
+    All ranks may have failed alike, and then rank 0 reports it; or this one alone; or because another was lost. Raises
+    the error that this rank is to end with if that is not `error`.
     """
     try:
         if is_broken_connection(error):
             explain_broken_connection(place, watch, store)
             return
         code = code_of(error)
-        if isinstance(error, PeerFaultError):  # whoever it happened to tells of it
+        if isinstance(error, PeerFaultError):  # the rank that met it reports it
             fault = wait_for_fault(watch, 2 * AGREEMENT_SECONDS)
             raise SystemExit(fault.code if fault is not None else code)
         if place.rank == 0:
@@ -176,7 +176,7 @@ def explain(error: BaseException, place: Place, watch: Watch, store: Any) -> Non
                 print(f"{watch.describe(place.rank)} failed:", file=sys.stderr, flush=True)
         store.set(f"ended/{place.rank}", "1")
     except dist.DistError:
-        return  # the store is gone: nothing more can be told
+        return  # the store is gone: nothing more can be reported
 
 
 def explain_broken_connection(place: Place, watch: Watch, store: Any) -> None:

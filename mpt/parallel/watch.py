@@ -1,10 +1,10 @@
 """The watch over all ranks: a thread during each training that finds who was lost, so that nobody waits for it.
 
-Each rank tells the common store twice a second that it lives, and where it is. Rank 0 looks at all of them, the others
-at rank 0. A rank that fails alone (a file it cannot read, a mistake of the program) writes a fault; one that says
-nothing any more, or does not move while others wait for it, is named by whoever finds it. A rank that reads a fault has
-a moment to end alone: then its process is ended here, since a collective that waits cannot be interrupted. If no
-agent of torchrun keeps the store, it goes with rank 0: what was read before then still counts. A store whose process
+Each rank writes into the common store twice a second that it lives, and its step. Rank 0 looks at all of them, the
+others at rank 0. A rank that fails alone (a file it cannot read, a mistake of the program) writes a fault; one that
+says nothing any more, or does not move while others wait for it, is named by whoever finds it. A rank that reads a
+fault has a moment to end alone: then its process is ended here, since a collective that waits cannot be interrupted. If
+no agent of torchrun keeps the store, it goes with rank 0: anything read before that still counts. A store whose process
 is stopped neither answers nor fails, and a call to it waits for ever: a second thread counts the time and ends this
 process.
 """
@@ -40,10 +40,10 @@ WAY_ON = "Go on from the last checkpoint with --resume"
 
 @dataclass(frozen=True)
 class Fault:
-    """What all ranks end for."""
+    """The reason for which all ranks end."""
 
     finder: int
-    """The rank that tells of it."""
+    """The rank that reports it."""
     lost: int | None
     """The rank it happened to, if that is known."""
     text: str
@@ -60,7 +60,7 @@ class Watch:
         self.store = connect(place, False)  # a connection serves one thread at a time
         self.beat = 0
         self.known: dict[int, dict[str, Any]] = {}
-        """What ranks told of themselves when last looked at."""
+        """The ranks' last reports."""
         self.fault: Fault | None = None
         self.has_store = True
         self.is_recorded = False
@@ -157,7 +157,7 @@ class Watch:
         told = self.remember(rank)
         if told is None:
             return f"rank {rank} (step {self.place.step})"
-        step = max(told["step"], self.place.step)  # ranks are never a step apart; what was told may be old
+        step = max(told["step"], self.place.step)  # ranks are never a step apart; a report may be old
         return f"rank {rank} (host {told['host']}, process {told['process']}, step {step})"
 
     def remember(self, rank: int) -> dict[str, Any] | None:
@@ -210,7 +210,7 @@ class Watch:
             self.is_recorded = True
 
     def _is_recorder(self, fault: Fault) -> bool:
-        """Return whether this is the rank that records a loss: the first one, or the quickest where that one is lost.
+        """Return whether this is the rank that records a loss: the first one, or the quickest if that one is lost.
 
         Without a store to settle that, it is the second rank, and the first one of the next machine.
         """

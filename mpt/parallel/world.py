@@ -1,7 +1,7 @@
 """The processes that train together, as everything else sees them. This one is a process alone, which does nothing.
 
-What one process decides alone (an overflow, memory that ran out, a signal, a rollback) would make the others wait
-for it for ever, so every such decision passes through `World.agree`, and `tell` where the first process decides.
+A decision of one process alone (an overflow, memory that ran out, a signal, a rollback) would make the others wait
+for it for ever, so every such decision passes through `World.agree`, and `tell` if the first process decides.
 Several processes are `mpt.parallel.ranks.Ranks`; a "rank" is one of them, by number.
 """
 
@@ -19,7 +19,7 @@ from mpt.parallel.mail import Mail
 T = TypeVar("T")
 FaultKind = Literal["none", "out_of_memory", "unsuited", "error"]
 FAULT_KINDS: tuple[FaultKind, ...] = ("none", "out_of_memory", "unsuited", "error")
-"""By how much they hinder an update: where ranks differ, the last one counts."""
+"""By how much they hinder an update: if ranks differ, the last one counts."""
 
 
 class Stop(Protocol):
@@ -74,7 +74,7 @@ class World:
         return wanted
 
     def place(self, count: int) -> tuple[int, int]:
-        """Return where this rank's samples of a batch begin and end."""
+        """Return the range of this rank's samples in a batch."""
         return 0, count
 
     def whole(self, part: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
@@ -120,13 +120,13 @@ class World:
         """Put the first rank's values into tensors."""
 
     def note_step(self, step: int) -> None:
-        """Remember the step for what is said of this rank when it is lost."""
+        """Remember the step for the message if this rank is lost."""
 
     def watch_over(self, on_lost: Callable[[str], None]) -> None:
         """Call a function with a text if this is the process that is to record that another one was lost."""
 
     def ending(self, error: BaseException) -> None:
-        """Tell that this rank ends with a failure alone."""
+        """Report that this rank ends with a failure alone."""
 
     def settle(self) -> None:
         """Leave nothing gathered of sharded networks."""
@@ -144,7 +144,7 @@ ALONE = World()
 
 
 def share(count: int, rank: int, size: int) -> tuple[int, int]:
-    """Return where a rank's part of `count` begins and ends. The first ones have one more if it does not divide."""
+    """Return the range of a rank's part of `count`. The first ones have one more if it does not divide."""
     least, rest = divmod(count, size)
     start = rank * least + min(rank, rest)
     return start, start + least + (rank < rest)

@@ -1,4 +1,4 @@
-"""Where part packages outside of mpt are imported from: `my-parts/nn/net.py` is `mpt.parts.my_parts.nn.net`.
+"""The parent package of parts outside mpt: `my-parts/nn/net.py` is `mpt.parts.my_parts.nn.net`.
 
 A folder has no import name of its own, and putting it on `sys.path` would let its `data` or `nn` shadow other packages.
 So it becomes a package below this one, in which the files may import each other (`from ..losses.mine import mine`).
@@ -17,7 +17,7 @@ from mpt.config.part_packages import IMPORT_HOME, outside_packages
 
 
 class Finder:
-    """Finds `mpt.parts.NAME` and nothing else; what is below it, Python finds in its folder."""
+    """Finds `mpt.parts.NAME` and nothing else; Python finds its submodules in its folder."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -2,12 +2,12 @@
 
 Nothing is kept in float32. The optimizer is any: a piece of the weights and its state is lifted to float32, the
 optimizer takes its step there, and the results are written back to bfloat16. `bf16-sr` rounds them at random, so that
-updates below half an ulp are not lost on average; `bf16-kahan` keeps what the weights' rounding leaves as a second
+updates below half an ulp are not lost on average; `bf16-kahan` keeps the weights' rounding errors as a second
 bfloat16 number and adds it the next time. The state of the optimizer is rounded at random in both: with a decay of
 0.999, averages that are rounded to the nearest would never fall.
 
 Per weight with Adam: 8 bytes, or 10 with the compensation, against 16 of float32 and 8 of `bf16-pure`, which loses the
-small updates. Alongside them stands one piece in float32 while the optimizer steps
+small updates. Alongside them is one piece in float32 while the optimizer steps
 (`mpt.precision.shared.weight_pieces`).
 
 The random numbers are a function of the seed, the phase, its count of updates, the parameter and the element: a resume

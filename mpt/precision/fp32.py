@@ -1,7 +1,7 @@
 """Float32 throughout: `fp32` and Apex's `O0` in true IEEE float32, `tf32` with TensorFloat-32 matrix products on
 Ampere and later.
 
-PyTorch lets cuDNN convolutions use TF32 unless told otherwise; `fp32` tells it, so that a comparison against it is
+PyTorch lets cuDNN convolutions use TF32 by default; `fp32` forbids it, so that a comparison against it is
 one against float32.
 """
 

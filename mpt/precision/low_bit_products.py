@@ -2,8 +2,8 @@
 
 Inputs, weights and gradients are scaled and rounded to 8 bits for each product, by the extra torchao: float8 with a
 scale per tensor (compute capability 8.9 and later), int8 with a scale per row (8.0 and later; a prototype of torchao).
-Weights stay float32, and so do their gradients and the optimizer's state; autograd saves what `bf16` saves. So time may
-be saved, memory is not.
+Weights stay float32, and so do their gradients and the optimizer's state; autograd saves the same tensors as in `bf16`.
+So time may be saved, memory is not.
 
 A layer takes part if both sides are multiples of 16 and the predicted gain is worth it. The prediction is a roofline of
 the layer's three products and of the passes over their operands that the scaling adds; it is reported before the first

@@ -1,4 +1,4 @@
-"""The page of `mpt evaluate`: the figures first, then what the task found, then how it was measured."""
+"""The page of `mpt evaluate`: the figures first, then the task's findings, then how it was measured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Figures(Protocol):
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation and what it was made of."""
+    """An evaluation and its subject."""
 
     name: str
     step: int
@@ -42,7 +42,7 @@ class Evaluated:
     metric: str
     measured: Sequence[Figures]
     saved: float | None
-    """What training measured at this step on the run's own test set."""
+    """Figures of the training at this step on the run's own test set."""
     saved_test_set: str = ""
     """A hash of the samples that it measured on; empty if it is not known, or another set was named."""
 

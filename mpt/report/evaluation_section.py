@@ -1,7 +1,7 @@
 """The section that a task gives to a run's page: a table, charts and a confusion matrix, from `evaluation.json`.
 
 A task describes it as plain data under `section` of its details (`Task.details`), so that pages need to know nothing of
-what is trained:
+the kind of network:
 
     {"title": str, "note": str,
      "table": {"head": [str, ...], "rows": [[str, ...], ...]},     the first column is left-aligned

@@ -2,9 +2,8 @@
 
 A report must be possible anywhere and above all for a run that went wrong: no torch, no training code, and every file
 may be missing or end in half a line. Files that could not be read are kept as a list of sentences that the report
-prints. A
-run that was resumed from an earlier checkpoint, or rolled back, holds some steps twice: the later line is what
-happened in the end.
+prints. A run that was resumed from an earlier checkpoint, or rolled back, holds some steps twice: the
+later line is the one that happened in the end.
 """
 
 from __future__ import annotations

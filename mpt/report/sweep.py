@@ -5,10 +5,10 @@ one-sided test over paired seeds at 5 % (`mpt.report.statistics`). It does not t
 lies beyond the margin, and is not decided otherwise. A mode's window is the run of values around its best one that
 train.
 
-Between two values of the grid an edge is interpolated, seed by seed, on a logarithmic scale: where the metric becomes
-worse than the baseline's best of that seed by the margin, or half way to a run that diverged. Edges and best values of
-the seeds make Student's t intervals of their logarithms, and their ratios to the baseline's, which are paired. An edge
-that lies beyond the grid in one seed has no interval: only that it lies beyond is reported.
+Between two values of the grid an edge is interpolated, seed by seed, on a logarithmic scale: the point at which the
+metric becomes worse than the baseline's best of that seed by the margin, or half way to a run that diverged. Edges and
+best values of the seeds make Student's t intervals of their logarithms, and their ratios to the baseline's, which are
+paired. An edge that lies beyond the grid in one seed has no interval: only that it lies beyond is reported.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 line in metrics.jsonl has their mean since the line before, over samples, micro-batches and ranks, as
 "logged": {"PHASE/margin": ...}. Nothing waits for the device in between.
 
-Logged is what the forward of an update computes. A call elsewhere does nothing: in an evaluation, in a forward that
+Values of an update's forward are logged. A call elsewhere does nothing: in an evaluation, in a forward that
 `memory.recompute` repeats, in a network that `memory.compile` has compiled. Named in `mpt.seams` too.
 """
 

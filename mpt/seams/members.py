@@ -1,4 +1,4 @@
-"""Does a part implement only what its seam names? A misspelt hook would never be called, and nothing would say so."""
+"""Does a part implement only members that its seam names? A misspelt hook would never be called, without a message."""
 
 from __future__ import annotations
 

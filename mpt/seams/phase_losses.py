@@ -25,7 +25,7 @@ def losses_of(run: Run, phase: Phase, part: Batch, figures: Figures | None = Non
     """Yield a phase's losses on a micro-batch, those of one backward together: the only place that computes them.
 
     A phase's loss is computed when it is asked for. Drop losses before asking for the next, or their graph stays
-    in memory alongside the next one's. `figures` takes what is logged meanwhile. Raises ConfigError if a phase yields
+    in memory alongside the next one's. `figures` takes values logged meanwhile. Raises ConfigError if a phase yields
     something else.
     """
     logged: AbstractContextManager[None] = NOTHING if figures is None else figures

@@ -76,7 +76,7 @@ class Precision:
     def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
         """Change the task's networks, before optimizers exist.
 
-        `is_sharded` is asked of modes with `SHARDED` alone: the networks will be sharded, so that what has masters
+        `is_sharded` is asked of modes with `SHARDED` alone: the networks will be sharded, so that a part with masters
         otherwise stays float32 and is gathered in half.
         """
 

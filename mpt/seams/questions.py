@@ -1,7 +1,7 @@
 """Questions of the host within an update: whether losses or gradients are finite, on which the rest of it depends.
 
 `ask` waits for the device, unless something has opened `Questions` of its own: a recorded update (`memory.cuda_graphs`)
-is divided at each question, and taken to go on as it usually does. Fake tensors have no values; they answer the usual.
+is divided at each question, and taken to continue as usual. Fake tensors have no values; they answer the usual.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ WAITING = Questions()
 
 
 def ask(flag: Tensor, *, usual: bool) -> bool:
-    """Return whether a number on the device is not zero. Waits for it, where nobody else answers."""
+    """Return whether a number on the device is not zero. Waits for it, if nobody else answers."""
     return (Questions.open or WAITING).ask(flag, usual)

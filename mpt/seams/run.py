@@ -50,7 +50,7 @@ class MemoryTrick:
         """Prepare the built run for its first step: hooks, choices that need all of it, notes."""
 
     def abandon(self, phase: Phase) -> None:
-        """Forget what was begun of a phase's update that failed and will be repeated."""
+        """Discard the begun update of a phase that failed and will be repeated."""
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context of one forward."""
@@ -81,7 +81,7 @@ class Adaptation:
 class Run:
     """A built training: everything that an update needs, and nothing of files or the loop.
 
-    None of it is exchanged after the build. What changes is inside: weights, `adaptation`, and the list of tricks,
+    None of it is exchanged after the build. Changes are inside: weights, `adaptation`, and the list of tricks,
     which adaptation and watchers add to.
     """
 
@@ -102,12 +102,12 @@ class Run:
     buffers: BufferCopies
     """Buffers of the trained networks, which a skipped step must leave as they were."""
     stable_forms: AbstractContextManager[Any] = NOTHING
-    """What computes numerically poor forms by stable ones in each forward (`precision.stable_forms`)."""
+    """The mode that replaces numerically poor forms by stable ones in each forward (`precision.stable_forms`)."""
     adaptation: Adaptation = field(default_factory=Adaptation)
     notes: list[str] = field(default_factory=list)
-    """What a user should be warned of."""
+    """Warnings for the user."""
     messages: list[str] = field(default_factory=list)
-    """What was done while building that a user should know: weights that were loaded."""
+    """Notes about the build for the user: weights that were loaded."""
     averages: Mapping[str, nn.Module] = field(default_factory=dict)
     """Name of a module of the task -> the moving average of it that is evaluated (`train.ema`)."""
     world: World = ALONE

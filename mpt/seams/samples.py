@@ -1,4 +1,4 @@
-"""What a data set delivers: named tensors, what each is, and how samples are fetched."""
+"""Samples of a data set: named tensors, the kind of each, and how samples are fetched."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ A task sees images as float32 in [0, 1], NCHW. A data set of one image per sampl
 a field for each, with any names, sizes and channels, and they need not be square. A data set may deliver an image as
 uint8, a quarter of the bytes: the engine divides it by 255 on the device (`DataSpec.as_floats`).
 
-What a sample has a varying number of is padded to a fixed length M, so that shapes do not depend on the data, and has a
-mask that says which rows are real. Boxes of objects are, by convention, `boxes` (M, 4) float32 as x1 y1 x2 y2 in pixels
-of the image, `classes` (M,) int64, and `box_mask` (M,) bool; padding rows are zero. `mpt.data.pictures.padding` makes
-them.
+Rows of which a sample has a varying number are padded to a fixed length M, so that shapes do not depend on the data,
+and have a mask that says which rows are real. Boxes of objects are, by convention, `boxes` (M, 4) float32 as x1 y1 x2
+y2 in pixels of the image, `classes` (M,) int64, and `box_mask` (M,) bool; padding rows are zero.
+`mpt.data.pictures.padding` makes them.
 """
 
 IGNORED = -100
@@ -35,7 +35,7 @@ FieldKind = Literal["image", "mask", "boxes", "target"]
 class FieldSpec:
     """Shape (without the batch dimension), dtype and kind of one field of a batch.
 
-    The kind says what may be done to the field on its way: an "image" in uint8 is converted on the device; an image,
+    The kind determines the changes that a field may undergo: an "image" in uint8 is converted on the device; an image,
     a "mask" (c, h, w) and "boxes" (M, 4) follow a geometric augmentation (`mpt.data.pictures.augment_samples`); a
     "target" is left alone. The shape is the largest: the rows of a target that are padding may be left out of a batch
     that needs fewer, the same number in all fields that are padded alike.
@@ -48,7 +48,7 @@ class FieldSpec:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a data set delivers, known without reading it all: enough to build a model and to plan its memory."""
+    """The layout of a data set, known without reading it all: enough to build a model and to plan its memory."""
 
     fields: Mapping[str, FieldSpec]
     size: int
@@ -98,7 +98,7 @@ class DataSpec:
         return batch if stored else self.as_floats(batch)
 
     def filled(self, batch: Batch) -> Batch:
-        """Return a batch in the layout's shapes, zeros behind what came shorter (see `FieldSpec`).
+        """Return a batch in the layout's shapes, zeros behind shorter fields (see `FieldSpec`).
 
         Raises DataError for a field that is larger than the layout says.
         """
@@ -145,7 +145,7 @@ class Dataset:
         return stacked(self, self.spec, indices)
 
     def class_labels(self) -> Sequence[int] | None:
-        """Return the class of every sample, where it is known without reading them."""
+        """Return the class of every sample, if it is known without reading them."""
         return None
 
     def name_of(self, index: int) -> str:

@@ -1,4 +1,4 @@
-"""A kind of training as the engine sees it: what a task trains, evaluates, shows, infers and saves.
+"""A kind of training as the engine sees it: phases, evaluation, previews, inference and saved state.
 
 Named in `mpt.seams` too, which is the module for a part to import from.
 """
@@ -19,7 +19,7 @@ from mpt.seams.samples import Batch
 
 @dataclass
 class Inference:
-    """What a task's inference makes: pictures to write, rows of a table, or both."""
+    """Results of a task's inference: pictures to write, rows of a table, or both."""
 
     tiles: Tensor | None = None
     """Images in [0, 1], NCHW."""
@@ -36,7 +36,7 @@ class Inference:
 
 
 Evidence = dict[str, Tensor]
-"""What an evaluation keeps of one batch: named tensors whose dimension 0 is the samples of that batch."""
+"""An evaluation's outputs for one batch: named tensors whose dimension 0 is the samples of that batch."""
 
 
 def gather(evidence: Iterable[Evidence], name: str) -> Tensor:
@@ -49,10 +49,10 @@ class Task:
 
     The engine enters the modes: `evaluate_batch`, `preview` and `infer` are called with all networks in evaluation
     mode, without gradients, inside the precision mode's forward context, and with random numbers that are seeded for
-    the call and taken back after it. `conclude` is called so too, but in float32. What few tasks do has a class of its
-    own each (`mpt.seams.task_kinds`): samples from noise, a game, exports, tiles.
+    the call and taken back after it. `conclude` is called so too, but in float32. Hooks of few tasks have a class of
+    their own each (`mpt.seams.task_kinds`): samples from noise, a game, exports, tiles.
 
-    An update that fails may be undone: what a task notes on itself during one are numbers, tensors (replaced, not
+    An update that fails may be undone: a task's notes on itself during one are numbers, tensors (replaced, not
     changed in place) and containers of them.
     """
 
@@ -71,9 +71,9 @@ class Task:
     inputs: tuple[str, ...] = ()
     """Batch fields that inference can be given; () for a task that makes samples from noise."""
     details: Mapping[str, Any] | None = None
-    """What the last `conclude` found in addition to its figures, for the report, as plain data.
+    """Findings of the last `conclude` in addition to its figures, for the report, as plain data.
 
-    `worst` names samples, `section` is what the run's page shows (see `mpt.report.evaluation_section`).
+    `worst` names samples, `section` is shown on the run's page (see `mpt.report.evaluation_section`).
     """
 
     @property
@@ -132,4 +132,4 @@ class Task:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the result of `state_dict`."""

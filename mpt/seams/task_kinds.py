@@ -70,7 +70,7 @@ class Exports(Task):
         return {}
 
     def whole(self, network: nn.Module) -> nn.Module | None:
-        """Return an exported network with what goes around it inside: images in [0, 1] in, probabilities out.
+        """Return an exported network with pre- and postprocessing inside: images in [0, 1] in, probabilities out.
 
         None if the task has nothing to put around it.
         """
@@ -105,9 +105,9 @@ class Legend(Task):
     """A task that explains its figures and pictures."""
 
     metric_note: str | None = None
-    """One sentence on what the metric is measured in, printed when a run begins."""
+    """One sentence on the metric's feature space, printed when a run begins."""
     inputs_note: str | None = None
-    """One sentence on what inputs were taken for, printed by `mpt infer` when it was given some.
+    """One sentence on the interpretation of inputs, printed by `mpt infer` when it was given some.
     "RUN" in it is the run's folder."""
     preview_columns: int | None = None
     """Columns of the preview's grid, as square as can be if None."""

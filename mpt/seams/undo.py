@@ -20,7 +20,7 @@ def notes_of(task: Task) -> dict[str, Any]:
 
 
 def take_back(task: Task, notes: dict[str, Any]) -> None:
-    """Forget what a task noted since `notes_of`, whose result may be used once."""
+    """Discard a task's notes since `notes_of`, whose result may be used once."""
     for name in vars(task).keys() - notes.keys():
         delattr(task, name)
     for name, value in notes.items():
@@ -46,7 +46,7 @@ class BufferCopies:
     def __init__(self, buffers: Sequence[Tensor] = ()) -> None:
         self.buffers = list(buffers)
         self.copies: list[tuple[list[Tensor], list[Tensor]]] = []
-        """By dtype: where they are mixed, CUDA launches a kernel for each buffer."""
+        """By dtype: if they are mixed, CUDA launches a kernel for each buffer."""
 
     def remember(self) -> None:
         """Copy the buffers."""

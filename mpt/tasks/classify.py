@@ -163,7 +163,7 @@ class Classify(Exports):
         return probabilities.clamp_min(1e-30).log()
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Return the label and its probability for each image of the batch, alongside its true label where it is
+        """Return the label and its probability for each image of the batch, alongside its true label if it is
         known."""
         if batch is None:
             raise DataError("infer: a classifier needs images; give --input FILE or FOLDER")

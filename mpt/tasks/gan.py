@@ -1,7 +1,7 @@
 """Adversarial training: one task for every model that has a discriminator.
 
-The models differ in data, not code: the objective (`mpt.losses.shared.adversarial`), what the
-discriminator sees (images, codes, or both), and what labels do. The model's settings bring the defaults and `task`
+The models differ in data, not code: the objective (`mpt.losses.shared.adversarial`), the inputs that the
+discriminator sees (images, codes, or both), and the use of labels. The model's settings bring the defaults and `task`
 settings change them, so that a DCGAN may be trained with least squares. All losses are on logits, in float32. Each loss
 of the discriminator is back-propagated before the next is computed, so that the activations of one pass are held at a
 time.

@@ -120,7 +120,7 @@ def describe(error: BaseException) -> str:
 def main() -> None:
     """Answer one request."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a data set or a model prints is no answer
+    os.dup2(2, 1)  # the output of a data set or a model is no answer
     found = first_failing(json.load(sys.stdin))
     if found is not None:
         answers.write(json.dumps(found) + "\n")

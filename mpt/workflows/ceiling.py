@@ -1,10 +1,10 @@
-"""The most that a training may hold of a card (`memory.ceiling`), so that what does not fit is refused.
+"""The limit of a card's memory for a training (`memory.ceiling`), so that a larger allocation is refused.
 
-On Windows and in its Linux the driver moves what does not fit into system memory: training continues, many times
+On Windows and in its Linux the driver moves the excess into system memory: training continues, many times
 slower, without an error. PyTorch's allocator has a limit of its own, a share of the card
 (`set_per_process_memory_fraction`), beyond which it raises out of memory, as a driver on Linux does. It counts the
 allocator's segments and neither the context nor libraries (https://github.com/pytorch/pytorch/issues/58466), so these
-are taken off: what the card's calibration says of them, or what the card shows.
+are taken off: as the card's calibration counts them, or as measured on the card.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def set_ceiling(wanted: str | None, device: torch.device) -> str:
     """Limit this process's allocator on a card; return a line about it, "" if nothing is limited.
 
-    Before the first allocation: what is free then is this process's own to take. Raises ConfigError for a ceiling that
-    the context alone exceeds.
+    Before the first allocation: the memory that is free is this process's own to take. Raises ConfigError for a ceiling
+    that the context alone exceeds.
     """
     from mpt import accelerator
 

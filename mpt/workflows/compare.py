@@ -2,9 +2,9 @@
 
 Every run is a process of its own, started as a user would start it. Modes change global state (TF32, deterministic
 kernels, cuDNN's chosen algorithms) and the allocator's reserve only grows, so within one process the second mode
-would be measured in the first one's remains. Seeds are the outer loop and what is compared the inner one, turned round
-for every other seed, so that a machine that grows warm or busy meets all alike. How many go on at a time is said by
-`mpt.workflows.compare_jobs`; a run leaves the same weights whatever runs alongside.
+would be measured in the first one's remains. Seeds are the outer loop and the sides of the comparison the inner one,
+turned round for every other seed, so that a machine that grows warm or busy meets all alike. The number that run at a
+time is chosen in `mpt.workflows.compare_jobs`; a run leaves the same weights whatever runs alongside.
 
 Going on after an interruption needs no state: a run that is finished is there, one that was interrupted is resumed
 from its checkpoint, and one that diverged left a note. The folder is found again by its config, which must be the same.
@@ -61,7 +61,7 @@ def compare(
 ) -> tuple[Comparison, Path]:
     """Train each side with the same seeds, write the comparison, and return it with its folder.
 
-    `jobs` is how many at a time, by default what `choose_jobs` finds. `train` and `check` are what tests replace: by
+    `jobs` is how many at a time, by default the number of `choose_jobs`. Tests replace `train` and `check`: by
     default each is a process of its own. Raises ConfigError for numbers that make no comparison.
     """
     wanted = Margin.parse(margin)
@@ -125,7 +125,7 @@ def rounds(seeds: int | None, max_seeds: int, *, until_decided: bool) -> tuple[S
 
 
 def describe_start(sides: Sides, folder: Path, counts: Sequence[int], jobs: Jobs) -> str:
-    """Say what is about to be trained and about how long it takes, from a few steps of the first side."""
+    """Log the trainings ahead and their approximate time, from a few steps of the first side."""
     config = next(iter(sides.configs.values()))
     file = folder / "configs" / "pace.yaml"
     write_atomically(file, dataclasses.replace(config, name=None).to_yaml())

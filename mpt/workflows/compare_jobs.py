@@ -1,9 +1,9 @@
-"""How many runs of a comparison go on at a time, and on which cards.
+"""The number of runs of a comparison at a time, and their cards.
 
 On processors the runs of the first seed are trained one by one: the step times of a comparison are theirs, because runs
 side by side share caches and memory bandwidth. The others are for the metric alone, which has the same bits whatever
-runs alongside, and go on as many at a time as there are free cores. On several cards each run has one for itself, so
-all are side by side and all are timed. On one card runs would share what is timed: one at a time.
+runs alongside, as many at a time as there are free cores. On several cards each run has one for itself, so
+all are side by side and all are timed. On one card runs would share the device that is timed: one at a time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from mpt.run.process.operating_system import usable_cores
 
 CARDS = "CUDA_VISIBLE_DEVICES"
 CARD_FILES = ("nvidia[0-9]*", "kfd", "dxg")
-"""What /dev holds on Linux where there may be a card."""
+"""Files in /dev on Linux if there may be a card."""
 LOOK_SECONDS = 0.3
-"""How long the processors are watched for what else they do."""
+"""How long the processors are watched for other work."""
 COUNT = "import torch; print(torch.cuda.device_count())"
 
 
@@ -83,7 +83,7 @@ def choose_jobs(configs: Sequence[Config], seeds: int, wanted: int | None = None
 
 
 def on_cores(configs: Sequence[Config], wanted: int | None) -> Jobs:
-    """Return how many go on at a time on processors."""
+    """Return the number of runs at a time on processors."""
     if wanted is not None:
         return Jobs(wanted, "as --jobs says")
     cores = usable_cores()
@@ -105,7 +105,7 @@ def cores_of(config: Config, cores: int) -> int:
 
 
 def busy_cores(seconds: float = LOOK_SECONDS, file: Path = Path("/proc/stat")) -> float:
-    """Return how many cores other programs keep busy just now, without those that give way; 0 if nothing tells."""
+    """Return how many cores other programs keep busy just now, without those that give way; 0 if it is not known."""
 
     def spent() -> float:
         user, _, system = file.read_text().split("\n", 1)[0].split()[1:4]

@@ -31,12 +31,12 @@ from mpt.workflows.training_process import Check, Train
 MARGIN = "10%"
 """Worse by this than the best value is no longer training, unless the user says otherwise."""
 TIMES = "x"
-"""Behind a number: that many times what the configuration has."""
+"""Behind a number: a multiple of the configuration's value."""
 
 
 @dataclass(frozen=True)
 class Over:
-    """What `--over` says: a setting and its values as they were written, in rising order."""
+    """The content of `--over`: a setting and its values as they were written, in rising order."""
 
     key: str
     words: Sequence[str]
@@ -91,7 +91,7 @@ class Swept(Sides):
 
     @property
     def checked(self) -> Sequence[str]:
-        """One value of each mode: what a mode refuses does not depend on the value."""
+        """One value of each mode: a mode's refusals do not depend on the value."""
         return list(self.configs)[1 : len(self.sides.configs)]
 
 

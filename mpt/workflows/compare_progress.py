@@ -60,7 +60,7 @@ def last_step(run: Path) -> int:
 
 @contextlib.contextmanager
 def shown(steps: Mapping[Path, int], *, quiet: bool) -> Iterator[None]:
-    """Tell within the block how far the runs are and about how long the rest takes."""
+    """Log within the block how far the runs are and about how long the rest takes."""
     if quiet:
         yield
         return
@@ -113,7 +113,7 @@ def show_duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a run is and what a step of it takes."""
+    """The length of a run and the cost of a step."""
 
     steps: int
     step_seconds: float
@@ -133,7 +133,7 @@ def probe(file: Path, allow: Sequence[str]) -> Pace | None:
 
 
 def announce(runs: int, at_most: int, pace: Pace | None, turns: Callable[[int], int] = lambda runs: runs) -> str:
-    """Say beforehand what is to be trained and about how long it takes. `turns` returns how many runs' time that many
+    """Log beforehand the trainings ahead and their approximate time. `turns` returns how many runs' time that many
     runs take.
     """
     more = f", up to {at_most} if these do not decide" if at_most > runs else ""

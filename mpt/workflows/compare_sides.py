@@ -1,4 +1,4 @@
-"""What is compared: precision modes, configurations, or one configuration with settings changed, each with a label."""
+"""Sides of a comparison: modes, configurations, or one configuration with settings changed, each with a label."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DEMO: dict[str, Any] = {
     "optimizer": {"name": "adam", "lr": 2e-3},
     "train": {"steps": 300, "batch_size": 64, "log_every": 25, "evaluate_every": 100, "threads": 1},
 }
-"""What is compared when no config is given: a small classifier of the package's digits, which a few seeds decide."""
+"""The default subject of a comparison: a small classifier of the package's digits, which a few seeds decide."""
 
 
 class Sides:
-    """The configurations that are compared, by label, and what tells this comparison from others."""
+    """The configurations that are compared, by label, and the name of this comparison."""
 
     def __init__(self, configs: Mapping[str, Config], base: Config, *, by_mode: bool, is_demo: bool = False) -> None:
         self.configs, self.base, self.by_mode, self.is_demo = configs, base, by_mode, is_demo
@@ -98,14 +98,14 @@ def read_sides(
 ) -> Sides:
     """Return the sides that the words, configurations or modes, and the variants of `source` name.
 
-    `source` is what is trained, by default a small classifier; `alone` allows a single side. Raises ConfigError for
-    what makes no comparison.
+    `source` is the configuration, by default a small classifier; `alone` allows a single side. Raises ConfigError for
+    anything that makes no comparison.
     """
     files = [word for word in words if is_config(word)]
     modes = check_modes([word for word in words if not is_config(word)])
     check_words(files, modes, variants, source, alone=alone)
     options = [f"train.device={device}"] if device else []
-    options.append("train.plan_memory=false")  # a plan alongside would take time from what is timed
+    options.append("train.plan_memory=false")  # a plan alongside would take time from the timed step
 
     def load(source: Any, more: Sequence[str] = ()) -> Config:
         return load_config(source, [*overrides, *options, *more], allow=allow)
@@ -159,7 +159,7 @@ def with_base(base: Config, chosen: Mapping[str, Config]) -> dict[str, Config]:
 
 
 def label_files(files: Sequence[str]) -> list[str]:
-    """Return a label for each file: its stem, or the whole path where stems are the same. Raises ConfigError."""
+    """Return a label for each file: its stem, or the whole path if stems are the same. Raises ConfigError."""
     twice = next((file for file in files if files.count(file) > 1), None)
     if twice is not None:
         raise ConfigError(f"mpt compare: {twice} was given twice; a configuration cannot be compared with itself.")
@@ -185,12 +185,12 @@ def check_modes(words: Sequence[str]) -> dict[str, str]:
 
 
 def in_mode(base: Config, mode: str, word: str, overrides: Sequence[str], allow: Sequence[str]) -> Config:
-    """Return the config in another mode. What the user set in `precision` stays, as far as the mode has it."""
+    """Return the config in another mode. The user's settings of `precision` stay, as far as the mode has them."""
     if any(override.split("=")[0].strip() in ("precision", "precision.mode") for override in overrides):
         raise ConfigError("mpt compare: the modes are named as words; leave precision.mode out of the overrides.")
     if mode == base.precision.mode and word == mode:
         return base
-    # Changing the mode gives dtype and loss scale back to the mode; what was asked for in as many words is put on top.
+    # Changing the mode gives dtype and loss scale back to the mode; explicit settings are put on top.
     asked = [override for override in overrides if override.startswith("precision.")]
     changed = change_precision(base, word)
     return load_config(changed.to_data(), asked, allow=allow) if asked else changed

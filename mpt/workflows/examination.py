@@ -1,4 +1,4 @@
-"""What the doctor looks at: the machine, the data, the numerics and the speed of a configuration or a run."""
+"""The doctor's examinations: the machine, the data, the numerics and the speed of a configuration or a run."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class Wish:
     """How a subject is examined."""
 
     subject: str = "CONFIG"
-    """Its name, for what is advised."""
+    """Its name, for advice."""
     dtype: str | None = None
-    """What a mode that may choose is examined in; on a CPU float16, as on most GPUs."""
+    """The dtype in which a mode that may choose is examined; on a CPU float16, as on most GPUs."""
     batch_size: int | None = None
     """Samples of the step whose numerics are examined."""
     runs: Path = Path("runs")
     device: str = "auto"
     """The one that is checked, for the device part."""
     device_file: Path = Path("device.json")
-    """Where the device part writes its findings."""
+    """The file to which the device part writes its findings."""
 
 
 def check_parts(wanted: Sequence[str], *, has_subject: bool) -> Sequence[str]:
@@ -69,7 +69,7 @@ def check_parts(wanted: Sequence[str], *, has_subject: bool) -> Sequence[str]:
 def examine_parts(wanted: Sequence[str], wish: Wish, config: Config | None, points: Sequence[Point]) -> list[Section]:
     """Examine each part, whatever becomes of the others: one that raises is a fault of its own section.
 
-    Raises what was raised if no part of the configuration could be examined, or if it was the only one asked for.
+    Raises the first error if no part of the configuration could be examined, or if it was the only one asked for.
     """
     from mpt.doctor.findings import Section
 
@@ -109,7 +109,7 @@ def examine_part(part: str, wish: Wish, config: Config | None, points: Sequence[
     if part == "environment":
         from mpt.doctor.environment import examine_environment
 
-        choose_device(config.train.device if config is not None else "auto")  # refuses what is not there
+        choose_device(config.train.device if config is not None else "auto")  # refuses a device that is not there
         return examine_environment(config.train.batch_size if config is not None else 8, wish.runs)
     if part == DEVICE:
         from mpt.doctor.card.section import examine_device
@@ -130,7 +130,7 @@ def examine_part(part: str, wish: Wish, config: Config | None, points: Sequence[
 
 
 def examine_data_of(config: Config, train: Dataset, test: Dataset) -> Section:
-    """Look at both sets, and at a batch where it reaches the network."""
+    """Look at both sets, and at a batch as it reaches the network."""
     from mpt.doctor.data_checks import examine_data
     from mpt.doctor.network_inputs import examine_inputs
     from mpt.doctor.subject import without_augmentation
@@ -155,7 +155,7 @@ def examine_data_of(config: Config, train: Dataset, test: Dataset) -> Section:
 
 
 def examine_numerics(wish: Wish, config: Config, data: Dataset, points: Sequence[Point]) -> Section:
-    """Take the step of each point in float32 and in the run's mode, and look for a cure of what is wrong."""
+    """Take the step of each point in float32 and in the run's mode, and look for a cure of the faults."""
     from mpt.doctor.numerics_section import describe_numerics
     from mpt.doctor.subject import Subject, as_on_a_gpu
     from mpt.engine.building.devices import choose_device

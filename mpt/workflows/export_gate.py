@@ -1,7 +1,7 @@
 """The gate of an exported graph: the task's own metric, computed with the graph in the network's place.
 
 The same samples are evaluated with the run's network in float32 and with the graph in ONNX Runtime. A graph in fewer
-bits keeps those nodes in float32 that do not fit; where the metric is still worse than the gate allows, the nodes that
+bits keeps those nodes in float32 that do not fit; if the metric is still worse than the gate allows, the nodes that
 add most error are kept too, twice as many each time, until it is within. A graph of which more than half would be kept
 is refused.
 """
@@ -43,7 +43,7 @@ class FirstSamples(Dataset):
 
 
 class Recording:
-    """A session that remembers what it was called with, up to a number of samples."""
+    """A session that remembers its inputs, up to a number of samples."""
 
     def __init__(self, inner: Any, samples: int) -> None:
         self.inner, self.room = inner, samples
@@ -63,7 +63,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a graph computes: the network's names in the task, and whether what goes around it is inside."""
+    """The place of a graph: the network's names in the task, and whether pre- and postprocessing are inside."""
 
     trained: Trained
     names: tuple[str, ...]
@@ -94,7 +94,7 @@ class Place:
 
 @dataclass
 class Judged:
-    """What an exported graph is worth."""
+    """The metrics of an exported graph."""
 
     metric: str
     before: Mapping[str, float]

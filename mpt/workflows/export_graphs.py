@@ -92,7 +92,7 @@ def finish(
 
 
 def misfits(model: Any, feeds: list[Feeds], config: Config) -> dict[str, str]:
-    """Return the nodes that do not fit float16, by their ranges and by what the run keeps in float32."""
+    """Return the nodes that do not fit float16, by their ranges and by the run's list of modules in float32."""
     names = tuple(config.precision.settings.keep_fp32)
     return {**of_modules(model.graph, names), **beyond_half(model.graph, magnitudes(model, feeds))}
 
@@ -130,7 +130,7 @@ def kept_text(kept: Mapping[str, str]) -> dict[str, str]:
 
 
 def save(model: Any, texts: Mapping[str, str], path: Path) -> None:
-    """Write a graph with texts, in the place of the one that is there. Raises what the checker finds."""
+    """Write a graph with texts, in the place of the one that is there. Raises the checker's errors."""
     import onnx
 
     onnx.helper.set_model_props(model, dict(texts))

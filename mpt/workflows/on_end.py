@@ -1,7 +1,8 @@
-"""What is done when a training ends, well or not (`train.on_end`): a command of the user's, or a message to an address.
+"""Actions at the end of a training, successful or not (`train.on_end`): a command of the user's, or a message to an
+address.
 
 A command gets the record as JSON on its standard input, and the run and its status as MPT_RUN and MPT_STATUS; an
-address gets it by POST, with a `text` that chat services show. What fails is a warning: the run is over and safe.
+address gets it by POST, with a `text` that chat services show. A failure is a warning: the run is over and safe.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ADDRESS_SECONDS = 15
 
 @contextlib.contextmanager
 def end_told(training: Training) -> Iterator[None]:
-    """Do what `train.on_end` says once the block has ended, whichever way."""
+    """Perform `train.on_end` once the block has ended, whichever way."""
     try:
         yield
     except BaseException as error:
@@ -39,7 +40,7 @@ def end_told(training: Training) -> Iterator[None]:
 
 
 def tell_end(training: Training, error: BaseException | None = None) -> None:
-    """Do what `train.on_end` says, on the first of several processes. `error` is what cut the training short."""
+    """Perform `train.on_end`, on the first of several processes. `error` is the error that cut the training short."""
     wanted = training.train.on_end
     directory = training.directory
     if wanted is None or not training.run.world.is_first or directory.path.parent.name.startswith(THROWN_AWAY):

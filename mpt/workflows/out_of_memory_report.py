@@ -1,9 +1,10 @@
-"""The report of a training that ran out of memory for good: who held it, how much there is, and what would fit.
+"""The report of a training that ran out of memory for good: who held it, how much there is, and changes that would fit.
 
 The configuration as it stood, adaptations included, is planned by `mpt.planner` in processes of its own, under a time
-limit; what was at the peak is counted there and not guessed here. On a GPU the planner also searches a recipe that fits
-what the process could have; elsewhere the next move of the ladder is proposed. The proposal is written into the run's
-folder as a patch. Whatever fails on the way is one line of the report: the reason why training stopped is never lost.
+limit; memory at the peak is counted there and not guessed here. On a GPU the planner also searches a recipe that fits
+the memory that the process could have; elsewhere the next move of the ladder is proposed. The proposal is written into
+the run's folder as a patch. Whatever fails on the way is one line of the report: the reason why training stopped is
+never lost.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ REFUSED_SIZE = re.compile(r"ried to allocate ([0-9.]+ ?[KMGT]?i?B|[0-9]+ bytes)"
 
 @dataclass(frozen=True)
 class Budget:
-    """What the process could have. `limit_bytes` is known on a GPU only."""
+    """The memory that the process could have. `limit_bytes` is known on a GPU only."""
 
     text: str
     gpu: Gpu
@@ -54,7 +55,7 @@ class Budget:
 
 @dataclass
 class Findings:
-    """What planning found: the plan as it stood, a recipe to continue with, and why there is none of either."""
+    """Results of planning: the plan as it stood, a recipe to continue with, and why there is none of either."""
 
     plan: Plan | None = None
     patch: dict[str, Any] = field(default_factory=dict)
@@ -153,7 +154,7 @@ def limited(stop: Callable[[], None], seconds: float) -> Iterator[threading.Even
 
 def choose_recipe(findings: Findings, plan: Plan, recipes: list[Recipe], limit_bytes: int) -> None:
     """Choose the smallest change that fits: precision last, exact tricks first, few before many, then the fastest."""
-    # Less than the plan of what ran out, too: if that was planned to fit, the plan was too low.
+    # Less than the plan of the training that ran out, too: if that was planned to fit, the plan was too low.
     fitting = [one for one in recipes if one.fits and one.patch and one.plan.reserved < plan.reserved]
     if fitting:
 

@@ -1,4 +1,4 @@
-"""Where two trainings part: two runs by their files, and both trained for some steps side by side."""
+"""The point where two trainings part: two runs by their files, and both trained for some steps side by side."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ SILENT: tuple[str, ...] = (
 )
 SILENT += ("train.early_stopping", "train.keep_last", "train.asynchronous_save", "train.tensorboard", "train.boards")
 SILENT += ("train.plan_memory", "train.on_end", "dataset.workers")
-"""Settings that change nothing of what is learnt."""
+"""Settings that do not change the result."""
 
 
 @dataclass(frozen=True)
 class Parted:
-    """What a comparison of two trainings found."""
+    """Findings of a comparison of two trainings."""
 
     first: Side
     second: Side
     differences: list[Difference]
     """Settings that differ and that training sees."""
     files: RunDifference | None
-    """What two runs' files say; None unless both are runs."""
+    """Findings from two runs' files; None unless both are runs."""
     replayed: Comparison | None
-    """What training both side by side showed; None if that was not needed."""
+    """Findings of training both side by side; None if that was not needed."""
 
     @property
     def verdict(self) -> str:
@@ -68,7 +68,7 @@ class Parted:
 def compare_sides(
     first: Side, second: Side, *, steps: int = 10, dtype: str | None = None, only_files: bool = False
 ) -> Parted:
-    """Find where two trainings part. Raises ConfigError for two that have nothing in common."""
+    """Find the point where two trainings part. Raises ConfigError for two that have nothing in common."""
     refuse_strangers(first, second)
     differences = [
         one
@@ -106,7 +106,7 @@ def read_with_own_parts(word: str, overrides: Sequence[str], runs: Path, allow: 
 
 
 def compare_files(first: Side, second: Side) -> RunDifference | None:
-    """Compare what two runs left; None if one of the two is no run."""
+    """Compare the files of two runs; None if one of the two is no run."""
     from mpt.doctor.run_difference import compare_runs
 
     if first.run is None or second.run is None:

@@ -35,7 +35,7 @@ SECONDS = 1800
 
 @dataclass
 class RankComparison:
-    """What a comparison found."""
+    """Findings of a comparison."""
 
     processes: int
     steps: int = 0

@@ -3,7 +3,7 @@
 The same configuration is trained twice for a few steps, each time in processes of its own: once in one go, and once
 stopped half way and resumed, or killed without warning at several moments. Then every tensor of the last checkpoint,
 every number around it and every logged loss are compared. If they differ it is trained in one go once more: a training
-that does not even repeat itself says nothing about its resume. If it does repeat itself, what the resume lost is looked
+that does not even repeat itself says nothing about its resume. If it does repeat itself, the lost state is looked
 for (`mpt.doctor.resume_cause`).
 """
 
@@ -45,12 +45,12 @@ class Check:
     kill: bool = False
     allow: Sequence[str] = ()
     tell: Callable[[str], None] = print
-    """Says what is being done."""
+    """Reports progress."""
 
 
 @dataclass(frozen=True)
 class ResumeCheck:
-    """What a check found."""
+    """Findings of a check."""
 
     same: bool
     repeats: bool
@@ -61,12 +61,12 @@ class ResumeCheck:
 
     @property
     def where(self) -> str:
-        """Where the two trainings differ."""
+        """Differences of the two trainings."""
         return describe(self.files)
 
     @property
     def text(self) -> str:
-        """What was found, in a sentence."""
+        """The finding, in a sentence."""
         if self.same:
             tensors = self.files.checkpoints[-1]["tensors"]
             stops = ", ".join(self.stops)
@@ -109,19 +109,19 @@ def verify_resume(config: Config, folder: Path, check: Check) -> ResumeCheck:
 
 
 def why(config: Config, check: Check) -> Cause | None:
-    """Look for what a resume loses; None if the search itself fails."""
+    """Look for state that a resume loses; None if the search itself fails."""
     from mpt.doctor.resume_cause import find_cause
 
     check.tell("looking for what was lost")
     try:
         return find_cause(config, max(1, check.steps // 2))
-    except Exception as error:  # the comparison stands without it
+    except Exception as error:  # the comparison is valid without it
         check.tell(f"the search for the cause failed: {type(error).__name__}: {error}")
         return None
 
 
 def prepare(config: Config, steps: int) -> Config:
-    """Return the configuration with what makes it short and its checkpoints frequent."""
+    """Return the configuration shortened, with frequent checkpoints."""
     data = config.to_data()
     data.pop("name", None)
     data["train"] = {
@@ -147,7 +147,7 @@ def is_same(found: RunDifference, steps: int) -> bool:
 
 
 def describe(found: RunDifference) -> str:
-    """Say where two runs differ."""
+    """Report the differences of two runs."""
     said = []
     if found.logged:
         said.append(f"{found.logged['name']} at step {found.logged['step']}")
@@ -206,7 +206,7 @@ def train(
     stop_after: int | None = None,
     resumes: bool = False,
 ) -> None:
-    """Train in a process of its own. Raises MptError with its last words where it fails."""
+    """Train in a process of its own. Raises MptError with its last words if it fails."""
     words = command(file, folder, name, stop_after, resumes, check.allow)
     done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
@@ -247,7 +247,7 @@ def kill_at(file: Path, folder: Path, target: int, moment: float, check: Check) 
 
 
 def main(words: Sequence[str]) -> None:
-    """Train as the words say: what `command` starts."""
+    """Train as the words say: the process that `command` starts."""
     from mpt.workflows.train import train as train_here
 
     file, folder, name, text = words

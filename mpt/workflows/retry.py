@@ -1,4 +1,4 @@
-"""What is proposed to whoever started a training that ran out of memory: the command, or the Python, that continues."""
+"""The proposal after a training ran out of memory: the command, or the Python, that continues."""
 
 from __future__ import annotations
 

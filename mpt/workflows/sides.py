@@ -1,4 +1,4 @@
-"""What a user names to be held against each other: configurations, runs, precision modes, changes of one of them."""
+"""Subjects that a user compares: configurations, runs, precision modes, changes of one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ YAML = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Side:
-    """One of them. `run` and `checkpoint` are set where a run or one of its checkpoints was named."""
+    """One of them. `run` and `checkpoint` are set if a run or one of its checkpoints was named."""
 
     label: str
     config: Config
@@ -62,8 +62,8 @@ def read_side(word: str, overrides: Sequence[str], runs: Path, allow: Sequence[s
 def vary(base: Config, variant: str, allow: Sequence[str], again: Callable[[Sequence[str]], Config]) -> Config:
     """Return a configuration with settings changed, written `KEY=VALUE KEY=VALUE`, or in a precision mode by name.
 
-    `again` reads the configuration anew with further overrides: laid over what the user wrote, another optimizer takes
-    its own defaults and not those of the one before. What is said of precision is laid over the result.
+    `again` reads the configuration anew with further overrides: applied after the user's own, another optimizer takes
+    its own defaults and not those of the one before. Settings of precision are applied last.
     """
     try:
         words = shlex.split(variant)

@@ -1,7 +1,7 @@
 """A training's description of itself before its first step: data, networks, optimizers and rates, precision.
 
-Everything is read off the built run: nothing is computed, so that the first step comes no later. What memory and time a
-GPU needs is planned in a process during the training and told when it is there (`mpt.engine.loop.told_plan`).
+Everything is read off the built run: nothing is computed, so that the first step comes no later. Memory and time on a
+GPU are planned in a process during the training and logged once they are known (`mpt.engine.loop.told_plan`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def counted(number: float, what: str) -> str:
 
 
 def count(module: nn.Module) -> str:
-    """Return how many parameters a network has, and how many of them are trained where not all are."""
+    """Return how many parameters a network has, and how many of them are trained if not all are."""
     parameters = list(dict.fromkeys(module.parameters()))
     total = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
@@ -49,7 +49,7 @@ def count(module: nn.Module) -> str:
 
 
 def millions(number: int) -> str:
-    """Return a count as in "25.6 M", with more digits where it is small."""
+    """Return a count as in "25.6 M", with more digits if it is small."""
     amount = number / 1e6
     return f"{amount:.1f} M" if amount >= 10 else f"{amount:.2f} M" if amount >= 0.1 else f"{amount:.4f} M"
 
@@ -69,7 +69,7 @@ def describe_optimizer(run: Run, name: str) -> str:
 
 
 def alike(texts: dict[str, str]) -> dict[str, str]:
-    """Return each text once, under the names that share it; under none where all do."""
+    """Return each text once, under the names that share it; under none if all do."""
     names: dict[str, list[str]] = {}
     for name, text in texts.items():
         names.setdefault(text, []).append(name)

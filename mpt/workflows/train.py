@@ -1,4 +1,4 @@
-"""A training from a configuration to a finished run directory: what `mpt train` and `mpt.train` do.
+"""A training from a configuration to a finished run directory: the work of `mpt train` and `mpt.train`.
 
 Everything a user can get wrong is met before the first step: the configuration, the device, the data, the checkpoint
 to continue from. After that the loop saves before it stops, whatever stops it.
@@ -44,9 +44,9 @@ def train(
     retry: Retry = BY_COMMAND,
     world: World | None = None,
 ) -> Path | None:
-    """Build, restore where asked, train, report. Return the run's folder, or None after a dry run.
+    """Build, restore if asked, train, report. Return the run's folder, or None after a dry run.
 
-    `resume_from` is "auto", a run or a checkpoint; `retry` says what to propose where memory runs out. Of several
+    `resume_from` is "auto", a run or a checkpoint; `retry` gives the proposal if memory runs out. Of several
     processes all train, and the first one writes and speaks.
     """
     prepare_torch(config)
@@ -202,7 +202,7 @@ def go(training: Training, retry: Retry, stop_after: int | None) -> None:
         message = describe_out_of_memory(where, out_of_memory_reason(error))
     if not world.is_first:
         raise MemoryBudgetError(message)
-    # Past the except blocks: a traceback would go on holding what filled the memory.
+    # Past the except blocks: a traceback would go on holding the tensors that filled the memory.
     from mpt.workflows.out_of_memory_report import add_report
 
     raise MemoryBudgetError(add_report(message, training, retry))
@@ -234,7 +234,7 @@ def record_lost(training: Training, text: str) -> None:
 
 
 def tell_skipped_files(training: Training) -> None:
-    """Say how many files could not be read and were passed over, where a data set was allowed to."""
+    """Say how many files could not be read and were skipped, if a data set was allowed to."""
     count = training.skipped_files
     if count:
         many = "file was" if count == 1 else "files were"
@@ -284,7 +284,7 @@ def closing_line(metrics: Mapping[str, float], seconds: float, page: Path | None
 
 
 def renew_report(training: Training) -> None:
-    """Write an earlier end's report anew, so that it says that the run continues; what fails is a warning."""
+    """Write an earlier end's report anew, so that it says that the run continues; a failure is a warning."""
     from mpt.report.page import write_report
 
     try:
@@ -294,7 +294,7 @@ def renew_report(training: Training) -> None:
 
 
 def finish_again(training: Training, reports: bool) -> None:
-    """Write what a run that was killed between its last checkpoint and its end still lacks."""
+    """Write the files that a run lacks if it was killed between its last checkpoint and its end."""
     from mpt.engine.loop.summary import write_summary
 
     directory, step = training.directory, training.progress.step

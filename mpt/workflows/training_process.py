@@ -1,8 +1,8 @@
 """`mpt train` in a process of its own, as a comparison starts it: signals are passed on, last words brought back.
 
 The process reads a pipe whose other end is held here. When that ends, on purpose or without a word, as after `kill -9`,
-the run has to stop: it saves, and neither the card nor the run's folder stays taken. A signal would end it where it
-is on Windows.
+the run has to stop: it saves, and neither the card nor the run's folder stays taken. On Windows a signal would
+end it at once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mpt.workflows.turns import HostMemory, Stop, peak_bytes
 Train = Callable[[Path, Path, str, bool], tuple[int, str]]
 """Train a config file below a folder under a name, resuming or not: exit code and last words."""
 Check = Callable[[Path], tuple[int, str]]
-"""Build what a config file describes and train nothing: exit code and last words."""
+"""Build the run of a config file and train nothing: exit code and last words."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process of `mpt train` is started in."""
+    """Working folder and environment of a process of `mpt train`."""
 
     allow: Sequence[str] = ()
     """The packages that a model may come from."""
@@ -38,7 +38,7 @@ class Surroundings:
     stop: Stop | None = None
     """Who says when it is to end; by default it ends with a signal to this process."""
     memory: HostMemory | None = None
-    """Who is told how much memory it took."""
+    """Receives the memory that it took."""
 
 
 def train_in_process(surroundings: Surroundings) -> Train:
@@ -87,7 +87,7 @@ def run_alone(
     while_waiting: Callable[[int, Callable[[], None]], None],
     environment: Mapping[str, str],
 ) -> tuple[int, str]:
-    """Run `mpt ARGUMENTS` in a process; return its exit code as `Popen.returncode` and what it wrote to standard error.
+    """Run `mpt ARGUMENTS` in a process; return its exit code as `Popen.returncode` and its standard error.
 
     `environment` is added to this process's. `while_waiting` is called five times a second with the process id and a
     function that asks the process to stop.
@@ -115,7 +115,7 @@ def run_alone(
 
 @contextlib.contextmanager
 def held_pipe() -> Iterator[tuple[int, Callable[[], None]]]:
-    """Give the reading end of a pipe, and what ends it; it ends when the block, or this process, does."""
+    """Give the reading end of a pipe, and the function that ends it; it ends when the block, or this process, does."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as held:
         try:
@@ -125,7 +125,7 @@ def held_pipe() -> Iterator[tuple[int, Callable[[], None]]]:
 
 
 def stop_at_end_of_input() -> None:
-    """Tell this process to stop once standard input has ended."""
+    """Stop this process once standard input has ended."""
 
     def watch() -> None:
         os.read(0, 1)

@@ -1,11 +1,11 @@
 """Which way of computing the same step is fastest on this device: the optimizer's kernels, the order of channels.
 
 Which of them wins depends on the card, the network and the batch, so it is measured: a run as configured and one with
-a single setting changed take turns, a round of steps each, in changing order, so that what else the machine does meets
+a single setting changed take turns, a round of steps each, in changing order, so that other work of the machine meets
 both. A ratio is the median over rounds of the ratio within a round; its interval, between the fifth smallest and the
-fifth largest of 21, holds at any distribution of times. What gains is joined and measured once more, since the best of
-several is the luckiest too. Only settings that compute the same up to rounding are tried. A training never does this
-alone: two ways that round differently would make a run depend on how busy the machine was when it began.
+fifth largest of 21, holds at any distribution of times. The settings that gain are joined and measured once more, since
+the best of several is the luckiest too. Only settings that compute the same up to rounding are tried. A training never
+does this alone: two ways that round differently would make a run depend on how busy the machine was when it began.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trial:
-    """What came out for some settings: a ratio to the step as configured with its interval, or why there is none."""
+    """The result for some settings: a ratio to the step as configured with its interval, or why there is none."""
 
     settings: dict[str, Any]
     ratio: float = math.nan
@@ -76,7 +76,7 @@ class Tuning:
 
     @property
     def chosen(self) -> Trial | None:
-        """What gained, and did so again; None if nothing does."""
+        """The settings that gained twice; None if there are none."""
         return next((trial for trial in self.trials if trial.again and trial.gains), None)
 
 
@@ -115,7 +115,7 @@ def tune(config: Config, clock: Clock | None = None, on_trial: Callable[[Trial],
     """Measure every candidate of a configuration on its device.
 
     Without a `clock` it is the wall's; on a CPU with one thread the processor's, which other programs move less.
-    Raises what building and stepping the configuration raises unchanged.
+    Raises the errors of building and stepping the unchanged configuration.
     """
     device = choose_device(config.train.device)
     if clock is None:

@@ -1,7 +1,7 @@
 """Several things at a time in threads of this process, all ended when one fails or a signal comes.
 
-The main thread only waits, so that it hears signals at once; what is done waits for processes. `Stop` is how a thread
-learns that its process is to be told to end.
+The main thread only waits, so that it hears signals at once; workers wait for processes. `Stop` is how a thread
+learns that its process is to be ended.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 
 class Stop:
-    """Whether what goes on is to end: a signal came, or something failed."""
+    """Whether the work is to end: a signal came, or something failed."""
 
     def __init__(self, request: StopRequest | None = None) -> None:
         self.request = request or StopRequest()
         self.failed = False
-        self.request.patience_seconds = FOR_EVER_SECONDS  # what is waited for has a patience of its own
+        self.request.patience_seconds = FOR_EVER_SECONDS  # the awaited process has a patience of its own
 
     @property
     def requested(self) -> bool:
@@ -43,7 +43,7 @@ class Stop:
 
 
 class HostMemory:
-    """How many processes the host's memory holds, once it is seen what the largest takes."""
+    """The number of processes that fit into the host's memory, once the largest has been measured."""
 
     def __init__(self, *, is_needed: bool = True) -> None:
         self.is_needed = is_needed
@@ -51,11 +51,11 @@ class HostMemory:
         self.most_bytes = 0
 
     def see(self, used_bytes: int) -> None:
-        """Learn what a process took."""
+        """Record the memory of a process."""
         self.most_bytes = max(self.most_bytes, used_bytes)
 
     def allows(self) -> int | None:
-        """Return how many processes fit into what is free now; None if nothing tells. Ask while none continues."""
+        """Return how many processes fit into the free memory; None if it is not known. Ask while none runs."""
         if not self.most_bytes:
             return 1 if self.is_needed else None
         free = available_bytes()
@@ -95,7 +95,7 @@ def take_turns(
                     else:
                         failure, stop.failed = failure or error, True
         finally:
-            stop.failed = True  # what still goes on ends with this block
+            stop.failed = True  # work still in progress ends with this block
     if failure is not None:
         raise failure
     if stop.signal_number is not None:
@@ -103,7 +103,7 @@ def take_turns(
 
 
 def peak_bytes(process: int) -> int:
-    """Return the most host memory that a process has had so far, as Linux tells it; 0 if nothing does."""
+    """Return the most host memory that a process has had so far, as Linux tells it; 0 elsewhere."""
     try:
         with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as lines:
             return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)

@@ -1,7 +1,7 @@
 """Samples looked at in their first epoch: values that are not finite, labels that no class has.
 
 They are named here; later they are a loss of NaN, or an index error within a kernel. Augmentation draws anew in every
-epoch, but what a file holds is the same. If classes come equally often, an epoch does not have all samples, and all
+epoch, but a file's contents are the same. If classes come equally often, an epoch does not have all samples, and all
 epochs are looked at.
 """
 

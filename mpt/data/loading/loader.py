@@ -41,7 +41,7 @@ class Loader:
         place: Callable[[int], tuple[int, int]] | None = None,
         sampling: Literal["shuffle", "balanced"] = "shuffle",
     ) -> None:
-        """`place` says where this process's part of that many samples begins and ends, if others have the rest.
+        """`place` gives the range of this process's part of that many samples, if others have the rest.
 
         `sampling` is `dataset.sampling`, for loaders that shuffle.
         """
@@ -111,7 +111,7 @@ class Loader:
     def evaluation_batches(self, first: int = 0, every: int = 1, *, is_even: bool = False) -> Iterator[Batch]:
         """Yield every sample once, in the data set's own order; the last batch may be smaller.
 
-        Of the batches from number `first` on, each `every`-th, where processes share them out; `is_even` gives all of
+        Of the batches from number `first` on, each `every`-th, if processes share them out; `is_even` gives all of
         them as many, with the last batch again if there is no other.
         """
         plain = Loader(

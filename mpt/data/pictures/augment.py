@@ -1,12 +1,12 @@
 """Random changes to training images: torchvision.transforms.v2 by name, seeded per sample.
 
 Each sample's draws come from (seed, epoch, index), so neither the number of workers, nor the batch a sample falls into,
-nor where a run was resumed changes them. torchvision's transforms draw from torch's global CPU generator; it is seeded
+nor a resume changes them. torchvision's transforms draw from torch's global CPU generator; it is seeded
 for the sample and put back afterwards, so that dropout and latents do not notice. Not `torch.manual_seed`, which would
 reseed the GPU's generators as well.
 
-Images are float32 (c, h, w) in [0, 1], before and after. What comes out in another size or with other channels is
-brought back to what the data set promises. Which names are allowed is `mpt.config.options.AUGMENTATIONS`.
+Images are float32 (c, h, w) in [0, 1], before and after. A result in another size or with other channels is
+brought back to the data set's layout. Which names are allowed is `mpt.config.options.AUGMENTATIONS`.
 """
 
 from __future__ import annotations

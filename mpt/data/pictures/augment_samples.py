@@ -1,8 +1,8 @@
 """Random changes to samples of several fields: images, masks and boxes move together, by the same draws.
 
-What a field may undergo follows from its kind (`mpt.seams.FieldSpec`): all images of a sample (two cameras, two frames)
+The changes of a field follow from its kind (`mpt.seams.FieldSpec`): all images of a sample (two cameras, two frames)
 get the same change; masks follow geometry and not colour; boxes follow geometry, are clipped to the image, and leave
-`box_mask` where less than a pixel of them is left; targets stay. The transforms are torchvision's and the draws those
+`box_mask` if less than a pixel of them is left; targets stay. The transforms are torchvision's and the draws those
 of `mpt.data.pictures.augment`: they depend on (seed, epoch, index) alone.
 
 Images of different sizes can be flipped together; a transform that draws pixels (a crop, a shift) needs one size.

@@ -2,7 +2,7 @@
 
 Thermal cameras write counts or kelvins: 16 bits of which a scene fills a few per cent, or floats. Shifted by 8 bits, as
 a photograph is, a scene of 3,000 to 4,275 counts would become the greys 11 to 16. So the range is chosen: fixed, the
-same for all pictures (what was trained on is then what is seen later), or each picture's own.
+same for all pictures (training and later inputs then agree), or each picture's own.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def fit_images(image_bchw: Tensor, image_size: int, channels: int) -> Tensor:
     """Return float images as (b, `channels`, `image_size`, `image_size`); those that fit already are returned as they
     are.
 
-    Bilinear with antialiasing. Images that are not square are stretched; what is decoded from files is cut square
+    Bilinear with antialiasing. Images that are not square are stretched; pictures from files are cut square
     before.
     """
     image_bchw = match_channels(image_bchw, channels)

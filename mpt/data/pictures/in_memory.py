@@ -2,7 +2,7 @@
 
 Size and channels are converted once, at the start, as long as the result stays below `LARGEST_PREPARED_BYTES`; beyond
 that each batch is converted when it is fetched, with the same result. Float images stay float32. Byte images stay
-bytes, a quarter of the memory, and where nothing is to be changed about them they are delivered as bytes.
+bytes, a quarter of the memory, and if they are not to be changed they are delivered as bytes.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def room(size: int, shared: bool) -> Tensor:
 
 
 def free_bytes(shared: bool) -> int | None:
-    """Return how much memory is free, and in the folder of shared memory where it is to lie there; None if unknown."""
+    """Return how much memory is free, and in the folder of shared memory if it is to lie there; None if unknown."""
     found: int | None = None
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()

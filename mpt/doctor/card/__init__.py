@@ -1,1 +1,1 @@
-"""What a card does when mpt trains on it: short checks, each in a process of its own, and the runner of them."""
+"""Short checks of a card during training, each in a process of its own, and the runner of them."""

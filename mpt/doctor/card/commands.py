@@ -19,14 +19,14 @@ from mpt.doctor.card.runner import Skipped
 from mpt.doctor.card.subjects import BATCH
 
 SECONDS = 3600.0
-"""More than any check has: the runner ends a check that takes too long, and with it what it started."""
+"""More than any check has: the runner ends a check that takes too long, and with it the processes that it started."""
 QUIET = ("train.evaluate_every=0", "train.sample_every=0", "train.checkpoint_every=0", "train.epochs=null")
 MEMORY_WITHIN = 0.15
 """How far a planned peak may be off before it counts as wrong. Times are reported, not judged."""
 
 
 def mpt(*words: str, device: torch.device) -> str:
-    """Run a command of mpt and return its output. Raises RuntimeError with its last line where it fails."""
+    """Run a command of mpt and return its output. Raises RuntimeError with its last line if it fails."""
     command = [sys.executable, "-m", "mpt", *words, "--device", device.type]
     done = run(command, SECONDS, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     if done.returncode:

@@ -42,7 +42,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def host_memory_bytes() -> int | None:
-    """Return the machine's memory; None if the system does not tell."""
+    """Return the machine's memory; None if the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

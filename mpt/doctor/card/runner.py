@@ -2,7 +2,7 @@
 
 A check's row has `said`, and `wrong` for each fault found; `skipped` with a reason; or `error`. After each
 check the rows are handed to `save`, so that a check that is killed leaves them: the next one takes them as `before` and
-continues. What failed once is tried once more, behind all that was not reached.
+continues. A check that failed once is tried once more, after all that were not reached.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The device section of `mpt doctor`: the checks of a card within some minutes, and a file that can be sent.
 
-The file is written after each check. A second `mpt doctor --only device` with the same file goes on where the first
+The file is written after each check. A second `mpt doctor --only device` with the same file continues where the first
 stopped, also if that was killed.
 """
 

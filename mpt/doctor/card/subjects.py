@@ -1,4 +1,4 @@
-"""What the checks train: one shipped configuration of each task, with a small batch, and a network of convolutions."""
+"""Subjects of the checks: one shipped configuration of each task, with a small batch, and a network of convolutions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpt.seams import Batch, Dataset
 
 BATCH = 4
 SHIPPED_DATA = ("digits", "shapes")
-"""Data sets that need no files of the user's, besides those of the demos."""
+"""Data sets that need no files of the user's, in addition to those of the demos."""
 MODES = ("fp32", "tf32", "amp", "bf16", "O1", "O2", "fp16-pure", "bf16-pure", "bf16-sr", "bf16-kahan")
 
 

@@ -1,6 +1,6 @@
 """Updates on a card that must come out in one way: equal with and without side streams, no waits, no NaN lost.
 
-What is expected follows from the step alone, so that no figures of another card are needed.
+The expected figures follow from the step alone, so that no figures of another card are needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 """Ways of training that are equal to the plain one bit for bit."""
 EXPECTED_WAITS = ("loss_watch.py", "questions.py")
-"""Where a step waits on purpose: for its losses, or for whether its gradients are finite."""
+"""Intended waits of a step: for its losses, or for whether its gradients are finite."""
 OFFLOAD_STEPS, SETTLED_STEP = 20, 5
 GROWTH = 0.05
 

@@ -1,6 +1,6 @@
 """Config -> Run: the only place where parts meet.
 
-Data spec -> networks (on the CPU, so that every device starts from the same weights) -> half, where a mode stores its
+Data spec -> networks (on the CPU, so that every device starts from the same weights) -> half, if a mode stores its
 weights so -> device -> task -> memory tricks -> precision -> optimizers -> phases. Optimizers come after module
 surgery, or their parameters would go stale. Under fake tensors networks are built on `meta` and given storage-less
 tensors of the device, since `Module.to` refuses fakes.
@@ -50,7 +50,7 @@ def seed_everything(seed: int) -> None:
 
 
 def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
-    """Build the training and the test set; image size and channels follow the model where the data set leaves them
+    """Build the training and the test set; image size and channels follow the model if the data set leaves them
     open.
 
     Raises DataError for a test set that the task cannot evaluate on, which a run would else meet at its end.
@@ -80,9 +80,9 @@ def build_run(
     """Build everything between the data and the loop.
 
     `fake=True` is for a surrounding FakeTensorMode: weights get no values, and optimizers the foreach path that a
-    real GPU would choose. `trains=False` leaves out what inference has no use for: optimizers and phases, and with them
-    the packages and seconds that they need. `restores=True` is for a run whose weights a checkpoint will give: the file
-    that `model.weights` names is not read, which may be gone by now.
+    real GPU would choose. `trains=False` leaves out everything that inference does not use: optimizers and phases, and
+    with them the packages and seconds that they need. `restores=True` is for a run whose weights a checkpoint will
+    give: the file that `model.weights` names is not read, which may be gone by now.
     """
     seed_everything(config.seed)
     networks = build_networks(config, data, fake)
@@ -139,7 +139,7 @@ def build_run(
 
 
 def says_foreach(config: Config, task: Task, device: torch.device, fake: bool, world: World) -> bool:
-    """Whether optimizers must be told to take a GPU's foreach path: where they cannot see that weights lie on one."""
+    """Whether optimizers must be given a GPU's foreach path: if they cannot see that weights lie on one."""
     is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses alone
     return device.type != "cpu" and (fake or any_waits(task)) and not is_offloaded
 
@@ -150,7 +150,7 @@ def trained_buffers(task: Task) -> list[Tensor]:
 
 
 def first_messages(start: Start | None, frozen: str | None, begun: Sequence[str | None]) -> list[str]:
-    """Return the lines that a run begins with: the weights it starts from, what is frozen, and the tricks' own."""
+    """Return the lines that a run begins with: the weights it starts from, frozen parameters, and the tricks' own."""
     return [line for line in (start.message if start else None, frozen, *begun) if line]
 
 
@@ -217,7 +217,7 @@ def build_task(config: Config, networks: dict[str, nn.Module], data: DataSpec, p
 
 
 def prepare_precision(config: Config, task: Task, precision: Precision, device: torch.device, world: World) -> None:
-    """Give the weights the mode's dtypes and casts, and share them out over the processes where they are sharded."""
+    """Give the weights the mode's dtypes and casts, and share them out over the processes if they are sharded."""
     if not world.is_sharded:
         precision.prepare(task)
         return
@@ -248,7 +248,7 @@ def replace_optimizers(
 
 
 def prepare_ranks(config: Config, task: Task, world: World) -> None:
-    """Change what several processes need otherwise. Raises ConfigError for what they cannot do together."""
+    """Change settings for several processes. Raises ConfigError for those that they cannot use together."""
     if world.is_sharded:
         from mpt.parallel.shard import refuse
 

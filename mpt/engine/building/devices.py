@@ -65,7 +65,7 @@ def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
                 if tensor is not None:
                     store[name] = twin(tensor)  # type: ignore[assignment]
         for name, value in vars(child).items():
-            if type(value) is Tensor and value.is_meta:  # plain attributes are where the builder made them: on the CPU
+            if type(value) is Tensor and value.is_meta:  # plain attributes stay on the builder's device: the CPU
                 vars(child)[name] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
     return module
 

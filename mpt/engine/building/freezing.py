@@ -1,8 +1,8 @@
 """Parts of the trained networks that stay as they were loaded: `train.freeze`.
 
-A frozen parameter gets no gradient and no optimizer state, and what only its gradient would need is not kept, which the
-planner sees as any step does. BatchNorm layers that are frozen normalise by their running statistics and leave them as
-they are, or by the batch's (`train.frozen_norm`).
+A frozen parameter gets no gradient and no optimizer state, and tensors that only its gradient would need are not kept,
+which the planner sees as any step does. BatchNorm layers that are frozen normalise by their running statistics and
+leave them as they are, or by the batch's (`train.frozen_norm`).
 """
 
 from __future__ import annotations

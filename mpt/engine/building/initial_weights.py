@@ -1,7 +1,7 @@
 """Weights to start from (`model.weights`): a file's tensors into freshly built networks, and a line that says how it
 went.
 
-Names are matched as they are, and without what training wraps around them: a first component that all of the file's
+Names are matched as they are, and without the prefixes of training's wrappers: a first component that all of the file's
 names share ("module.", "model.", "_orig_mod."), "modules." of mpt's own checkpoints, "net." of its exports, "_ema".
 Names without a dot alongside names that all begin alike are counters of an average (torch's `AveragedModel`).
 If a file is of another size of head, the head stays as it was made; position embeddings of another image size are
@@ -43,7 +43,7 @@ class Match:
 
     found: dict[str, Tensor]
     new: list[str] = field(default_factory=list)
-    """Tensors that stay as they were made, with the reason where the file has them."""
+    """Tensors that keep their initial values, with the reason if the file has them."""
     unused: list[str] = field(default_factory=list)
     """The file's weights that nothing was found for."""
     resampled: list[str] = field(default_factory=list)
@@ -56,16 +56,16 @@ class Match:
 
 @dataclass(frozen=True)
 class Start:
-    """What became of a file of weights."""
+    """The result of loading a file of weights."""
 
     message: str
-    """One line that says what was loaded, left out and newly made."""
+    """One line that counts the loaded, ignored and new tensors."""
     newly_made: tuple[str, ...]
-    """The names of what stays as it was made."""
+    """The names of tensors that keep their initial values."""
     is_own: bool
     """Whether mpt wrote the file: its names are those of the networks, not those of a library's model."""
     averages: Mapping[str, Tensor] = field(default_factory=dict)
-    """Where the file has averages besides the weights: the twins' tensors by name (`train.ema`)."""
+    """If the file also has averages: the twins' tensors by name (`train.ema`)."""
     passed_over: tuple[str, ...] = ()
     """Which newer checkpoints of the run are damaged, why, and which one was read instead."""
 
@@ -186,13 +186,13 @@ def complete(
     used = {name_of[name] for name in match.found}
     tried = {name_of[name] for name in own if name in name_of}
     rest = set(name_of.values()) - used - tried
-    # What a renaming does not keep (the optimizer's state in a checkpoint) is no weight.
+    # A tensor that a renaming does not keep (the optimizer's state in a checkpoint) is no weight.
     match.unused += [name for name in tensors if name in rest]
     return match
 
 
 def renamings(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, str]]:
-    """Yield mappings from a possible name to the file's name: as written, then without what all names begin with."""
+    """Yield mappings from a possible name to the file's name: as written, then without the names' common prefix."""
     names = {name: name for name in tensors}
     for _ in range(MOST_PREFIXES + 1):
         yield names
@@ -240,7 +240,7 @@ def kind(tensor: Tensor) -> str:
 
 
 def never_learnt(networks: Mapping[str, nn.Module], made: Sequence[str]) -> list[str]:
-    """Return a warning where parameters that no file gave are frozen: they would keep their random numbers."""
+    """Return a warning if parameters that no file gave are frozen: they would keep their random numbers."""
     frozen = [
         name
         for module_name, module in networks.items()

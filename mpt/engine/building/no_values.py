@@ -1,4 +1,4 @@
-"""Build networks without giving their weights values, where they are on the `meta` device and can hold none."""
+"""Build networks without giving their weights values, if they are on the `meta` device and can hold none."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 GIVE_VALUES = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.fill_, Tensor.erfinv_, Tensor.clamp_})
-"""What initializers call: changes values and nothing else."""
+"""Operators of initializers, which change values and nothing else."""
 CHANGE_VALUES = frozenset({Tensor.add_, Tensor.mul_})
-"""The same, where the other operand is a number."""
+"""The same, if the other operand is a number."""
 
 
 class WithoutValues(TorchFunctionMode):
-    """Leaves `meta` tensors as they are where only their values would change; torch takes most of a build for that."""
+    """Leaves `meta` tensors as they are if only their values would change; torch takes most of a build for that."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_filled = func in GIVE_VALUES or (func in CHANGE_VALUES and len(args) == 2 and type(args[1]) in (int, float))

@@ -1,4 +1,4 @@
-"""What to know before the first step: damaged checkpoints that were passed over, frozen random numbers, images scaled
+"""Notes before the first step: damaged checkpoints that were passed over, frozen random numbers, images scaled
 otherwise than a library's weights were trained with, classes that the test set lacks.
 """
 
@@ -57,9 +57,9 @@ def lost_decay(config: Config, settings: Mapping[str, OptimizerOptions], numeric
 
 
 def other_scaling(config: Config, start: Start) -> list[str]:
-    """Return a warning where a library's weights were trained on images of other mean and deviation than the default.
+    """Return a warning if a library's weights were trained on images of other mean and deviation than the default.
 
-    What the file of the configuration says itself is taken as meant, and a file that mpt wrote may be of a run with
+    Values that the configuration file sets are taken as meant, and a file that mpt wrote may be of a run with
     any figures.
     """
     settings = config.task.settings
@@ -85,7 +85,7 @@ def other_scaling(config: Config, start: Start) -> list[str]:
 
 
 def untested_classes(test: DataSpec) -> list[str]:
-    """Return a warning where the test set has no sample of some classes, as a small folder that was split may."""
+    """Return a warning if the test set has no sample of some classes, as a small folder that was split may."""
     counts = test.extra.get("class_counts", ())
     without = [name for name, count in zip(test.classes, counts, strict=False) if count == 0]
     if not without or not sum(counts):

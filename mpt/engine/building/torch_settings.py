@@ -12,7 +12,7 @@ OLD_NAMES = {"PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF"}
 
 
 def prepare_torch(config: Config) -> None:
-    """Set what must be set before torch allocates: deterministic kernels, threads, the allocator."""
+    """Make the settings that must precede torch's first allocation: deterministic kernels, threads, the allocator."""
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     for name, value in environment(config.memory.plugins).items():

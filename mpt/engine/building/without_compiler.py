@@ -1,7 +1,7 @@
 """Optimizers that step without torch's compiler, whose import takes nearly as long as that of torch itself.
 
-torch.optim imports `torch._dynamo` when the first optimizer is made, and at each step, to tell the compiler what to
-leave out of its graphs; a dispatch mode does at its first operation. A process that compiles nothing has no use for
+torch.optim imports `torch._dynamo` when the first optimizer is made, and at each step, to tell the compiler which calls
+to leave out of its graphs; a dispatch mode does at its first operation. A process that compiles nothing has no use for
 that: here the same methods are called without the wrappers, so the numbers are the same. Once something has imported
 the compiler, all is as torch has it. Found in torch 2.13 (`torch/_compile.py`, and `_use_grad_for_differentiable` in
 `torch/optim/optimizer.py`); if another torch does it in another way, nothing is changed but the time of a start.
@@ -23,7 +23,7 @@ from mpt.run.process.memory_meter import DispatchWatch
 COMPILER = "torch._dynamo"
 STEP_WRAPPER, METHOD_WRAPPER_FILE = "_use_grad", "_compile.py"
 CACHE = "__dynamo_disable"
-"""Where torch's wrapper of a method keeps what it calls, once it has asked the compiler for it."""
+"""The attribute in which torch's wrapper of a method keeps its function, once it has asked the compiler for it."""
 
 
 def leave_out_compiler() -> None:
@@ -47,7 +47,7 @@ def wrapped(function: Any) -> Callable[..., Any] | None:
 
 
 def until_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what calls a method, and gives its place back to torch's wrapper where the compiler is there."""
+    """Return a function that calls a method, and restores torch's wrapper once the compiler is imported."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         if COMPILER not in sys.modules:

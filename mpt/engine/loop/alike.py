@@ -25,7 +25,7 @@ MPT = Path(__file__).resolve().parents[2]
 
 
 def check_alike(run: Run, train_data: Dataset, test_data: Dataset) -> None:
-    """Raise ConfigError, on all ranks alike, naming a rank that differs from the first one and in what."""
+    """Raise ConfigError, on all ranks alike, naming a rank that differs from the first one and the difference."""
     if run.world.size == 1:
         return
     told = run.world.collect(describe(run, train_data, test_data))
@@ -40,7 +40,7 @@ def check_alike(run: Run, train_data: Dataset, test_data: Dataset) -> None:
 
 
 def describe(run: Run, train_data: Dataset, test_data: Dataset) -> tuple[str, dict[str, Any]]:
-    """Return this process's host and what must be the same everywhere, the most telling first."""
+    """Return this process's host and the values that must be the same everywhere, the most telling first."""
     settings = {name: value for name, value in flatten(run.config.to_data()).items() if name != "name"}
     digest = hashlib.sha256()
     for module in run.task.trainable.values():

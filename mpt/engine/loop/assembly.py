@@ -28,7 +28,7 @@ from mpt.seams import Dataset, DataSpec, Run
 
 @dataclass(frozen=True)
 class Supply:
-    """What a training takes its batches from, and how long it is."""
+    """A training's source of batches, and its length."""
 
     device: torch.device
     train_data: Dataset
@@ -38,7 +38,7 @@ class Supply:
 
 
 def supply(config: Config, world: World = ALONE) -> Supply:
-    """Choose the device and open the data. Raises what is the user's to mend."""
+    """Choose the device and open the data. Raises errors that the user can mend."""
     check_installed(board_names(config))
     device = choose_device(world.choose_device(config.train.device))
     train_data, test_data = build_datasets(config)

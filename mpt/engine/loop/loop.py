@@ -51,7 +51,7 @@ class Window:
 
 
 def take_steps(training: Training, stop: StopRequest, stop_after: int | None) -> None:
-    """Do what `fit` promises, but for a checkpoint that is being written when something is raised."""
+    """Do the work of `fit`, but for a checkpoint that is being written when something is raised."""
     progress = training.progress
     end = min(training.total_steps, stop_after or training.total_steps)
     try:
@@ -73,7 +73,7 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
 def do_side_jobs(training: Training, stop: StopRequest, window: Window, end: int) -> bool:
     """Log, evaluate, sample and save as far as it is due after this step. Return False when the run was rolled back.
 
-    Raises Interrupted where a signal has arrived, after saving.
+    Raises Interrupted if a signal has arrived, after saving.
     """
     progress = training.progress
     if due(progress.step, training.recent.every):
@@ -151,12 +151,12 @@ def raise_unsaved(training: Training, stop: StopRequest) -> NoReturn:
 
 
 def begin(training: Training) -> None:
-    """Do what comes before the first step: a state to roll back to, and what all later samples are compared with."""
+    """Prepare the first step: a state to roll back to, and the samples that all later ones are compared with."""
     if training.progress.step != 0:
         return
     if "rollback" in (training.train.on_non_finite, training.train.on_collapse):
         save_or_roll_back(training)
-        training.peaks = AllocatorPeaks()  # what this save reserved is the steps' to use
+        training.peaks = AllocatorPeaks()  # memory that this save reserved is the steps' to use
     if training.periods.sample:
         training.write_preview()
 

@@ -1,4 +1,4 @@
-"""What each rank needs for a step, and a warning of one that all others wait for."""
+"""The time of each rank for a step, and a warning of one that all others wait for."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RankTimes:
         self.is_named = False
 
     def take(self, seconds: float, steps: int, peak_bytes: int) -> dict[str, Any]:
-        """Return, for the log, what each rank needed for a step without waiting for others, and its peak.
+        """Return, for the log, each rank's time for a step without waiting for others, and its peak.
 
-        `seconds` is what a step of the window took here. Call on all ranks; one that stays slow is named once.
+        `seconds` is the time of a step of the window here. Call on all ranks; one that stays slow is named once.
         """
         world = self.world
         if world.size == 1:

@@ -1,8 +1,8 @@
 """Beginning a run's directory and going on in it: which run, from which checkpoint, and the changes since.
 
 A resume that trains further leaves its settings in `config.yaml` and those that held before alongside them (see
-`mpt.run.records.settings_history`). What changed is reported, recorded as an event, and refused under `--exact` where
-it changes the numbers.
+`mpt.run.records.settings_history`). Changes are reported, recorded as an event, and refused under `--exact` if
+they change the numbers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ MOST_SHOWN = 8
 def find_run_to_resume(
     config: Config, wanted: str | None, runs: Path, console: Console
 ) -> tuple[RunDirectory | None, RunDirectory | Path | None]:
-    """Return the directory to continue in, and what to resume from: the run itself or one of its checkpoints.
+    """Return the directory to continue in, and the source of the resume: the run itself or one of its checkpoints.
 
     `wanted` names a run or a checkpoint, "auto" is the newest run of the configuration's name. Both are None for a new
     run; a run that never saved has a directory to begin anew in. Nothing is made yet.
@@ -107,7 +107,7 @@ def never_saved(directory: RunDirectory) -> bool:
 
 
 def begin(training: Training) -> None:
-    """Write what a run from step 0 is made of, over what a run that never saved has left. Call with the lock held."""
+    """Write the files of a run from step 0, over those of a run that never saved. Call with the lock held."""
     if not never_saved(training.directory):  # another process trained here since this one looked
         raise InputOutputError(f"{training.directory.path} has checkpoints by now; go on from them with --resume")
     training.journal.recorder.truncate_after(-1)
@@ -122,7 +122,7 @@ def begin(training: Training) -> None:
 
 
 def say_of_task(training: Training) -> None:
-    """Print and log what is to be known of the task's figures."""
+    """Print and log notes about the task's figures."""
     task = training.run.task
     note = task.metric_note if isinstance(task, Legend) else None
     if note is not None:
@@ -131,7 +131,7 @@ def say_of_task(training: Training) -> None:
 
 
 def resume(training: Training, loaded: LoadedCheckpoint, exact: bool = False) -> bool:
-    """Go on from a checkpoint and drop what the record and the folder hold beyond it.
+    """Continue from a checkpoint and drop everything later in the record and the folder.
 
     Returns False, with the directory as it was, for a run that is complete. Raises CheckpointError for a checkpoint
     that does not fit and, with `exact`, for changes.
@@ -191,7 +191,7 @@ def changed_conditions(training: Training, loaded: LoadedCheckpoint, training_li
 
 
 def name_optimizers(loaded: LoadedCheckpoint, settings: Sequence[Difference]) -> None:
-    """Name the optimizers in a checkpoint of before, which did not, where the configuration has another by now."""
+    """Name the optimizers in a checkpoint of before, which did not, if the configuration has another by now."""
     for change in settings:
         if change.key == "optimizer.name":
             for saved in loaded.state["optimizers"].values():
@@ -199,7 +199,7 @@ def name_optimizers(loaded: LoadedCheckpoint, settings: Sequence[Difference]) ->
 
 
 def why_complete(training: Training) -> str | None:
-    """Return why nothing is left to train, and what to change; None if something is."""
+    """Return why nothing is left to train, and a remedy; None if something is."""
     step, total = training.progress.step, training.total_steps
     if training.is_over and step < total:
         return (
@@ -215,7 +215,7 @@ def why_complete(training: Training) -> str | None:
 def changed_settings(config: Config, file: Path) -> tuple[Config, list[Difference]]:
     """Return the configuration under the run's own name, and how it differs from a settings file of the run.
 
-    The file is read as a configuration of now, so that a setting which is new since has its default; where that fails
+    The file is read as a configuration of now, so that a setting which is new since has its default; if that fails
     it is read unchanged, and one that cannot be read differs in nothing.
     """
     now = config.to_data()

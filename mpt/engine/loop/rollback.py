@@ -1,4 +1,4 @@
-"""What the loop does where a training cannot go on as it is: returns to an earlier state, changes something, or stops.
+"""Actions of the loop if a training cannot continue as it is: returns to an earlier state, changes something, or stops.
 
 `mpt.engine.recovery.recovery` decides which of these; whatever is done is an event in the log.
 """
@@ -21,7 +21,7 @@ from mpt.seams import Batch, Phase, Run
 
 
 def check_floor(training: Training, updates: dict[str, Update]) -> None:
-    """Fall back or stop where a loss scale is at its floor and gradients still overflow."""
+    """Fall back or stop if a loss scale is at its floor and gradients still overflow."""
     run, decision = training.run, recovery.at_floor(training.run, updates)
     if decision.phase is None:
         return
@@ -36,7 +36,7 @@ def check_floor(training: Training, updates: dict[str, Update]) -> None:
 
 
 def keep_at_floor(training: Training, decision: Decision, done: Update) -> bool:
-    """Keep what overflows in float32 and begin anew with the scale, where `precision.auto_keep_fp32` says so."""
+    """Keep modules that overflow in float32 and restart the scale, if `precision.auto_keep_fp32` is set."""
     run, phase = training.run, decision.phase
     assert phase is not None
     if not training.remedies.may_keep_more(run.config):
@@ -65,7 +65,7 @@ def blame(run: Run, phase: Phase, batch: Batch) -> Finding:
 
 
 def recover(training: Training, phase: Phase, done: Update, why: str) -> None:
-    """Name what was not finite first, roll back, and change what the settings say before the next try."""
+    """Name the first value that was not finite, roll back, and make the configured changes before the next try."""
     run, step = training.run, training.progress.step
     batch = whole_batch(run, done)
     finding, found = blame(run, phase, batch), None
@@ -81,7 +81,7 @@ def recover(training: Training, phase: Phase, done: Update, why: str) -> None:
 
 
 def save_or_roll_back(training: Training) -> bool:
-    """Write a checkpoint and return True; where something in it is not finite, roll back instead and return False."""
+    """Write a checkpoint and return True; if something in it is not finite, roll back instead and return False."""
     bad = training.save()
     if bad is None:
         return True
@@ -109,13 +109,13 @@ def return_from_collapse(training: Training) -> bool:
         return False
     world, directory, step = training.run.world, training.directory, training.progress.step
     training.saver.finish()
-    sound, training.recent.sound = training.recent.sound, None  # where it collapses again, an older one is the next
+    sound, training.recent.sound = training.recent.sound, None  # if it collapses again, an older one is the next
     limit = world.tell(sound[0] if sound is not None else training.sound_step or 0)
     kept = world.ask(lambda: [one for one in list_steps(directory) if one <= limit])
     if sound is None and not kept:
         training.journal.event("collapse", f"{why}; no state of step {limit} or before is kept to return to")
         return False
-    world.ask(lambda: set_aside_after(directory, limit))  # a resume is not to continue from what has collapsed
+    world.ask(lambda: set_aside_after(directory, limit))  # a resume is not to continue from a collapsed state
     training.saver.newest = kept[-1] if kept else None
     go_back(training, why, sound[1] if sound is not None else None)
     training.journal.warn(training.remedies.halve_rates(training.train, step), "remedy")
@@ -145,7 +145,7 @@ def go_back(training: Training, why: str, state: Mapping[str, Any] | None) -> No
         training.load(loaded)
         why = "; ".join([why, *loaded.notes])
     training.recent.forget_after(training.progress.step)
-    training.remedies = remedies  # what was changed since then stays changed
+    training.remedies = remedies  # changes made since stay
     training.rollbacks += 1
     journal, now = training.journal, training.progress.step
     journal.recorder.truncate_after(now, keep_events=True)

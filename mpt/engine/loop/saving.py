@@ -1,7 +1,7 @@
 """The checkpoints that a training writes: at once or outside its steps, by one process or by ranks together.
 
-What is in a state is the training's affair (`mpt.engine.loop.training`), how a folder is made durable that of
-`mpt.run.checkpoints.checkpoint`; here is when it is written, what is waited for, and what a failure does.
+The contents of a state are the training's affair (`mpt.engine.loop.training`), how a folder is made durable that of
+`mpt.run.checkpoints.checkpoint`; here is when it is written, which saves are waited for, and the effect of a failure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CheckpointSaver:
         self.background.newest = step
 
     def start(self, step: int, state: Mapping[str, Any], metric: float | None) -> None:
-        """Write a checkpoint, or begin to where that happens during the training; call on all ranks, after `finish`.
+        """Write a checkpoint, or begin to if that happens during the training; call on all ranks, after `finish`.
 
         `metric` is this step's evaluation, by which the best checkpoint is kept; None if there was none. Raises
         InputOutputError.
@@ -104,7 +104,7 @@ class CheckpointSaver:
                 world.ask(self.background.finish)  # only the first one writes
 
     def settle(self) -> None:
-        """Let a save during the training end before a failure ends the program; what fails too is a warning."""
+        """Let a save during the training end before a failure ends the program; a further failure is a warning."""
         world = self.run.world
         if world.is_sharded and self.background.writing is not None:
             world.mail().until = time.monotonic() + OTHERS_SECONDS  # it may be one of them that has failed
@@ -115,7 +115,7 @@ class CheckpointSaver:
                 self.journal.console.warning(str(error))
 
     def tell_removed_files(self) -> None:
-        """Warn of files that somebody removed since the last save: the run goes on without what they held.
+        """Warn of files that somebody removed since the last save: the run continues without their contents.
 
         Raises InputOutputError if a link has taken the place of the run's folder, before anything is written behind it.
         """

@@ -1,4 +1,4 @@
-"""What summary.json holds of a training: what comparisons and reports read first."""
+"""Contents of summary.json, which comparisons and reports read first."""
 
 from __future__ import annotations
 

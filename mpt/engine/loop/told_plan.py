@@ -1,4 +1,4 @@
-"""Telling once, during a training, what the process alongside it has planned (`mpt.planner.server.alongside` writes the
+"""Log once, during a training, the plan of the process alongside it (`mpt.planner.server.alongside` writes the
 file).
 """
 
@@ -12,7 +12,7 @@ from mpt.run.records.ending import read_json_object
 
 
 class ToldPlan:
-    """Looks for a run's plan at each log line until it is there, where one is made."""
+    """Looks for a run's plan at each log line until it is there, if one is made."""
 
     def __init__(self, config: Config, device: str, path: Path) -> None:
         wanted = config.train.plan_memory

@@ -1,6 +1,6 @@
-"""One training in progress: the built run, its folder, its counters and its journal, and what is done with them.
+"""One training in progress: the built run, its folder, its counters and its journal, and operations on them.
 
-What is done in which order is the loop's affair (`mpt.engine.loop.loop`); here are its side jobs.
+The order of operations is the loop's affair (`mpt.engine.loop.loop`); here are its side jobs.
 """
 
 from __future__ import annotations
@@ -207,14 +207,14 @@ class Training:
             self.journal.say(plan)
 
     def measured_memory(self) -> dict[str, Any]:
-        """Return the peak so far as a row for the log: the allocator's on a GPU, elsewhere what was tracked."""
+        """Return the peak so far as a row for the log: the allocator's on a GPU, elsewhere the tracked one."""
         if not accelerator.has_allocator(self.run.device):
             return dict(self.progress.memory)
         self.peaks.count_steps(self.run.device)
         return self.peaks.to_record(self.run.device)
 
     def advise(self, figures: dict[str, float], *, is_evaluation: bool = False) -> None:
-        """Show what the task has to say about these losses or metrics, and note whether they show a collapse."""
+        """Show the task's remarks on these losses or metrics, and note whether they show a collapse."""
         for message in self.run.task.advise(figures):
             self.journal.warn(message)
         task = self.run.task
@@ -275,7 +275,7 @@ class Training:
             )
 
     def write_preview(self) -> None:
-        """Write the samples of this step, where the task makes any."""
+        """Write the samples of this step, if the task makes any."""
         if not self.run.world.is_first and not self.run.world.is_sharded:
             return
         with self.peaks.beside_steps(self.run.device):
@@ -287,7 +287,7 @@ class Training:
                 self.journal.picture(picture)
 
     def save(self) -> str | None:
-        """Write a checkpoint, or begin to where that happens during the training (`saver.finish` waits for it).
+        """Write a checkpoint, or begin to if that happens during the training (`saver.finish` waits for it).
 
         If something in it is not finite, write nothing and return its name.
         """
@@ -311,7 +311,7 @@ class Training:
         return {**self.progress.to_record(), "adapted": adapted, "remedies": self.remedies.to_record()}
 
     def keep_recent(self) -> None:
-        """Keep a copy of the state to roll back to, where it is finite."""
+        """Keep a copy of the state to roll back to, if it is finite."""
         self.recent.keep(self.progress.step, self.state_in_memory())
 
     def state_in_memory(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Is a game between networks collapsing: how varied samples are, where loss scales go, how losses stand to each other.
+"""Is a game between networks collapsing: judged by the variety of samples, the loss scales, and the ratio of losses.
 
 Only tasks that say which of their phases play against each other (`Task.opponents`) are watched. Samples are of the
-same latents at every look, made as previews are, so that watching changes no bit of the training. What is seen counts
+same latents at every look, made as previews are, so that watching changes no bit of the training. An observation counts
 once it was seen at several looks in a row (`train.collapse.patience`), and not while a run is young.
 """
 
@@ -122,7 +122,7 @@ class CollapseWatch:
         return ratio if math.isfinite(ratio) else 1.0  # data that do not vary say nothing
 
     def look_at_line(self, step: int, losses: Mapping[str, float], scales: Mapping[str, float]) -> dict[str, str]:
-        """Return kind -> what is wrong by the mean losses since the last line, and by the loss scales."""
+        """Return kind -> fault by the mean losses since the last line, and by the loss scales."""
         if self.opponents is None or step < self.limits.after:
             return {}
         found = {}

@@ -24,12 +24,12 @@ from mpt.seams.undo import notes_of, take_back
 
 aten = torch.ops.aten
 WITHOUT_VALUES = frozenset((aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided))
-"""What they return is not computed: it may be the memory of a NaN that was freed just now."""
+"""Their results are not computed: it may be the memory of a NaN that was freed just now."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found: in words, and the module to blame where it is one."""
+    """The finding in words, and the module to blame if it is one."""
 
     text: str
     module: str | None = None
@@ -52,7 +52,7 @@ class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_computed = self.finding is None and func._overloadpacket not in WITHOUT_VALUES
-        # Before it runs, since it may write over its inputs; what `out` held is none of them.
+        # Before it runs, since it may write over its inputs; the previous content of `out` is none of them.
         read = (args, {key: value for key, value in (kwargs or {}).items() if key != "out"})
         was_finite = is_computed and not _has_non_finite(read)
         result = func(*args, **(kwargs or {}))
@@ -68,7 +68,7 @@ class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def samples_of(result: Any, batch_size: int) -> str:
-    """Say which samples of the batch an operator made non-finite, where its first dimension is the samples."""
+    """Say which samples of the batch an operator made non-finite, if its first dimension is the samples."""
     for tensor in tree_leaves(result):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or not tensor.dim():
             continue
@@ -91,7 +91,7 @@ def _has_non_finite(values: Any) -> bool:
 
 
 def find_first_non_finite(run: Run, phase: Phase, batch: Batch) -> Finding:
-    """Find "module: operator in dtype", or say what else was found; runs forward and backward, never the optimizer.
+    """Find "module: operator in dtype", or report another finding; runs forward and backward, never the optimizer.
 
     `batch` is the whole batch with its random inputs, as the update drew it (`Update.batch`).
     """

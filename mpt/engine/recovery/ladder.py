@@ -1,4 +1,4 @@
-"""What is done, one thing at a time, when memory runs out: smaller micro-batches, recomputation, offloading.
+"""Changes, one at a time, when memory runs out: smaller micro-batches, recomputation, offloading.
 
 The effective batch stays. Micro-batches are halved first, down to a floor; then blocks are recomputed and activations
 offloaded, which change no gradient; then micro-batches go below the floor. The order is read off a configuration, so
@@ -36,9 +36,9 @@ Move = tuple[str, Any]
 
 
 def next_moves(config: Config, whole_ladder: bool, least: int = 1) -> Iterator[Move]:
-    """Yield what may be tried from a configuration on, each on top of those before it.
+    """Yield the changes that may be tried from a configuration on, each on top of those before it.
 
-    Without `whole_ladder`, micro-batches alone. What cannot be combined with the configuration is left out.
+    Without `whole_ladder`, micro-batches alone. Changes that cannot be combined with the configuration are left out.
     """
     size, splits = micro_batch_size(config), splitter()
     sizes: list[int] = []
@@ -152,7 +152,7 @@ def move(run: Run, name: str, value: Any) -> Callable[[], None]:
 
 
 def move_again(run: Run, adapted: Mapping[str, Any]) -> dict[str, Any]:
-    """Repeat on a newly built run what an earlier process had adapted, and return the changes.
+    """Repeat on a newly built run the changes of an earlier process, and return the changes.
 
     Only if the run may adapt: a configuration that says `on_oom: stop` is taken at its word. The smaller micro-batch
     wins, and a trick that is configured by now keeps its settings.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 LOSS = "the loss"
-"""What an operator outside of every module belongs to."""
+"""The owner of an operator outside of every module."""
 PACKAGE = Path(__file__).parents[2]
 _OTHERS = (Path(torch.__file__).parent, *(PACKAGE / name for name in ("doctor", "engine", "precision")))
 SKIPPED_FOLDERS = tuple(str(folder) for folder in _OTHERS)

@@ -48,7 +48,7 @@ class Stepping:
 
 
 class MemoryLadder:
-    """Performs a run's updates, and adapts the run where one does not fit and the configuration allows it."""
+    """Performs a run's updates, and adapts the run if one does not fit and the configuration allows it."""
 
     def __init__(self, run: Run, journal: Journal) -> None:
         self.run, self.journal = run, journal
@@ -122,7 +122,7 @@ class MemoryLadder:
         return None
 
     def tell(self, phase: Phase, what: str) -> None:
-        """Record and show what was done about memory."""
+        """Record and show a change made for memory."""
         message = f"{phase.name}: out of memory; {what}"
         size = ladder.micro_batch_size(ladder.adapted_config(self.run))
         adapted = dict(self.run.adaptation.changes)
@@ -130,7 +130,7 @@ class MemoryLadder:
         self.journal.console.warning(message)
 
     def fail(self, phase: Phase, reason: str, refused: dict[str, str]) -> NoReturn:
-        """Raise MemoryBudgetError with what to try."""
+        """Raise MemoryBudgetError with remedies to try."""
         run = self.run
         size = ladder.micro_batch_size(ladder.adapted_config(run))
         smaller = "a half-precision mode or a smaller model"

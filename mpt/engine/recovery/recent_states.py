@@ -1,7 +1,7 @@
 """The last good states of a training in host memory, to roll back to without losing all steps since a checkpoint.
 
 A ring of a few copies, each as much host memory as a checkpoint is on disk. A state is copied only if it is finite. One
-that was returned to is forgotten: where the same happens again, the next return is to an older one.
+that was returned to is forgotten: if the same happens again, the next return is to an older one.
 
 Of several processes each keeps its own states, of the same steps: its random numbers and BatchNorm's statistics are its
 own. Whether a state is finite is agreed, and to which one they return the first process says.
@@ -20,13 +20,13 @@ from mpt.run.checkpoints.state_checks import first_non_finite
 
 
 class RecentStates:
-    """Up to `count` states, a new one every `every` steps; none where `count` is 0."""
+    """Up to `count` states, a new one every `every` steps; none if `count` is 0."""
 
     def __init__(self, count: int, every: int, world: World = ALONE) -> None:
         self.every, self.world = every if count else 0, world
         self.states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=count)
         self.sound: tuple[int, dict[str, Any]] | None = None
-        """The state of the last evaluation that showed no collapse, where it is kept: one copy alongside the ring."""
+        """The state of the last evaluation that showed no collapse, if it is kept: one copy alongside the ring."""
 
     def keep(self, step: int, state: Mapping[str, Any]) -> None:
         """Copy a state to host memory, unless something in its modules is not finite in any process."""

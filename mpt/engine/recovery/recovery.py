@@ -1,4 +1,4 @@
-"""What is to be done when a step goes wrong: NaN, a scale at its floor, a poisoned state. Decides; the loop acts.
+"""The decision after a step went wrong: NaN, a scale at its floor, a poisoned state. Decides; the loop acts.
 
 Each recovery is an event in the log, each gives up after a bound, and none of them writes a checkpoint of broken state.
 """
@@ -25,7 +25,7 @@ SKIP_PATIENCE = 10
 
 @dataclass(frozen=True)
 class Decision:
-    """What the loop is to do, and why."""
+    """The action for the loop, and its reason."""
 
     action: Literal["go_on", "fall_back", "roll_back", "stop"]
     why: str = ""
@@ -63,7 +63,7 @@ def overflowed_static_scale(run: Run) -> float | None:
 
 
 def has_remedy(run: Run) -> bool:
-    """Return whether the settings change anything after a rollback, which else repeats what went before it."""
+    """Return whether the settings change anything after a rollback, which else repeats the same steps."""
     settings = run.config.precision.settings
     return settings.auto_keep_fp32 or any(action != "repeat" for action in run.config.train.after_rollback)
 

@@ -1,4 +1,5 @@
-"""What a training changed about itself after it was rolled back, so that the next try need not end as the last one did.
+"""Changes that a training made to itself after it was rolled back, so that the next try need not end as the last one
+did.
 
 Saved with every checkpoint: a resume continues with it. Each remedy is an event, and there are as many as there are
 rollbacks at most (`train.max_rollbacks`).
@@ -17,12 +18,12 @@ from mpt.seams import Run
 
 @dataclass
 class Remedies:
-    """What is in force."""
+    """The changes in force."""
 
     skipped_batches: set[int] = field(default_factory=set)
     """Steps whose batch is passed over."""
     rate: float = 1.0
-    """What learning rates are multiplied by before step `rate_until`."""
+    """Factor of learning rates before step `rate_until`."""
     rate_until: int = 0
     float32: list[str] = field(default_factory=list)
     """Modules that are kept in float32 in addition to those of the configuration."""
@@ -65,7 +66,7 @@ class Remedies:
         return f"{', '.join(found.modules)} {verb} kept in float32 from now on ({found.describe()})"
 
     def apply_again(self, run: Run) -> None:
-        """Do to a newly built run what was done to the one that was saved."""
+        """Repeat on a newly built run the changes of the saved one."""
         modules = dict(named_modules(run.task.modules))
         for name in self.float32:
             if name in modules:
@@ -76,7 +77,7 @@ class Remedies:
         return config.precision.settings.auto_keep_fp32 and self.float32_times < config.train.max_rollbacks
 
     def choose(self, train: Train, step: int, rollbacks: int) -> str:
-        """Apply the remedy for what failed at a step, after that many rollbacks; describe it in words."""
+        """Apply the remedy for a failure at a step, after that many rollbacks; describe it in words."""
         action = train.after_rollback[min(rollbacks, len(train.after_rollback)) - 1]
         if action == "skip_batch":
             self.skipped_batches.add(step)

@@ -1,7 +1,7 @@
 """The fewest modules that must be computed in float32 for a step to be right, of all that might be.
 
 Delta debugging (Zeller & Hildebrandt, 2002): its answer is minimal in the sense that leaving out any one of the modules
-was seen to fail. What "right" is, the caller says: the doctor judges errors against a float32 step; a training that is
+was seen to fail. The caller defines "right": the doctor judges errors against a float32 step; a training that is
 to recover asks whether the update that failed is finite.
 """
 
@@ -79,7 +79,7 @@ def named_modules(networks: Mapping[str, nn.Module]) -> list[tuple[str, nn.Modul
 
 
 def containers(networks: Mapping[str, nn.Module], blamed: Sequence[str]) -> list[str]:
-    """Return the modules that contain others: those around what was blamed first, from the inside outwards."""
+    """Return the modules that contain others: those around the modules blamed first, from the inside outwards."""
     names = [name for name, module in named_modules(networks) if any(True for _ in module.children())]
     around = [name for name in names if any(one == name or one.startswith(f"{name}.") for one in blamed)]
     by_depth = sorted(around, key=lambda name: -name.count("."))

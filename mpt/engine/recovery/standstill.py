@@ -36,7 +36,7 @@ class Standstill:
         """Phase, step, and for each device whether a weight has moved."""
 
     def before(self, phase: Phase, step: int) -> Sums | None:
-        """Return the weights' sums where this update is one to look at."""
+        """Return the weights' sums if this update is one to look at."""
         if phase.name in self.seen and not due(step + 1, self.log_every):
             return None
         if not any(group["lr"] for group in phase.optimizer.param_groups):
@@ -44,7 +44,7 @@ class Standstill:
         return sums_of(self.run, phase)
 
     def after(self, phase: Phase, step: int, before: Sums, done: Update) -> None:
-        """Compare, on the device, what an update that was not skipped has left."""
+        """Compare, on the device, the weights after an update that was not skipped."""
         if done.stats.skipped or not done.finite:
             return
         self.seen.add(phase.name)
@@ -65,7 +65,7 @@ class Standstill:
         return said
 
     def explain(self, phase: str, step: int) -> str:
-        """Return the warning, with what to look at."""
+        """Return the warning, with causes to examine."""
         found = f"{phase}: the update of step {step} was not skipped and moved no weight"
         if self.run.precision.numerics.rounds_weights:
             kind = str(self.run.precision.numerics.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The weights that a run is evaluated with, where its optimizer trains others (`mpt.optim.shared.averaging`).
+"""The weights that a run is evaluated with, if its optimizer trains others (`mpt.optim.shared.averaging`).
 
 `averaged` exchanges them in place and puts the training weights back as they were, to the bit: they are copied, one
 copy of the weights, because an average that is computed back and forth would lose bits at each evaluation.
@@ -61,13 +61,13 @@ def modules_to_save(run: Run) -> tuple[dict[str, dict[str, Tensor]], dict[str, d
             for key, value in module.state_dict(keep_vars=True).items():
                 weights = waiting.get(run.precision.masters.get(value, value))
                 if weights is not None:
-                    modules[name][key] = modules[name][key].clone()  # else what comes back would be seen in it
+                    modules[name][key] = modules[name][key].clone()  # else the restored values would be seen in it
                     training.setdefault(name, {})[key] = weights
     return modules, training
 
 
 def describe(run: Run) -> Iterator[str]:
-    """Yield what a user should know of a run whose optimizer averages."""
+    """Yield notes for the user of a run whose optimizer averages."""
     names = [name for name, one in run.optimizers.items() if isinstance(one, AveragingOptimizer)]
     if not names:
         return

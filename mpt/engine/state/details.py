@@ -1,4 +1,4 @@
-"""The details of a run's last evaluation, `evaluation.json`: what the task found, with the pictures of its worst
+"""The details of a run's last evaluation, `evaluation.json`: the task's findings, with the pictures of its worst
 errors and of examples.
 """
 

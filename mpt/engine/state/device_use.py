@@ -1,6 +1,6 @@
 """How busy the device is, as its driver counts it: sampled at log lines, "not measured" with the reason elsewhere.
 
-The figure is the share of the driver's last sample period in which any kernel ran (what nvidia-smi shows): a low one
+The figure is the share of the driver's last sample period in which any kernel ran (as nvidia-smi shows): a low one
 says that the card waits for data or for the program, a high one does not say that it is used well. The driver renews it
 once in 1/6 to 1 s, so it is asked at most once a second, and never for more than a hundredth of the time.
 """

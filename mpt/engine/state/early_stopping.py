@@ -1,8 +1,8 @@
 """When a training is over before its last step: after that many evaluations without a better figure.
 
-What was seen so far is part of the progress, so it is saved with each checkpoint and goes back with a rollback. Whether
-to stop is worked out from it and the settings, never saved: a resume with more patience trains on. All ranks get the
-same figures from an evaluation, so they decide alike.
+The best figure so far is part of the progress, so it is saved with each checkpoint and goes back with a rollback.
+Whether to stop is worked out from it and the settings, never saved: a resume with more patience trains on. All ranks
+get the same figures from an evaluation, so they decide alike.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Waiting:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Waiting:
-        """Read what `to_record` returned; a run from before there was early stopping begins to wait."""
+        """Read the result of `to_record`; a run from before there was early stopping begins to wait."""
         return cls(record.get("best"), record.get("best_step", 0), record.get("evaluations", 0))
 
 

@@ -1,6 +1,6 @@
 """Evaluation, previews and inference: the same samples every time, without disturbing the training.
 
-A task only computes (`Task.evaluate_batch`, `preview`, `infer`). What must hold around it is entered here: networks in
+A task only computes (`Task.evaluate_batch`, `preview`, `infer`). The modes around it are entered here: networks in
 evaluation mode, no gradients, the precision mode's forward, random numbers of their own. A task that forgets one of
 these cannot change BatchNorm's statistics or the training's random numbers.
 """
@@ -59,7 +59,7 @@ def apart_from_training(run: Run) -> Iterator[None]:
 
 
 def seed_for(run: Run, seed: int) -> None:
-    """Seed what is drawn from on the run's device.
+    """Seed the generators on the run's device.
 
     `torch.manual_seed` also keeps a formatted stack for each kind of device that is not in use: a twentieth of the time
     that a small network's evaluation takes.
@@ -93,7 +93,7 @@ def preview(run: Run, batch: Batch) -> torch.Tensor | None:
 def test_batches(run: Run, data: Dataset, batch_size: int, fingerprint: Fingerprint | None) -> Iterator[Batch]:
     """Yield this rank's batches of the test set in order, on the run's device: alone, all of them.
 
-    With sharded networks a forward needs all ranks, so all have as many: the last batch comes again where it must.
+    With sharded networks a forward needs all ranks, so all have as many: the last batch is repeated if necessary.
     """
     workers = run.config.dataset.settings.workers
     size = min(batch_size, len(data))
@@ -117,7 +117,7 @@ def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int, count: int 
     """Return the task's figures on batches that are on the run's device; it makes samples `chunk` at a time.
 
     Ranks share out the batches, of which `batches` are this one's, and the samples; the first one concludes. Of a
-    total of `count` batches: what comes after them was only computed so that no rank waits.
+    total of `count` batches: later batches were only computed so that no rank waits.
     """
     with apart_from_training(run), first_buffers(run), casts_kept(run):
         own = [(at, found) for at, found in gather_evidence(run, batches, chunk) if is_counted(run, at, count)]
@@ -140,7 +140,7 @@ def is_counted(run: Run, at: tuple[int, int], batches: int | None) -> bool:
 def casts_kept(run: Run) -> AbstractContextManager[None]:
     """Let autocast cast each weight once for all batches: it forgets them when its outermost block ends.
 
-    This one is disabled, so that what lies between the blocks of the precision mode stays as it is.
+    This one is disabled, so that code between the blocks of the precision mode stays unchanged.
     Of sharded networks nothing is kept: whole weights are there for their own forward only.
     """
     if not run.world.is_sharded and torch.amp.is_autocast_available(run.device.type):
@@ -165,7 +165,7 @@ def first_buffers(run: Run) -> Iterator[None]:
 
 
 def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[tuple[tuple[int, int], Evidence]]:
-    """Yield what the task keeps of each batch and of its own samples, on the CPU, each with its place in the order.
+    """Yield the task's outputs for each batch and for its own samples, on the CPU, each with its place in the order.
 
     Random numbers depend on the seed and the batch's number alone, so that batches can be shared out.
     """
@@ -188,7 +188,7 @@ def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[
 
 
 def write_preview(run: Run, data: Dataset, directory: RunDirectory, step: int) -> Path | None:
-    """Write the task's preview grid for this step as a PNG, where the task has one; return the file."""
+    """Write the task's preview grid for this step as a PNG, if the task has one; return the file."""
     count = min(len(data), run.config.train.batch_size)
     tiles = preview(run, to_device(data.fetch(list(range(count)), 0), run.device, run.data))
     if tiles is None or not run.world.is_first:

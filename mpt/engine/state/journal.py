@@ -1,4 +1,4 @@
-"""What a training writes and shows: log lines, evaluations, events and warnings."""
+"""The output of a training: log lines, evaluations, events and warnings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Journal:
         self._to_boards({"evaluate": figures})
 
     def picture(self, path: Path) -> None:
-        """Show a preview, a PNG file of the run, where pictures are looked at alongside it."""
+        """Show a preview, a PNG file of the run, if pictures are shown alongside it."""
         self.boards.picture(self.progress.step, path)
         self._tell_problems()
 

@@ -41,8 +41,8 @@ def _optimizer_tensors(run: Run) -> Iterator[Tensor]:
 class AllocatorPeaks:
     """The peaks of a GPU's allocator in bytes: of the whole run, and of its training steps alone.
 
-    Evaluation, samples and saving have peaks of their own, which a plan of the step does not know. What they reserve
-    stays reserved, so the steps' reserve counts only until one of them has raised it.
+    Evaluation, samples and saving have peaks of their own, which a plan of the step does not know. The memory that they
+    reserve stays reserved, so the steps' reserve counts only until one of them has raised it.
     """
 
     allocated: int = 0
@@ -57,7 +57,8 @@ class AllocatorPeaks:
     def count_steps(self, device: torch.device) -> None:
         """Take over the peaks of the steps since the last work alongside them."""
         if accelerator.has_allocator(device) and accelerator.allocations_made(device) != self.allocations:
-            # Without a step since then, what an evaluation left (a cuBLAS workspace) would be taken for the steps'.
+            # Without a step since then, the memory left by an evaluation (a cuBLAS workspace) would be taken for the
+            # steps'.
             allocated, reserved = accelerator.peaks(device)
             self.steps_allocated = max(self.steps_allocated, allocated)
             if not self.is_mixed:
@@ -66,7 +67,7 @@ class AllocatorPeaks:
 
     @contextmanager
     def beside_steps(self, device: torch.device) -> Iterator[None]:
-        """Keep the peaks of what runs in the block out of the steps'."""
+        """Keep the peaks of code in the block out of the steps'."""
         self.count_steps(device)
         before = self.reserved
         try:
@@ -74,7 +75,8 @@ class AllocatorPeaks:
         finally:
             if accelerator.has_allocator(device):
                 if device.type == "cuda":
-                    # What the block's matrix products took for cuBLAS would stay, alongside steps that may need none.
+                    # Workspaces that the block's matrix products took for cuBLAS would stay, alongside steps that may
+                    # need none.
                     torch._C._cuda_clearCublasWorkspaces()
                 allocated, reserved = accelerator.peaks(device)
                 self.is_mixed = self.is_mixed or reserved > before
@@ -96,7 +98,7 @@ class AllocatorPeaks:
 def snapshot_of(device: torch.device) -> bytes:
     """Return torch's snapshot of a GPU's segments and blocks, as torch's viewer reads it; empty if there is none.
 
-    For the moment at which memory has run out: what fails then, of the snapshot too, is no reason to lose the reason.
+    For the moment at which memory has run out: a further failure, of the snapshot too, must not hide the first.
     """
     if not accelerator.has_allocator(device):
         return b""

@@ -1,4 +1,4 @@
-"""A network's weights as they are saved: in float32 where the precision mode has float32 masters of them."""
+"""A network's weights as they are saved: in float32 if the precision mode has float32 masters of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def module_state(precision: Precision, module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_module_state(precision: Precision, module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load what `module_state` returned, into masters and half weights alike. The caller checks shapes and keys."""
+    """Load the result of `module_state`, into masters and half weights alike. The caller checks shapes and keys."""
     if not precision.masters:
         module.load_state_dict(dict(state))
         return

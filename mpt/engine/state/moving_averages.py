@@ -2,7 +2,7 @@
 
 A twin is a module of the task, `NAME_ema`, saved and loaded as any other. While the task evaluates, the task's own
 references to a network lead to its twin, so that a task trains and evaluates by the same attribute and knows nothing of
-averages. Twins stay float32 where the networks are half: with a decay of 0.999 an average would not move in half.
+averages. Twins stay float32 if the networks are half: with a decay of 0.999 an average would not move in half.
 
 Decays: TensorFlow's `ExponentialMovingAverage` with `num_updates`, (1 + step) / (10 + step) at first; Ultralytics'
 exponential ramp (`ramp_steps`); a half-life in images, at first a share of those seen (Karras et al. 2019).
@@ -41,7 +41,7 @@ def add_averages(task: Task, settings: MovingAverage | None) -> dict[str, nn.Mod
 
 @torch.no_grad()
 def fill_averages(averages: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Copy averages that a file of weights had (`gen_ema.layer.weight`) into the twins, where their shapes agree."""
+    """Copy averages that a file of weights had (`gen_ema.layer.weight`) into the twins, if their shapes agree."""
     for name, twin in averages.items():
         for key, value in twin.state_dict(keep_vars=True).items():
             given = tensors.get(f"{name}{SUFFIX}.{key}")
@@ -50,7 +50,7 @@ def fill_averages(averages: Mapping[str, nn.Module], tensors: Mapping[str, Tenso
 
 
 def trained_modules(task: Task) -> list[str]:
-    """Return the names of the task's modules that are trained, or are part of what is trained."""
+    """Return the names of the task's modules that are trained, or are part of a trained one."""
     trained = {parameter for module in task.trainable.values() for parameter in module.parameters()}
     return [
         name
@@ -69,14 +69,14 @@ def make_twin(module: nn.Module) -> nn.Module:
 
 
 def evaluated_module(task: Task, name: str) -> nn.Module:
-    """Return a module's average if there is one, else the module: what is evaluated and exported."""
+    """Return a module's average if there is one, else the module: the network that is evaluated and exported."""
     return task.modules.get(f"{name}{SUFFIX}", task.modules[name])
 
 
 def follow_step(run: Run, step: int) -> None:
     """Let the task and the averages follow a finished step, counted from 0.
 
-    Ranks agree on what the task counts before and after it acts on it.
+    Ranks agree on the task's counters before and after it acts on it.
     """
     several = run.world.size > 1
     if several:
@@ -88,7 +88,7 @@ def follow_step(run: Run, step: int) -> None:
 
 
 def agree_on_notes(run: Run) -> None:
-    """Give all ranks the mean of what the task counts of the samples it sees: running means, controllers."""
+    """Give all ranks the mean of the task's counters over samples: running means, controllers."""
     state = run.task.state_dict().values()
     run.world.average([value for value in state if isinstance(value, Tensor) and value.is_floating_point()])
 

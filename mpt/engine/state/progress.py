@@ -1,4 +1,4 @@
-"""How far a training is: what is counted along the way, saved with every checkpoint and put back at a resume."""
+"""How far a training is: its counters, saved with every checkpoint and put back at a resume."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Progress:
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     logged: dict[str, Tensor] = field(default_factory=dict)
-    """Sums of what tasks and networks logged (`mpt.seams.log`), and of how many elements they are."""
+    """Sums of the values that tasks and networks logged (`mpt.seams.log`), and the number of their elements."""
     logged_counts: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     best: float | None = None
     best_step: int = 0
     last_metrics: dict[str, float] = field(default_factory=dict)
     waiting: Waiting = field(default_factory=Waiting)
-    """What early stopping has seen."""
+    """The record of early stopping."""
     scales_seen: dict[str, float] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     """On a CPU, the largest peak of the tracked steps and its split."""
@@ -82,14 +82,14 @@ class Progress:
             self.counts[key] += 1
 
     def add_figures(self, phase: str, done: Update) -> None:
-        """Add up what was logged in an update."""
+        """Add up the values logged in an update."""
         for name, value in done.figures.sums.items():
             key = f"{phase}/{name}"
             self.logged[key] = self.logged[key] + value if key in self.logged else value
             self.logged_counts[key] = self.logged_counts.get(key, 0) + done.figures.counts[name]
 
     def add_figures_over_ranks(self, world: World) -> None:
-        """Let the first rank have what all have logged."""
+        """Give the first rank the values that all have logged."""
         sums = world.add(self.logged)
         counts = world.collect(self.logged_counts)
         is_first = world.is_first
@@ -97,7 +97,7 @@ class Progress:
         self.logged_counts = {name: sum(one.get(name, 0) for one in counts) for name in sums} if is_first else {}
 
     def take_figures(self, world: World = ALONE) -> dict[str, float]:
-        """Return the means of what was logged since the last call, on the first rank. Waits for the device."""
+        """Return the means of the values logged since the last call, on the first rank. Waits for the device."""
         if world.size > 1:
             self.add_figures_over_ranks(world)
         means = {name: float(value) / self.logged_counts[name] for name, value in self.logged.items()}
@@ -148,7 +148,7 @@ class Progress:
         }
 
     def restore(self, record: Mapping[str, Any], device: torch.device, world: World = ALONE) -> None:
-        """Put back what `to_record` returned. The sums, which are of all ranks, are the first one's to continue
+        """Restore the result of `to_record`. The sums, which are of all ranks, are the first one's to continue
         with."""
         self.step, self.seconds_before = record["step"], record["seconds"]
         self.started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A watch for what a driver has moved into system memory (`mpt.run.process.operating_system.moves_overflow`).
+"""A watch for memory that a driver has moved into system memory (`mpt.run.process.operating_system.moves_overflow`).
 
 Nothing fails then: the allocator holds more than the card has, or the card is full and steps take several times as
 long. `memory.ceiling` turns the first into out of memory; other programs that take memory later, and a ceiling that was

@@ -1,7 +1,7 @@
 """The whole state of a training run as nested containers of tensors and numbers, and back.
 
 Resuming is exact because nothing else exists: the sample order and the learning rate are pure functions of the step,
-and what is random comes from generators that are saved here.
+and random numbers come from generators that are saved here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def capture(run: Run) -> dict[str, Any]:
 
 
 def optimizer_state(run: Run, optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimizer's state; what it keeps for single numbers is single numbers."""
+    """Return an optimizer's state; its entries for single numbers are single numbers."""
     saved = {**optimizer.state_dict(), "kind": lineage(optimizer)}
     if not run.world.numbers:
         return saved
@@ -81,7 +81,7 @@ def restore(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
 
 
 def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
-    """Do what `restore` does but for random numbers, which a plan on fake tensors does not have."""
+    """Restore everything but random numbers, which a plan on fake tensors does not have."""
     training = state.get("training_weights", {})
     modules = {name: {**own, **training.get(name, {})} for name, own in state["modules"].items()}
     restore_modules(run, {"modules": modules})
@@ -99,7 +99,8 @@ def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
 
 
 def restore_optimizer(run: Run, name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> Carried:
-    """Load what an optimizer can use of a state; its settings stay those of this run, which a resume may have changed.
+    """Load the usable part of an optimizer's state; its settings stay those of this run, which a resume may have
+    changed.
 
     Raises KeyError or ValueError for a state of other parameters.
     """
@@ -162,7 +163,7 @@ def capture_random(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random(state: Mapping[str, Any], device: torch.device) -> None:
-    """Restore what `capture_random` returned; a state from another kind of device is restored as far as it goes."""
+    """Restore the result of `capture_random`; a state from another kind of device is restored as far as it goes."""
     torch.set_rng_state(_bytes(state["torch"]))
     name, keys, position, has_gauss, gauss = state["numpy"]
     numpy.random.set_state((name, keys.numpy().astype("uint32"), position, has_gauss, gauss))

@@ -1,4 +1,4 @@
-"""What a part's `build` must return, checked where it is called: one line that names the part, not a failure later.
+"""Types that a part's `build` must return, checked at the call: one line that names the part, not a failure later.
 
 Parts come from outside too, and a forgotten `return` would else end in an AttributeError deep inside of mpt.
 """

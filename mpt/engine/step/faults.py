@@ -1,4 +1,4 @@
-"""What a failure of an update is: memory that ran out, a trick that does not suit, or anything else."""
+"""Classify the failure of an update: memory that ran out, a trick that does not suit, or anything else."""
 
 from __future__ import annotations
 

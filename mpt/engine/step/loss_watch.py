@@ -33,7 +33,7 @@ class LossWatch:
 
     The sum of the losses so far is copied to the host as soon as each forward is done, during its backward. What is
     waited for before the optimizer's step is thus the last forward alone: meanwhile the GPU has the last backward to
-    do, and never stands still. A step that must not be is still not taken, so that there is nothing to undo.
+    do, and never idles. A step that must not be is still not taken, so that there is nothing to undo.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The micro-batches of one effective batch, and what makes their gradients add up to the whole batch's."""
+"""The micro-batches of one effective batch, and the weights with which their gradients add up to the whole batch's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpt.seams import Batch, Loss
 def split(batch: Batch, micro_batch_size: int | None, whole: int | None = None) -> Iterable[tuple[Batch, float]]:
     """Return micro-batches, the last one possibly smaller, each with its share of the samples.
 
-    `whole` is the number of samples that shares are of, where this batch is a rank's part of them.
+    `whole` is the number of samples that shares are of, if this batch is a rank's part of them.
     """
     if micro_batch_size is None and whole is None:
         return ((batch, 1.0),)
@@ -55,7 +55,7 @@ class Normaliser:
     Ranks agree on the weight of their first parts before any backward: sharded gradients and synchronised BatchNorm
     mix what ranks have in the backward itself, and a factor of each rank's own would come too late. If each rank has
     one part, that is the total. With several the total is known after the last forward alone; losses are then divided
-    by what the batch weighs if it goes on like its first parts, so that gradients have about their final size, in half
+    by the batch's weight if it continues like its first parts, so that gradients have about their final size, in half
     precision's range too, and one factor for all gradients follows.
     """
 
@@ -83,7 +83,7 @@ class Normaliser:
         return loss.value / self.divisor
 
     def first_divisor(self) -> Tensor:
-        """Return the batch's weight, as far as the first part of each rank tells it."""
+        """Return the batch's weight, as estimated from the first part of each rank."""
         weight = self.weights[0]
         if self.exchange is None:
             if self.in_part == self.samples:

@@ -1,9 +1,9 @@
-"""What a rank has of a batch: the whole one, gathered, or its own samples alone.
+"""A rank's part of a batch: the whole one, gathered, or its own samples alone.
 
 Random inputs, and the order in which a phase takes samples, are those of the whole batch, so that any number of ranks
 trains what one process trains. A task that draws by the shapes alone (`Task.draws_by_shape`) needs nobody else's
 samples for that: it draws on stand-ins in the whole batch's shape, of one number each in memory, and a rank keeps its
-part of what was drawn. For other tasks every rank gathers the whole batch first.
+part of the numbers. For other tasks every rank gathers the whole batch first.
 """
 
 from __future__ import annotations

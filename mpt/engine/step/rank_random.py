@@ -1,10 +1,10 @@
 """Random numbers inside a forward (dropout, noise layers) when the batch is shared out over ranks.
 
-What an update draws for the whole batch comes from one stream that all ranks have alike. Inside the forward each rank
-needs numbers of its own, or all would drop the same units; and afterwards all must be at one place again, whatever each
-has used. So a forward on several ranks takes its numbers from a stream made of the common one and the rank, and the
-common one moves on by one number if any rank has used some. What is saved is the common stream, which any number of
-ranks can go on with.
+Random numbers of an update for the whole batch come from one stream that all ranks have alike. Inside the forward each
+rank needs numbers of its own, or all would drop the same units; and afterwards all must be at one place again, whatever
+each has used. So a forward on several ranks takes its numbers from a stream made of the common one and the rank, and
+the common one moves on by one number if any rank has used some. The common stream is saved, which any number of
+ranks can continue with.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LARGEST = 2**62
 
 
 class RankRandom:
-    """Changes to a rank's own stream; `go_on` returns to the common one. Streams are real where tensors are fake."""
+    """Changes to a rank's own stream; `go_on` returns to the common one. Streams are real even if tensors are fake."""
 
     @unset_fake_temporarily()
     def __init__(self, device: torch.device, rank: int) -> None:

@@ -1,7 +1,7 @@
 """Losses that are yielded one by one and yet share a forward: found before training, without a backward.
 
-The backward of the first would release what the second needs. A node of the graph that two losses share is harmless
-only if it keeps no tensor for its backward.
+The backward of the first would release tensors that the second needs. A node of the graph that two losses share is
+harmless only if it keeps no tensor for its backward.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpt.seams.phase_losses import draw_batch, losses_of
 def check_graphs(run: Run) -> str | None:
     """Raise ConfigError for a phase whose losses share a forward and are not yielded together.
 
-    Returns why it could not be found out, where the losses do not run without values.
+    Returns the reason if it could not be found out since the losses do not run without values.
     """
     for phase in run.phases:
         try:

@@ -33,7 +33,7 @@ from mpt.seams.questions import Questions
 
 @dataclass
 class Update:
-    """What one phase's update did: `stats` of the optimizer step, `losses` by name, still on the device."""
+    """The result of one phase's update: `stats` of the optimizer step, `losses` by name, still on the device."""
 
     stats: StepStats
     losses: dict[str, Tensor] = field(default_factory=dict)
@@ -42,9 +42,9 @@ class Update:
     batch: Batch | None = None
     """Of an update whose step was skipped: the batch with its random inputs, for `whole_batch`."""
     samples: int = 0
-    """How many samples the ranks' parts have together, where `batch` is one of them."""
+    """The number of samples of all ranks' parts together, if `batch` is one of them."""
     figures: Figures = field(default_factory=Figures)
-    """What the task and its networks logged, still on the device."""
+    """Values that the task and its networks logged, still on the device."""
 
 
 def update(run: Run, phase: Phase, batch: Batch, *, is_logged: bool = False) -> Update:
@@ -108,7 +108,7 @@ def back_propagate(
     """Leave the gradient of a drawn batch's losses in the phase's weights; return them per sample, on the device.
 
     If the batch is one rank's part, of `whole` samples, `exchange` sums over the ranks. `figures` takes
-    what is logged meanwhile.
+    values logged meanwhile.
     """
     losses: dict[str, Tensor] = {}
     normaliser = Normaliser(phase.least_weight, whole or size_of(batch), exchange) if phase.normalised else None
@@ -140,7 +140,7 @@ def back_propagate(
                 del together, values, loss, own, value  # and the graph, before the next losses are computed
     correction = None if normaliser is None else normaliser.correction()
     if correction is not None:
-        run.world.settle()  # what of sharded gradients is still to be summed
+        run.world.settle()  # sharded gradients that are still to be summed
         correct(run.weights[phase.name], correction)
         losses = {name: value * correction for name, value in losses.items()}
     return losses
@@ -219,7 +219,7 @@ def back_propagate_on_ranks(
 
 
 def refuse_uneven(phase: Phase, count: int, size: int, micro_batch_size: int | None) -> None:
-    """Raise ConfigError, on all ranks alike, where some would have more micro-batches than others.
+    """Raise ConfigError, on all ranks alike, if some would have more micro-batches than others.
 
     Of a batch that divides a phase may draw a part, and sharded weights are gathered by all ranks for each.
     """
@@ -233,10 +233,10 @@ def refuse_uneven(phase: Phase, count: int, size: int, micro_batch_size: int | N
 
 
 def drop_gradients(run: Run, phase: Phase) -> None:
-    """Let go of the gradients of a phase's weights and of their masters.
+    """Release the gradients of a phase's weights and of their masters.
 
     `zero_grad` does the same but walks the module tree each time, which a small network's step feels. It is called
-    where `memory.set_to_none: false` has changed its effect.
+    if `memory.set_to_none: false` has changed its effect.
     """
     if run.keeps_gradients:
         phase.optimizer.zero_grad()

@@ -1,7 +1,7 @@
-"""What a generator and a discriminator are trained on: functions of the discriminator's scores alone.
+"""Losses of a generator and a discriminator: functions of the discriminator's scores alone.
 
 Every loss takes logits (or, for the autoencoder critics, energies) of shape (n,) and returns a scalar. Nothing here
-applies a sigmoid and then a logarithm: `log(x + 1e-8)` means nothing in float16, where 1e-8 is zero; `softplus` of
+applies a sigmoid and then a logarithm: `log(x + 1e-8)` means nothing in float16, in which 1e-8 is zero; `softplus` of
 the logit is the same quantity and is finite for every finite logit. The penalties that differentiate twice take the
 critic as a function and compute in float32, because the square of a small float16 gradient underflows.
 
@@ -54,7 +54,7 @@ def be_near(target: float) -> ScoreLoss:
 
 
 def be_large(score: Tensor) -> Tensor:
-    """Return the negated mean: the real side of a Wasserstein critic, and what its generator minimises."""
+    """Return the negated mean: the real side of a Wasserstein critic, and its generator's loss."""
     return -score.mean()
 
 
@@ -64,7 +64,7 @@ def be_small(score: Tensor) -> Tensor:
 
 
 def be_beyond(side: float, margin: float = 1.0) -> ScoreLoss:
-    """Return the hinge: what scores times `side` lack to the margin; beyond it there is no gradient."""
+    """Return the hinge: the distance of scores times `side` to the margin; beyond it there is no gradient."""
     return lambda score: F.relu(margin - side * score).mean()
 
 
@@ -90,9 +90,9 @@ def next_balance(balance: Tensor, real: Tensor, fake: Tensor, diversity: float, 
 
 
 def keep_finite(value: Tensor, otherwise: Tensor) -> Tensor:
-    """Return the value where it is finite, else the other.
+    """Return the value if it is finite, else the other.
 
-    What a controller learns from a forward that overflowed would stay with it after that step was skipped.
+    A controller's update by a forward that overflowed would stay after that step was skipped.
     """
     return torch.where(value.isfinite(), value, otherwise)
 
@@ -113,14 +113,14 @@ def pull_away(codes: Tensor) -> Tensor:
 def gradient_penalty(critic: Critic, real: tuple[Tensor, ...], fake: tuple[Tensor, ...], mix: Tensor) -> Tensor:
     """Return the mean squared departure from 1 of the critic's gradient norm between real and fake samples.
 
-    A sample is what the critic is given: an image, a code, or both. `mix` is (n,) in [0, 1]. Call it if nothing
+    A sample is the critic's input: an image, a code, or both. `mix` is (n,) in [0, 1]. Call it if nothing
     casts to half: the result is differentiated again.
     """
     mixed = []
     for first, last in zip(real, fake, strict=True):
         weight = mix.float().reshape(-1, *[1] * (first.dim() - 1))
         mixed.append(torch.lerp(first.detach().float(), last.detach().float(), weight).requires_grad_())
-    # The small constant keeps the root's derivative finite where a dead critic has no gradient; float32 can hold it.
+    # The small constant keeps the root's derivative finite if a dead critic has no gradient; float32 can hold it.
     norm = (_squared_gradient(critic, *mixed) + 1e-12).sqrt()
     return (norm - 1).square().mean()
 

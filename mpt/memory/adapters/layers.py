@@ -24,7 +24,7 @@ from mpt.precision.shared.float32_modules import full_precision
 
 
 class Adapted(nn.Module):
-    """What a layer with an adapter has in addition to its own."""
+    """Attributes of a layer with an adapter in addition to its own."""
 
     lora_a: nn.Parameter | None
     """(rank, in), of a convolution larger than 1x1 (rank, in, h, w)"""
@@ -144,7 +144,7 @@ def weight_of(layer: nn.Module) -> nn.Parameter:
 
 
 def plain_weight(layer: nn.Module) -> Tensor:
-    """Return a layer's weight in float32, unpacked where it is packed."""
+    """Return a layer's weight in float32, unpacked if it is packed."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
     return weight.detach().float()

@@ -1,4 +1,4 @@
-"""How files of adapters name a layer: PEFT's, diffusers' and kohya's keys, and what they say of scale and magnitude.
+"""How files of adapters name a layer: PEFT's, diffusers' and kohya's keys, and their entries for scale and magnitude.
 
 | Format | Key of layer `a.b` | Scale |
 |---|---|---|
@@ -6,7 +6,7 @@
 | diffusers | `unet.a.b.lora_A.weight`, or `transformer.`, `text_encoder.` | in B: the scale is 1 |
 | kohya | `lora_unet_a_b.lora_down.weight`, `.lora_up.weight`, `.alpha`, `.dora_scale` | alpha / rank |
 
-Names are those within the library's model: what mpt's own network has around it is left out.
+Names are those within the library's model: the prefixes of mpt's own network are left out.
 """
 
 from __future__ import annotations

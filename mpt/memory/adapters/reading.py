@@ -39,7 +39,7 @@ class FileAdapter:
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """What a file or a folder of adapters holds."""
+    """The contents of a file or a folder of adapters."""
 
     path: Path
     adapters: dict[str, FileAdapter]
@@ -92,7 +92,7 @@ def read_adapters(path: Path) -> AdapterFile:
 
 
 def place(key: str, tensor: Tensor, adapters: dict[str, FileAdapter], others: dict[str, Tensor]) -> None:
-    """Put a file's tensor where it belongs."""
+    """Put a file's tensor into its adapter."""
     split = split_key(key)
     if split is None:
         others[key] = tensor

@@ -27,7 +27,7 @@ JOINED = ("FluxTransformer2DModel", "SD3Transformer2DModel")
 
 
 def write(wanted: str, found: Sequence[Place], path: Path, about: Mapping[str, str]) -> None:
-    """Write adapters in a format: a folder of `peft`, a file of the others. ConfigError for what it cannot hold."""
+    """Write adapters in a format: a folder of `peft`, a file of the others. ConfigError for others."""
     if wanted == "peft":
         write_peft(found, path, about)
         return

@@ -1,9 +1,10 @@
 """An update as CUDA graphs: recorded once, divided at the questions of the host, and repeated.
 
 The host asks within an update whether losses or gradients are finite, and then steps or does not. A graph has no such
-branch, so the recording ends at each question and goes on in another graph, as an update that succeeds would. Repeating
-it runs one graph, waits for the answer, and runs the next only if it is the usual one. All graphs share a memory pool:
-they run one after the other, and nothing that outlives an update lies in it but what is copied out at once.
+branch, so the recording ends at each question and continues in another graph, as an update that succeeds would.
+Repeating it runs one graph, waits for the answer, and runs the next only if it is the usual one. All graphs share a
+memory pool: they run one after the other, and nothing that outlives an update lies in it but the values that are copied
+out at once.
 
 Source: PyTorch's "CUDA semantics", section "CUDA Graphs".
 """
@@ -37,7 +38,7 @@ class Segment:
 
 @dataclass
 class Recording:
-    """The graphs of an update and what it returns."""
+    """The graphs of an update and its result."""
 
     segments: list[Segment] = field(default_factory=list)
     made: Any = None
@@ -46,7 +47,7 @@ class Recording:
     """The result's numbers, one after the other in float32."""
 
     def replay(self, device: torch.device) -> bool:
-        """Run the graphs; return False if an answer was not the usual one, where the rest has not run."""
+        """Run the graphs; return False if an answer was not the usual one and the rest has not run."""
         for segment in self.segments:
             segment.graph.replay()
             if segment.answer is not None:
@@ -64,7 +65,7 @@ class Recording:
 
 
 class Counting(Questions):
-    """Answers by waiting, counts the questions, and keeps the answers out of what a tape writes down."""
+    """Answers by waiting, counts the questions, and keeps the answers out of a tape's record."""
 
     def __init__(self, tape: Tape | None = None) -> None:
         self.asked, self.tape = 0, tape
@@ -113,7 +114,7 @@ class Recorder(Questions):
         return recording
 
     def ask(self, flag: Tensor, usual: bool) -> bool:
-        """End this graph with the copy of an answer, begin the next, and go on as usual."""
+        """End this graph with the copy of an answer, begin the next, and continue as usual."""
         answer = self.answers.pop()
         answer.copy_(flag.float().reshape(()), non_blocking=True)
         self._end(answer, usual)

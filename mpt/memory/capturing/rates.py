@@ -35,7 +35,7 @@ def takes_tensors(optimizer: Optimizer) -> bool:
 
 
 class Rates:
-    """The rates of one optimizer on the device, and what its groups count in Python."""
+    """The rates of one optimizer on the device, and its groups' counters in Python."""
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
         self.optimizer, self.groups = optimizer, optimizer.param_groups
@@ -91,7 +91,7 @@ class Rates:
         }
 
     def learn(self, before: dict[tuple[int, str], int]) -> None:
-        """Take what an update has added to its groups' counts since `before` for what each adds."""
+        """Take the increments of the groups' counters since `before` as those of every update."""
         self.increments = {key: value - before[key] for key, value in self.counts().items() if value != before[key]}
 
     def count(self) -> None:

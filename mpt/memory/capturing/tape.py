@@ -2,8 +2,8 @@
 
 A CUDA graph repeats the kernels of one update on the addresses that they had. It would go wrong in silence if the next
 update were another one: a branch of Python, a number of the host that changes, a tensor that was replaced. So two
-updates are compared first: the same operators, on the same numbers, on the same memory outside the update. What reads
-the device or brings numbers of the host to it cannot be recorded at all, and is noticed as well.
+updates are compared first: the same operators, on the same numbers, on the same memory outside the update. Code that
+reads the device or brings numbers of the host to it cannot be recorded at all, and is noticed as well.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Tape(TorchDispatchMode):
             self.why_not = f"{name} is on sparse tensors"
 
     def _describe(self, value: Any, reads_values: bool) -> Any:
-        """Return what of an argument has to be equal at the next update."""
+        """Return the part of an argument that has to be equal at the next update."""
         if isinstance(value, Tensor):
             return self._describe_tensor(value, reads_values)
         if isinstance(value, list | tuple):
@@ -121,7 +121,7 @@ def first_difference(one: Tape, other: Tape) -> str:
 
 
 def leaves(entry: Any) -> list[Any]:
-    """Return what nested tuples hold, in order."""
+    """Return the items of nested tuples, in order."""
     return [leaf for item in entry for leaf in leaves(item)] if isinstance(entry, tuple) else [entry]
 
 

@@ -1,6 +1,6 @@
 """Weights as codes and scales: fp8 (e4m3) and int8 with a scale per row, NF4 in blocks of 64.
 
-Codes are bytes. Scales are float32, held as the int32 numbers of the same bits: a precision mode casts what is
+Codes are bytes. Scales are float32, held as the int32 numbers of the same bits: a precision mode casts tensors that are
 floating, and a scale in half would shift a whole row. A weight is unpacked as `code * scale` in float32, rounded once
 to the dtype that is asked for.
 

@@ -1,10 +1,10 @@
 """A Linear layer whose frozen weight is packed, and is unpacked for each product, in forward and in backward.
 
-The product keeps nothing for its backward but the packed tensors, by `save_for_backward`: what streams weights sees
+The product keeps nothing for its backward but the packed tensors, by `save_for_backward`: `stream_weights` sees
 them there and fetches them again. A packed tensor that were kept on the context instead would be read in backward from
 wherever the block's copies were in forward, which may hold another block's by then.
 
-`weight` is the unpacked weight: what reads it past the layer gets the right numbers, made anew for each read.
+`weight` is the unpacked weight: code that reads it past the layer gets the right numbers, made anew for each read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX = "weight_"
 
 
 class PackedProduct(torch.autograd.Function):
-    """input @ weight.T, or input @ weight where `is_turned`, with a weight that is unpacked for it."""
+    """input @ weight.T, or input @ weight if `is_turned`, with a weight that is unpacked for it."""
 
     @staticmethod
     def forward(
@@ -39,7 +39,7 @@ class PackedProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the input's gradient: the other of the two products, which can be differentiated again."""
         name, rows, columns, is_turned = ctx.terms
-        packed = ctx.saved_tensors  # once: what is recomputed may be unpacked but once
+        packed = ctx.saved_tensors  # once: recomputed tensors may be unpacked but once
         return product(gradient, name, rows, columns, not is_turned, *packed), *[None] * (4 + len(packed))
 
 
@@ -50,13 +50,13 @@ class PackedLinear(nn.Linear):
     """A Linear layer with a packed weight: parameters `weight_codes`, `weight_scales` and, of NF4, `weight_table`."""
 
     plain_class: ClassVar[type[nn.Linear]] = nn.Linear
-    """What the layer is once its weight is unpacked."""
+    """The plain layer, once its weight is unpacked."""
     packed_format: str
     packed_dtype: torch.dtype
     """The dtype of the weight that was packed."""
 
     def packed(self) -> list[Tensor]:
-        """Return the packed tensors where they are now: on the device, of a layer that computes."""
+        """Return the packed tensors on their present device: on the device, of a layer that computes."""
         return [self._parameters[PREFIX + name] for name in FORMATS[self.packed_format].names]  # type: ignore[misc]
 
     def unpacked(self) -> Tensor:

@@ -217,7 +217,7 @@ def step_of_adam(
 
 
 def factors(group: dict[str, Any], steps: int) -> tuple[float, float, float, float]:
-    """Return the rate, the rate times the decay, and by what both means are divided: in float32, as torchao has them.
+    """Return the rate, the rate times the decay, and the divisors of both means: in float32, as torchao has them.
 
     They are no tensors of the step: a plan's have no values.
     """
@@ -229,7 +229,7 @@ def factors(group: dict[str, Any], steps: int) -> tuple[float, float, float, flo
 
 
 class LowBitMuon(KeepsDtypes, MuonWithAdam):
-    """Muon with its momentum in few bits; what AdamW updates has its means in few bits too."""
+    """Muon with its momentum in few bits; parameters that AdamW updates have their means in few bits too."""
 
     def __init__(self, groups: Any, bits: int) -> None:
         super().__init__(groups, bits=bits)

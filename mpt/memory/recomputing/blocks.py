@@ -20,7 +20,7 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @dataclass(frozen=True)
 class Unit:
-    """A module, or children `start` to `stop` of a plain Sequential where `stop` is given."""
+    """A module, or children `start` to `stop` of a plain Sequential if `stop` is given."""
 
     name: str
     owner: nn.Module

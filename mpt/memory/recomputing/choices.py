@@ -1,4 +1,4 @@
-"""The ways to treat each block, from what a dry run saw of it: how many bytes each holds, how long it takes again.
+"""The ways to treat each block, by the figures of a dry run: bytes that each holds, time to recompute it.
 
 A block's ways begin with itself as it is, and with all that autograd saves kept by name. From there on the output that
 costs least to compute again for its bytes is given up, one after the other, until only the inputs are kept. What is
@@ -66,7 +66,7 @@ def list_choices(losses: Sequence[Loss]) -> tuple[list[Unit], list[list[Choice]]
 
 
 def _beside(loss: Loss) -> list[int]:
-    """Return, for each call and for the end, what is there at its backward: units' inputs, and gradients."""
+    """Return, for each call and for the end, the tensors present at its backward: units' inputs, and gradients."""
     sizes = loss.storages.sizes
     inputs: set[int] = set()
     found = []

@@ -1,7 +1,7 @@
-"""What a step will keep and do, learnt from one pass over fake tensors: no data, no arithmetic, nothing changed.
+"""Saved tensors and costs of a step, measured in one pass over fake tensors: no data, no arithmetic, nothing changed.
 
 Every phase's losses are computed once on the data's layout, without backward. The random generators and the weights are
-untouched, since fake tensors have no values; what the task noted on itself is taken back.
+untouched, since fake tensors have no values; the task's notes on itself are taken back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mpt.seams.undo import notes_of, take_back
 
 @dataclass
 class UnitCost:
-    """What one unit keeps for backward in addition to its inputs, and what running it again would cost."""
+    """Bytes that one unit keeps for backward in addition to its inputs, and the cost of running it again."""
 
     saved_bytes: int = 0
     flops: int = 0
@@ -61,7 +61,7 @@ class FlopCount(TorchDispatchMode):
 
 
 class SavedTensors(MemoryTrick):
-    """Tells a function of every tensor that a forward saves for backward."""
+    """Calls a function with every tensor that a forward saves for backward."""
 
     name = "saved_tensors"
 
@@ -274,7 +274,7 @@ def on_fake_tensors(run: Run) -> Iterator[None]:
     """Inside the block a built run computes without memory; nothing that it notes meanwhile remains."""
     notes = notes_of(run.task)
     # A planner's own fake mode serves as well; a second one would refuse its tensors. Its recorder is switched off:
-    # what is allocated here is none of the run's.
+    # memory allocated here is none of the run's.
     fake = detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
     owners = dict.fromkeys(owner for module in run.task.modules.values() for owner in module.modules())
     buffers = [(owner, dict(owner._buffers)) for owner in owners]

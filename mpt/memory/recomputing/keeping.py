@@ -1,9 +1,10 @@
-"""Recomputing a block with chosen outputs kept: those are handed out again, and what only they needed is not run.
+"""Recomputing a block with chosen outputs kept: those are handed out again, and operators that only they needed are not
+run.
 
 The forward notes what each operator reads and makes, keeps the chosen outputs, and sees which tensors autograd saves.
-From that follows what a recomputation has to run: the operators that lead to a saved tensor and to no kept one. For
+From that follows the work of a recomputation: the operators that lead to a saved tensor and to no kept one. For
 the rest a result of the right form is needed, which nobody reads: memory that is there already is in for it. So the
-norm at the end of a residual block is not computed again where the block's output is kept as the next one's input.
+norm at the end of a residual block is not computed again if the block's output is kept as the next one's input.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ class Record:
 
     def __init__(self, keeps: Collection[Key]) -> None:
         self.keeps = keeps
-        # What is kept is saved for backward like all else: where that waits on the host, it does too.
+        # A kept tensor is saved for backward like all others: if they wait on the host, it does too.
         self.outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self.operators: list[Operator] = []
         self.positions: dict[Key, int] = {}
         self.results: dict[Key, Any] = {}
-        """What each operator returned: kept tensors, and the forms of the others."""
+        """Each operator's results: kept tensors, and the forms of the others."""
         self.saved: set[int] = set()
         self.counts: dict[Any, int] = {}
         self.rerun: set[int] | None = None
         self.begin: Callable[..., None] = lambda *inputs: None
-        """Tells the pass that is under way what the block was given."""
+        """Passes the block's inputs to the pass that is under way."""
 
     def told(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a block's forward that tells what it was given."""
+        """Return a block's forward that reports its inputs."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.begin(args, kwargs)
@@ -51,7 +52,7 @@ class Record:
         return {key for key in self.keeps if key in self.results and is_unchanged(self.results[key])}
 
     def drop_unused(self, forms: dict[Key, Any]) -> None:
-        """Let go of outputs that only other losses of the step save; their forms are given."""
+        """Release outputs that only other losses of the step save; their forms are given."""
         self.keeps = find_used(self.operators, self.saved, self.usable())
         self.results.update({key: form for key, form in forms.items() if key not in self.keeps})
 
@@ -112,7 +113,7 @@ class KeepChosen(TorchDispatchMode):
         return result
 
     def keep(self, tensor: Tensor) -> Kept:
-        """Keep a tensor where saved tensors are."""
+        """Keep a tensor as saved tensors are kept."""
         return Kept(tensor) if self.record.outer is None else Saved(tensor, *self.record.outer)
 
 
@@ -166,7 +167,7 @@ class ReuseChosen(TorchDispatchMode):
                 record.results.pop(key, None)  # the statistics that were kept alongside it
             result = function(*args, **kwargs)
         elif record.operators[position].changes is not None:
-            result = written(function, args, kwargs)[0]  # as it is: what was to be changed is not read
+            result = written(function, args, kwargs)[0]  # as it is: the operand to be changed is not read
         else:
             forms = record.results.get(key)
             if forms is None:

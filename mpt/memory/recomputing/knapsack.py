@@ -1,10 +1,10 @@
-"""What to keep under a budget: a choice for each block, the cheapest whose bytes stay below it at every moment.
+"""Tensors to keep under a budget: a choice for each block, the cheapest whose bytes stay below it at every moment.
 
 A block's choices are points of (bytes held, seconds to compute again): first the block as it is, at no cost, then
 recomputed with ever fewer outputs kept. Backward reaches the blocks in reverse, and at each it finds what the blocks
 before it hold, and computes that block's own again, whole. So there is a limit for every call of every block, each a
-sum over the calls before it. Bytes are taken where they cost least by the limit that is exceeded most; what turned out
-needless is given back at the end.
+sum over the calls before it. Bytes are taken from the cheapest places by the limit that is exceeded most; what turned
+out needless is given back at the end.
 
 For one limit that is Dantzig's rule for the knapsack's relaxation; the tests compare with trying
 everything. Nothing here knows torch.
@@ -25,7 +25,7 @@ class Choice:
     """One way to treat a block. Bytes for each of its calls, in order."""
 
     keeps: frozenset[Hashable] | None
-    """What is kept of a recomputed block; None leaves the block as it is."""
+    """The tensors kept of a recomputed block; None leaves the block as it is."""
     seconds: float
     held: tuple[int, ...]
     """From the call's forward to its backward."""
@@ -40,7 +40,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a block in the forward of a loss, or what comes after the last one: the loss itself."""
+    """One call of a block in the forward of a loss, or the end after the last one: the loss itself."""
 
     block: int | None
     number: int
@@ -82,7 +82,7 @@ class Blocks:
 
     @property
     def seconds(self) -> float:
-        """What is computed again."""
+        """The operators that are computed again."""
         return sum(self.choice(block).seconds for block in range(len(self.choices)))
 
     def loads(self) -> list[list[int]]:
@@ -104,7 +104,7 @@ class Blocks:
         return max((load for loads in self.loads() for load in loads), default=0)
 
     def gains(self, loss: int, position: int) -> dict[int, int]:
-        """Return the bytes that the blocks' next choices take off the load at one call, where they take any."""
+        """Return the bytes that the blocks' next choices take off the load at one call, if any."""
         gains: dict[int, int] = {}
         for place, call in enumerate(self.losses[loss][: position + 1]):
             if call.block is not None and self.chosen[call.block] + 1 < len(self.choices[call.block]):

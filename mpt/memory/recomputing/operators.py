@@ -1,11 +1,11 @@
-"""What one pass through a block does, operator by operator: what each reads, makes and costs.
+"""One pass through a block, operator by operator: inputs, results and cost of each.
 
 The record serves three ends. A choice is made from it (`mpt.memory.recomputing.choices`): which outputs to keep, and
-what the rest costs to compute again. A recomputation is shortened by it (`mpt.memory.recomputing.keeping`): an operator
+the cost of computing the rest again. A recomputation is shortened by it (`mpt.memory.recomputing.keeping`): an operator
 whose results nobody reads any more is not run. And both passes number operators alike, so that a kept output is handed
 out where it belongs.
 
-Numbers count the calls of one operator whose inputs come from the block's own inputs. What is made of weights alone is
+Numbers count the calls of one operator whose inputs come from the block's own inputs. A result of weights alone is
 not counted, since a cast that the forward found in autocast's or O1's cache is made in the recomputation; neither is a
 cast of the block's input itself, which autocast caches if that is a leaf.
 """
@@ -43,12 +43,12 @@ class Operator:
     """One call. Storages are numbers that a `Storages` gave out."""
 
     key: Key | None
-    """None for a call that cannot be told apart in the recomputation."""
+    """None for a call that the recomputation cannot identify."""
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     """New storages that are worth their bytes; the small ones alongside them are kept anyway."""
     must_run: bool
-    """It changes what is not the block's own, draws random numbers, or cannot be told apart: run again in any case."""
+    """It changes others' tensors, draws random numbers, or cannot be identified: run again in any case."""
     replaceable: bool
     """Something can stand in for results that nobody reads."""
     changes: int | None = None
@@ -125,7 +125,7 @@ class Walk:
     counts: Counter[Any] = field(default_factory=Counter)
 
     def begin(self, *inputs: Any) -> None:
-        """Learn what the block was given."""
+        """Record the block's inputs."""
         self.given = {self.storages.add(tensor) for tensor in tensors_in(inputs) if tensor.layout == torch.strided}
 
     def inputs_of(self, args: Any, kwargs: Any) -> tuple[list[Tensor], tuple[int, ...]]:
@@ -139,7 +139,7 @@ class Walk:
         return tensors, tuple(dict.fromkeys(numbers))
 
     def key(self, function: Any, reads: tuple[int, ...]) -> Key | None:
-        """Return the next call's key, None for a cast of what the block was given and for views."""
+        """Return the next call's key, None for a cast of the block's inputs and for views."""
         if function.is_view or (function is CAST and reads[0] in self.given):
             return None
         number = self.counts[function]
@@ -161,7 +161,7 @@ class Walk:
         return new
 
     def record(self, function: Any, args: Any, kwargs: Any, result: Any) -> Operator | None:
-        """Take a call into account that was just made; None for a view, and for what is not counted."""
+        """Take a call into account that was just made; None for a view, and for calls that are not counted."""
         inputs, reads = self.inputs_of(args, kwargs)
         if not reads:
             return None
@@ -193,7 +193,7 @@ class Walk:
     def stand_in(self, shape: Shape, inputs: Sequence[Tensor]) -> Tensor | None:
         """Return memory that is there anyway in the form of a result that nobody will read; None if there is none.
 
-        The block's own inputs do not serve: what is made of them is numbered otherwise.
+        The block's own inputs do not serve: results of them are numbered otherwise.
         """
         for tensor in inputs:
             if (

@@ -1,9 +1,9 @@
-"""Recomputing a module in backward so that it does exactly what it did in the forward.
+"""Recomputing a module in backward so that it repeats the forward exactly.
 
-`torch.utils.checkpoint` (non-reentrant) replays random numbers and autocast. This adds what it does not know of: O1's
-casts, and buffers. BatchNorm would update its running statistics a second time, and a spectral norm would start from
-another vector; so a recomputation works on copies of the buffers, with the values they had before the forward where
-those matter, and throws the copies away.
+`torch.utils.checkpoint` (non-reentrant) replays random numbers and autocast. This adds the state that it does not know:
+O1's casts, and buffers. BatchNorm would update its running statistics a second time, and a spectral norm would start
+from another vector; so a recomputation works on copies of the buffers, with the values they had before the forward
+where those matter, and throws the copies away.
 
 Source: Chen et al., "Training deep nets with sublinear memory cost", 2016.
 """
@@ -29,7 +29,7 @@ from mpt.precision import o1
 from mpt.precision.stable.stable_forms import checkpoint_context
 
 Keeps = bool | frozenset[Key]
-"""What is kept of a recomputed block in addition to its inputs: nothing, the outputs of all dear operators, or
+"""Tensors kept of a recomputed block in addition to its inputs: nothing, the outputs of all dear operators, or
 these."""
 
 

@@ -1,7 +1,7 @@
 """Recomputing all but the dear operators: outputs of matrix products and convolutions are kept and handed out again.
 
 Like `torch.utils.checkpoint.create_selective_checkpoint_contexts`, but it counts the kept operators only. Torch's own
-counts every operator, and fails where a recomputation casts a weight that the forward found in autocast's or O1's
+counts every operator, and fails if a recomputation casts a weight that the forward found in autocast's or O1's
 cache; and it gives each output out once, so that a penalty on gradients cannot be differentiated.
 """
 
@@ -31,7 +31,7 @@ KEPT_OPERATORS = frozenset(
 
 
 def is_kept(function: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether a call's result is kept: attention with dropout is not, or what is drawn after it would change."""
+    """Return whether a call's result is kept: attention with dropout is not, or later random numbers would change."""
     return function in KEPT_OPERATORS and not draws_random_numbers(function, args, kwargs)
 
 
@@ -64,7 +64,7 @@ def alias(tensor: Tensor) -> Tensor:
 
 
 class KeepOutputs(TorchDispatchMode):
-    """Around the forward: notes what the dear operators return, in order."""
+    """Around the forward: notes the results of the dear operators, in order."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

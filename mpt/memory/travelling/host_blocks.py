@@ -1,6 +1,6 @@
 """Pinned host memory as torch keeps it: every block rounded up to a power of two, and none returned before the end.
 
-Source: CachingHostAllocator.h (`PowerOf2Ceil`, one free list for each size). So what a process holds is, for each size,
+Source: CachingHostAllocator.h (`PowerOf2Ceil`, one free list for each size). So a process holds, for each size,
 the most blocks that were in use at once.
 """
 
@@ -15,7 +15,7 @@ def block_bytes(size: int) -> int:
 
 
 class HostBlocks:
-    """Counts the pinned blocks of one holder, so that a plan can say what they come to."""
+    """Counts the pinned blocks of one holder, so that a plan can count them."""
 
     def __init__(self) -> None:
         self.in_use: Counter[int] = Counter()
@@ -33,5 +33,5 @@ class HostBlocks:
 
     @property
     def bytes(self) -> int:
-        """What all blocks take."""
+        """Bytes of all blocks."""
         return sum(size * count for size, count in self.most.items())

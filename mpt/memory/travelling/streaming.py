@@ -2,9 +2,9 @@
 
 A streamed block is entered with copies of its weights in the places of its parameters. At most two blocks of a network
 have copies: the one that computes and its neighbour, which is on its way: the next in forward, the one before in
-backward. What autograd saves of a copy, or of a half cast of it, is kept as a note and fetched again when backward
-asks. So a copy holds the bytes that were in the parameter, every operator is the one that it would have been, and
-gradients are bit-equal. A gradient goes to the host as it is made and is there when the backward is over.
+backward. A tensor that autograd saves of a copy, or of a half cast of it, is kept as a note and fetched again when
+backward asks. So a copy holds the bytes that were in the parameter, every operator is the one that it would have been,
+and gradients are bit-equal. A gradient goes to the host as it is made and is there when the backward is over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mpt.nn.shared.mixin import Mixin, mix_in, own_class
 
 @dataclass
 class Note:
-    """What is kept instead of a saved tensor that is a view of a weight's copy, or of a cast of it."""
+    """The note kept instead of a saved tensor that is a view of a weight's copy, or of a cast of it."""
 
     block: Streamed
     parameter: nn.Parameter
@@ -89,7 +89,7 @@ class Call(TorchDispatchMode):
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Keep notes in place of saved weights; the rest goes where it would have gone."""
+        """Keep notes in place of saved weights; the rest is passed on."""
         outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
         # Not the tensor itself: a graph that holds its own output and is never walked would not be freed.
         pack, unpack = outer if outer is not None else (torch.Tensor.detach, lambda tensor: tensor)
@@ -185,7 +185,7 @@ def refuse_recomputed_parts(block: nn.Module) -> None:
 
 
 def empty(leaf: Tensor) -> None:
-    """Take a leaf's bytes, and those of what it is a view of: autograd holds on to it until the backward."""
+    """Release a leaf's bytes, and those of its base: autograd holds on to it until the backward."""
     blank = torch.empty((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
     assert leaf._base is not None
     leaf._base.data = blank
@@ -193,7 +193,7 @@ def empty(leaf: Tensor) -> None:
 
 
 def layout_of(tensor: Tensor) -> Layout:
-    """Return where in its storage a tensor is."""
+    """Return a tensor's place in its storage."""
     return tensor.shape, tensor.stride(), int(tensor.storage_offset())
 
 
@@ -204,7 +204,7 @@ def make_streamed(block: nn.Module, stream: Stream, order: int) -> None:
 
 
 def settle(block: Streamed) -> None:
-    """Take a block's weights to the device for good; what is left of it runs as if it had never been streamed."""
+    """Take a block's weights to the device for good; the rest of it runs as if it had never been streamed."""
     device = block.stream.traffic.device
     for owner, _, parameter in list(block.travelling_places()):
         parameter.data = parameter.data.to(device)

@@ -1,7 +1,7 @@
-"""Copies of weights between host and device: what is here, what is on its way, and gradients on their way back.
+"""Copies of weights between host and device: present copies, copies in flight, and gradients on their way back.
 
 On CUDA copies run on a stream of their own, from pinned memory. Their memory is allocated on the computing stream and
-waits for what that has begun, so that it can be what the block before has left.
+waits for the copies that have begun, so that it can reuse memory of the block before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Block(Protocol):
 
 
 class Copies:
-    """Copies of a block's weights on the device, and what they were made of."""
+    """Copies of a block's weights on the device, and their sources."""
 
     def __init__(self, parameters: list[nn.Parameter], traffic: Traffic) -> None:
         self.traffic, self.fake = traffic, detect_fake_mode()
@@ -41,7 +41,7 @@ class Copies:
         self.tensors, self.arrived = traffic.send(parameters)
 
     def is_current(self) -> bool:
-        """Whether the weights are still what was copied."""
+        """Whether the weights are unchanged since they were copied."""
         return self.fake is detect_fake_mode() and all(
             p._version == version and p.untyped_storage()._cdata == storage for p, version, storage in self.sources
         )
@@ -79,13 +79,13 @@ class Cast:
 
 
 class Traffic:
-    """What goes between host and device for all networks of a run."""
+    """Copies between host and device for all networks of a run."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self.gradients: dict[nn.Parameter, Tensor] = {}
-        """What the backward under way has brought so far."""
+        """Gradients that the backward under way has brought so far."""
         self.leaving: list[tuple[Block, Tensor, Any]] = []
         """Gradients whose copies to the host may be under way."""
         self.is_delivering = False
@@ -120,7 +120,7 @@ class Traffic:
         return copies, side.record_event()
 
     def receive(self, block: Block, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Take a gradient to the host. Called by autograd, which adds up what several calls of a block bring."""
+        """Take a gradient to the host. Called by autograd, which adds up the gradients of several calls of a block."""
         if not self.is_delivering:
             self.is_delivering = True
             torch.autograd.Variable._execution_engine.queue_callback(self.deliver)
@@ -174,7 +174,7 @@ class Traffic:
             stream.release()
 
     def forget(self) -> None:
-        """Forget what a backward that failed has brought."""
+        """Discard the gradients of a backward that failed."""
         self.synchronise()
         self.gradients, self.leaving, self.is_delivering = {}, [], False
         self.release()
@@ -216,5 +216,5 @@ class Stream:
 
 
 def in_backward() -> bool:
-    """Return whether autograd is walking a graph: what runs forward now is recomputed."""
+    """Return whether autograd is walking a graph: a forward now is recomputation."""
     return bool(torch._C._current_graph_task_id() >= 0)

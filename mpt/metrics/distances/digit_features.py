@@ -5,9 +5,9 @@ The classifier (64 pixels, 64 ReLU, 32 ReLU, 10 classes) was trained once on the
 are averaged down to 8x8 first, so it sees strokes and not textures: two generators that differ in sharpness only may
 score the same.
 
-What it is: a number that falls as generated digits come to look like the real ones, comparable between runs of this
+It is a number that falls as generated digits come to look like the real ones, comparable between runs of this
 program, needing no download. Measured at 8x8: two halves of the real digits are 1.4 apart, pixels drawn from each
-pixel's own Gaussian 42, uniform noise 68; train and test split 0.5. What it is not: FID. It has no meaning for
+pixel's own Gaussian 42, uniform noise 68; train and test split 0.5. It is not FID. It has no meaning for
 anything but digits, and no published figure can be compared with it.
 """
 

@@ -34,6 +34,6 @@ def choose_feature_space(data: DataSpec) -> FeatureSpace:
 
 
 def explain_distance(data: DataSpec) -> str:
-    """Return one sentence: what the Frechet distance on this data is measured in, and what it is not."""
+    """Return one sentence on the feature space of the Frechet distance on this data."""
     name = choose_feature_space(data).name
     return f"Frechet distances are in {name} features: compare them on this data set alone, not with published FID"

@@ -7,7 +7,7 @@ of large sums. The root is taken by two symmetric eigendecompositions rather tha
 which turns complex by rounding when a covariance is singular (a collapsed generator). The distance is biased upwards
 for few samples, so compare figures taken with the same number of them.
 
-What the number means is up to the feature space: see `digit_features` and `random_conv_features`. Neither is
+The number's meaning depends on the feature space: see `digit_features` and `random_conv_features`. Neither is
 Inception, so no figure here is a published FID.
 
 Sources: Dowson & Landau, "The Frechet distance between multivariate normal distributions", 1982; Heusel et al., "GANs
@@ -30,7 +30,7 @@ def frechet_distance(real_features: Tensor, fake_features: Tensor) -> float:
 
 
 def too_few(real_features: Tensor, fake_features: Tensor) -> str | None:
-    """Return a warning where a covariance of the features (n, d), (m, d) cannot have full rank, else None."""
+    """Return a warning if a covariance of the features (n, d), (m, d) cannot have full rank, else None."""
     (real, size), fake = real_features.shape, len(fake_features)
     if min(real, fake) > size:
         return None

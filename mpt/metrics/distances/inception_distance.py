@@ -57,7 +57,7 @@ def _as_colour(image_bchw: Tensor) -> Tensor:
 
 
 def require_inception(weights: str) -> dict[str, Tensor]:
-    """Return the weights; raise DataError or ConfigError, before any training, where FID cannot be had."""
+    """Return the weights; raise DataError or ConfigError, before any training, if FID cannot be had."""
     state = check_weights(weights)
     if not all(map(importlib.util.find_spec, ("torch_fidelity", "torchmetrics"))):
         raise ConfigError(

@@ -2,11 +2,11 @@
 
 Images are averaged down (or stretched up) to 32x32 and pass three stride-2 convolutions with ReLU, pooling to 2x2,
 and a random projection. Untrained features of this kind react to colour, layout, edges and coarse texture, which is
-enough to tell a generator that learns from one that does not.
+enough to distinguish a generator that learns from one that does not.
 
-What it is: a number that falls as colours and layouts come to agree, the same on every machine, needing no download
+It is a number that falls as colours and layouts come to agree, the same on every machine, needing no download
 and no training. Measured on 1,000 of the coloured shapes at 64x64: against another 1,000 1.5, blurred eightfold 11,
-without colour 31, four of them repeated 99, noise 141. What it is not: FID. It knows no objects, it sees no detail
+without colour 31, four of them repeated 99, noise 141. It is not FID. It knows no objects, it sees no detail
 finer than 32x32, and its scale is arbitrary (fixed by `GAIN`). Rank runs on one data set with it; do not compare
 across data sets, and look at the pictures.
 

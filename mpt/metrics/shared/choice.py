@@ -1,7 +1,7 @@
 """Further figures of any task by name: a file in `metrics/` with a function `measure` is a metric.
 
-The file's name is what `task.metrics` says in YAML; a task has that setting as `metrics: tuple[MetricName, ...] = ()`.
-The function's parameters are named after what the task keeps of each batch (`Task.evaluate_batch`): those of a
+`task.metrics` has the file's name in YAML; a task has that setting as `metrics: tuple[MetricName, ...] = ()`.
+The function's parameters are named after the task's outputs for each batch (`Task.evaluate_batch`): those of a
 classifier are `measure(logits, labels)`. It gets all batches' as one tensor, on the CPU. Only files in that folder of a
 part package are looked for, so a name imports nothing else.
 """
@@ -33,7 +33,7 @@ def metrics_of(settings: Any) -> dict[str, Measure]:
 def measure_possible(evidence: Sequence[Evidence]) -> tuple[dict[str, float], dict[str, str]]:
     """Return the figures of every metric that there is, and why the others have none.
 
-    A metric is left out if the evaluation does not keep what it measures, and if its package is not installed.
+    A metric is left out if the evaluation does not keep its inputs, and if its package is not installed.
     """
     kept = {name for one in evidence for name in one}
     figures: dict[str, float] = {}
@@ -49,7 +49,7 @@ def measure_possible(evidence: Sequence[Evidence]) -> tuple[dict[str, float], di
 
 
 def measure_all(metrics: Mapping[str, Measure], evidence: Sequence[Evidence]) -> dict[str, float]:
-    """Return the figures. Raises ConfigError for a metric of what the task's evaluation does not keep."""
+    """Return the figures. Raises ConfigError for a metric of outputs that the task's evaluation does not keep."""
     kept = list(dict.fromkeys(name for one in evidence for name in one))
     figures = {}
     for name, measure in metrics.items():

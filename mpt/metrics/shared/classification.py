@@ -1,4 +1,4 @@
-"""What a report shows of a classifier's evaluation: who is taken for whom, per class and by confidence.
+"""A report's details of a classifier's evaluation: who is taken for whom, per class and by confidence.
 
 Confusion counts, precision, recall and F1 per class (F1 is their harmonic mean), calibration in ten bins of confidence
 with its expected error (Guo et al., "On calibration of modern neural networks", 2017, equation 3), and the errors that
@@ -23,7 +23,7 @@ def describe(
 
     `worst` names the wrong samples of highest confidence by their number in the test set (`numbers`, by default that of
     their place), `examples` some of all, evenly over the set. The matrix, rows being the truth, is left out above 30
-    classes, where the pairs that are confused most often tell more.
+    classes, for which the most confused pairs are more useful.
     """
     numbers = range(len(labels)) if numbers is None else numbers
     count = len(classes)

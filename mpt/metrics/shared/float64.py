@@ -1,4 +1,4 @@
-"""Figures are computed in float64 where the device has it, and on the CPU if not (Apple's, many of Intel's)."""
+"""Figures are computed in float64 if the device has it, and on the CPU if not (Apple's, many of Intel's)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """An optimizer's saved state for another optimizer: kept if it means the same, else dropped, with a report.
 
 Names do not decide: AdamW's `exp_avg` is no momentum of Lion's, whose decay is another. State is kept by optimizers of
-one family, of which one class is made from the other (Adam and AdamW, SGD and one that warms up); what a changed
-setting needs is made, and what it no longer needs left out. Everything else begins anew.
+one family, of which one class is made from the other (Adam and AdamW, SGD and one that warms up); state that a changed
+setting needs is made, and state that it no longer needs left out. Everything else begins anew.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def carry_over(
 def convert(
     entries: Mapping[str, Any], optimizer: Optimizer, group: Mapping[str, Any], foreign: Collection[str], told: Carried
 ) -> dict[str, Any]:
-    """Return a parameter's state as the settings of now need it: torch's optimizers expect what they would have made
-    under them.
+    """Return a parameter's state as the settings of now need it: torch's optimizers expect the state that they would
+    have made under them.
     """
     made: dict[str, Callable[[], Tensor]] = {}
     unused = set(foreign)

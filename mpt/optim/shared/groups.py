@@ -102,8 +102,8 @@ def fit_saved_groups(
     """Return a saved optimizer state in the groups of this optimizer, by the parameters' names.
 
     `trained` and `every` are the names of the module's parameters, without and with those that are frozen, for states
-    without groups. So a run may be resumed with other `optimizer.parts`, and with other parts frozen: what was frozen
-    has no state yet. Raises ValueError if the parameters are of another module.
+    without groups. So a run may be resumed with other `optimizer.parts`, and with other parts frozen: parameters that
+    were frozen have no state yet. Raises ValueError if the parameters are of another module.
     """
     own = names_of(optimizer.param_groups, trained)
     count = sum(len(group["params"]) for group in saved["param_groups"])

@@ -1,7 +1,7 @@
 """O1, Apex's automatic casts, as a library: `with casts(): ...`. The precision mode of that name is `apex_o1`.
 
-The casts themselves live in `o1_mode` (what is in force where), `o1_rules` (how one call is cast) and `o1_tables`
-(which function gets which rule).
+The casts themselves live in `o1_mode` (the modes in force and their extent), `o1_rules` (how one call is cast) and
+`o1_tables` (which function gets which rule).
 """
 
 from __future__ import annotations

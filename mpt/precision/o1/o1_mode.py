@@ -1,9 +1,9 @@
 """Apex's O1 as a scoped library: under `with casts():` matrix products run in half precision, delicate ones in float32.
 
 Apex patched torch for the life of the process, so that its casts leaked into other models and could not be taken back.
-Here a `TorchFunctionMode` sees every call made in the block, on this thread, and nothing outside it. What no mode can
-see is replaced for the time of the block: the places in torch that `o1_torch` lists, and functions of other packages
-that a user registered.
+Here a `TorchFunctionMode` sees every call made in the block, on this thread, and nothing outside it. Calls that no mode
+can see are replaced for the time of the block: the places in torch that `o1_torch` lists, and functions of other
+packages that a user registered.
 
 Half copies of parameters are kept until the outermost block ends, see `o1_rules.WeightCache`.
 
@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Casts(TorchFunctionMode):
-    """Applies the rules of this thread's innermost region. One per thread; what it does is in the thread's regions."""
+    """Applies the rules of this thread's innermost region. One per thread; its state is in the thread's regions."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -6,7 +6,7 @@ input: batch_norm, relu, sigmoid, mean, embedding, pooling, and also `torch.soft
 only the `torch.nn.functional` forms are listed.
 
 The lists of the last part, "extensions", are not Apex's: they let calls run that crash under Apex and run under
-`torch.autocast`. Where Apex would have run they change nothing.
+`torch.autocast`. In code that Apex could run they change nothing.
 
 Source: NVIDIA/apex, `apex.amp`, as it was before its removal in 2025.
 """

@@ -1,7 +1,7 @@
 """Dynamic loss scaling for one phase.
 
 Same arithmetic as `torch.amp.GradScaler` (start at 2^16, halve on overflow, double after 2000 clean steps), which a
-test compares step by step, but with what that class lacks: a floor and a ceiling (without a floor 166 overflows in a
+test compares step by step, but has a floor and a ceiling (without a floor 166 overflows in a
 row take the scale to 0 and the next finite step makes the parameters NaN, pytorch#99640), a static scale, float16
 gradients, and a state that lives in Python, so that logging the scale costs no synchronisation and the step runs on
 fake tensors.
@@ -58,7 +58,7 @@ class LossScaler:
         return loss.float() * (self.scale if self.kept is None else self.kept[0])
 
     def keep_on(self, device: torch.device) -> None:
-        """Multiply by numbers in the device's memory from now on, so that what was recorded of an update reads them.
+        """Multiply by numbers in the device's memory from now on, so that a recorded update reads them.
 
         Called before each update: the scale of that moment is written there.
         """

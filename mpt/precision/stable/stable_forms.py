@@ -1,8 +1,8 @@
 """`precision.stable_forms`: numerically poor forms in models and losses, replaced by stable ones while a step is taken.
 
-A `TorchFunctionMode` sees every call of torch's functions in a forward, remembers what made a tensor
-(`mpt.precision.stable.stable_graph`), and computes the last call of a poor form (the logarithm of a softmax) from what
-the earlier ones were given. It works above autograd and autocast, so gradients and casts are those of the stable form.
+A `TorchFunctionMode` sees every call of torch's functions in a forward, remembers the calls that made a tensor
+(`mpt.precision.stable.stable_graph`), and computes the last call of a poor form (the logarithm of a softmax) from the
+inputs of the earlier ones. It works above autograd and autocast, so gradients and casts are those of the stable form.
 Calls inside of torch's own Python functions are not seen, and nothing inside a compiled graph is.
 
 `mpt doctor` finds which of the forms occur, and tries them.

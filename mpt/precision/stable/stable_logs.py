@@ -1,8 +1,8 @@
 """Stable forms of logarithms, sigmoids and softmaxes: computed from exponents instead of exponentials.
 
-`log_of` knows the logarithm of what a softmax, a sigmoid, an exponential, and sums, products, powers and elements of
-them made, without computing those first: exp(x) overflows, and 1 - sigmoid(x) is zero, long before the logarithm of the
-result does either.
+`log_of` knows the logarithm of results of a softmax, a sigmoid, an exponential, and sums, products, powers and elements
+of them made, without computing those first: exp(x) overflows, and 1 - sigmoid(x) is zero, long before the logarithm of
+the result does either.
 """
 
 from __future__ import annotations

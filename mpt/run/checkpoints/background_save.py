@@ -3,7 +3,7 @@
 The copy lies in one block of host memory that is kept from save to save: mapping fresh memory would cost more than
 the copy. On a GPU's machine it is pinned, so that the copies of all tensors are queued and waited for once. Hashing,
 writing, syncing and removing old checkpoints happen in a thread, in the order in which they always do, so a kill at
-any moment leaves what it leaves without this. One checkpoint is written at a time: the next save waits for the one
+any moment has the same effect as without this. One checkpoint is written at a time: the next save waits for the one
 before. A failure is raised by the next `finish`, in the thread that trains.
 
 The thread lives as long as one checkpoint is being written. Processes are not to be forked meanwhile.
@@ -29,7 +29,7 @@ LARGEST_SHARE = 0.5
 
 
 class BackgroundSave:
-    """Writes one encoded state at a time. `beside=None` copies if memory has room; False never does."""
+    """Writes one encoded state at a time. With `beside=None` it copies if memory has room; False never does."""
 
     def __init__(self, beside: bool | None) -> None:
         self.beside = beside

@@ -1,7 +1,7 @@
 """A sharded checkpoint that all ranks write during their training: each copies its rows and writes them in a thread.
 
 When a rank's file is durable, its thread leaves the entry for the manifest in the ranks' store. The first rank's thread
-waits for all of them, writes what all have alike and the manifest, gives the folder its name, and says so; the others'
+waits for all of them, writes the common tensors and the manifest, gives the folder its name, and says so; the others'
 wait for that. So a checkpoint is there as soon as its last file is, without a collective that the training would have
 to stop for, and whatever goes wrong is raised by `BackgroundSave.finish` on all ranks alike. A rank that is killed
 leaves a folder without a name, as in a save between steps (`mpt.run.checkpoints.shards`).
@@ -54,7 +54,7 @@ def start_beside(
 ) -> bool:
     """Begin to write a sharded state during the training; call on all ranks, after `saver.finish`.
 
-    `commit` writes the rest of the checkpoint on the first rank. Returns False, on all ranks, where one has no host
+    `commit` writes the rest of the checkpoint on the first rank. Returns False, on all ranks, if one has no host
     memory for its copy; then nothing was begun.
     """
     copied = copy(world, saver, state)

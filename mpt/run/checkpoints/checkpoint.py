@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there: a directory per step, a hash per file, no pickle.
 
 `state.safetensors` holds the tensors, `state.json` the structure around them, and `manifest.json`, written last, the
-size and SHA-256 of both and of itself; where networks are sharded, files of their rows lie alongside
+size and SHA-256 of both and of itself; if networks are sharded, files of their rows lie alongside
 (`mpt.run.checkpoints.shards`). torch.load checks no integrity, and a flipped bit in a weight loads silently; here it is
 refused and the checkpoint before it is used, by name. A checkpoint is written under a temporary name, synced, renamed,
 and its directory synced, so a kill or a full disk at any moment leaves the earlier ones as they were. The hash guards
@@ -201,8 +201,8 @@ def load(source: RunDirectory | Path, world: World = ALONE) -> LoadedCheckpoint:
     full has no room for the weights twice.
 
     A run's damaged checkpoints are passed over, and `notes` names them and the one used. Of several processes all load,
-    and what one of them cannot read is damaged for all. Raises CheckpointError if the one that was named is damaged, if
-    all are, or if there is none.
+    and a file that one of them cannot read is damaged for all. Raises CheckpointError if the one that was named is
+    damaged, if all are, or if there is none.
     """
     if isinstance(source, RunDirectory):
         return load_newest(source, world)

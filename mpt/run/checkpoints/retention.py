@@ -1,8 +1,8 @@
 """Which checkpoints a run has, keeps, sets aside and cleans away.
 
 The last few are kept, and the best, which is found from the manifests rather than from a note that could disagree
-with them. What a resume from an earlier checkpoint leaves behind is set aside as `abandoned-step-...` and can be
-renamed back; it goes when the run has come as far again, or sets other checkpoints aside. Deleting and replacing are
+with them. Checkpoints beyond a resume from an earlier one are set aside as `abandoned-step-...` and can be
+renamed back; they go when the run has come as far again, or sets other checkpoints aside. Deleting and replacing are
 renames first, so that no reader meets half a directory under a checkpoint's name.
 """
 

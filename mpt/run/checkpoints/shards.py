@@ -1,9 +1,9 @@
 """A checkpoint's shard files: each rank of a sharded training writes the rows it holds, and nothing is gathered.
 
-`state.safetensors` has what every rank has alike, and is the first rank's. Alongside it lies a file per rank, in the
-same format, with the rows of every sharded tensor that the rank holds; `state.json` names those tensors as if they were
-whole, and the manifest, which the first rank writes last, lists all files with their sizes and hashes. So a checkpoint
-is there when all of it is durable, and a file that is missing, cut short or of another save is refused.
+`state.safetensors` has the tensors that all ranks have in common, and is the first rank's. Alongside it lies a file per
+rank, in the same format, with the rows of every sharded tensor that the rank holds; `state.json` names those tensors as
+if they were whole, and the manifest, which the first rank writes last, lists all files with their sizes and hashes. So
+a checkpoint is there when all of it is durable, and a file that is missing, cut short or of another save is refused.
 
 Rows lie in the order of the ranks (`torch.chunk`, as FSDP2 cuts its weights), so a reader puts the files together by
 their numbers and needs to know nothing of the ranks that wrote them.

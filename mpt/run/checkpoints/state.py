@@ -1,6 +1,6 @@
 """A training state as plain text plus named tensors, and back, bit for bit.
 
-A state is nested dicts, lists, tuples, numbers, strings, None and tensors, nothing else: what needs code to be
+A state is nested dicts, lists, tuples, numbers, strings, None and tensors, nothing else: anything that needs code to be
 rebuilt has no place in a checkpoint, so reading one runs none. Integer keys (optimizers have them), tuples, big
 integers, the sign of zero, infinities and memory layouts (channels last) all come back as they were. A tensor that
 occurs twice is stored once and comes back as one tensor. Different views of one storage come back as separate tensors

@@ -23,7 +23,7 @@ def first_non_finite(state: Any, only_sharded: bool = False) -> str | None:
     """Return the path of the first tensor in a nested state that holds NaN or infinity, joined by dots; None if none
     does.
 
-    Works where the tensors are and copies one flag per device to the host; only a state that fails is looked at
+    Works on the tensors' devices and copies one flag per device to the host; only a state that fails is looked at
     further. Of a sharded tensor this rank's part is looked at; `only_sharded` leaves out all others.
     """
     found = ((name, local(one)) for name, one in walk_tensors(state) if is_sharded(one) or not only_sharded)

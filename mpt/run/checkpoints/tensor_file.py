@@ -1,8 +1,8 @@
 """Tensors in one file of the safetensors format, written and read as a stream with the hash taken in passing.
 
 The format (https://github.com/huggingface/safetensors) is eight bytes of header length, a JSON header of names,
-dtypes, shapes and offsets, then the raw bytes, little-endian. Streaming it holds one tensor's copy at a time, where
-the library's `save` holds a copy of everything, and what was hashed is exactly the files written or read. Every other
+dtypes, shapes and offsets, then the raw bytes, little-endian. Streaming it holds one tensor's copy at a time, whereas
+the library's `save` holds a copy of everything, and the hash is of exactly the files written or read. Every other
 tool that reads safetensors reads these files. Dtypes that the format has no name for are stored as bytes;
 `mpt.run.checkpoints.state` keeps their dtype.
 """

@@ -1,8 +1,8 @@
 """Python's garbage collector at a command's start.
 
 Imports make a million objects that stay, and collecting among them takes a quarter of the time until the first step.
-A command line switches it off first; a training freezes what is there by its first step and then collects as usual;
-other commands collect rarely. A program that imports `mpt` is left alone.
+A command line switches it off first; a training freezes the objects that exist at its first step and then collects as
+usual; other commands collect rarely. A program that imports `mpt` is left alone.
 """
 
 from __future__ import annotations

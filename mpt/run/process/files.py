@@ -2,8 +2,8 @@
 
 A run outlives crashes, full disks and strangers in a shared directory. So everything here is created under a random
 name with O_EXCL and O_NOFOLLOW (a planted link is never written through), is synced before it gets its final name,
-and the directory is synced after: a kill at any moment leaves the old file or the new one. What other systems than
-POSIX lack of this is in `mpt.run.process.operating_system`.
+and the directory is synced after: a kill at any moment leaves the old file or the new one. The part that other systems
+than POSIX lack is in `mpt.run.process.operating_system`.
 """
 
 from __future__ import annotations

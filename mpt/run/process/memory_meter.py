@@ -2,13 +2,14 @@
 
 A process's resident size says little on a CPU: allocators keep freed memory, libraries and data count too, and half
 precision seems to save nothing. So every storage's birth and death is logged, births from the operators' outputs,
-deaths from weak references, and the log is replayed to find the moment of the peak and what was alive then. A storage
-counts once, however many tensors view it. On CUDA the peak is the allocator's own figure and the log only splits it.
+deaths from weak references, and the log is replayed to find the moment of the peak and the storages alive then. A
+storage counts once, however many tensors view it. On CUDA the peak is the allocator's own figure and the log only
+splits it.
 
 It does not see workspaces that an operator allocates and frees inside itself. Half-precision copies of weights
-that autocast makes and backward needs are saved tensors, and count among the activations; what a memory trick keeps
-in its own way, as recomputation does, counts as the rest. Watching changes no result: operators run as they are and
-saved tensors are handed back as they were.
+that autocast makes and backward needs are saved tensors, and count among the activations; tensors that a memory
+trick keeps in its own way, as recomputation does, count as the rest. Watching changes no result: operators run as they
+are and saved tensors are handed back as they were.
 """
 
 from __future__ import annotations
@@ -230,8 +231,8 @@ class DispatchWatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # Tensors that are read before they were made here were there before; only lift_fresh reads what Python just
-        # made.
+        # Tensors that are read before they were made here were there before; only lift_fresh reads a tensor that Python
+        # just made.
         is_new = function is torch.ops.aten.lift_fresh.default
         for tensor in tensors_in((args, kwargs or {})):
             self.log.see(tensor, from_the_start=not is_new)

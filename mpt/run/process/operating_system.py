@@ -2,11 +2,11 @@
 
 On POSIX everything goes through descriptors of opened folders, so that a link planted meanwhile is never followed, and
 a folder's names are synced. Windows opens no folders: there a folder is its path, a link that is in the way is
-looked for just before, which leaves a moment between, and names become durable when the system writes them. What
-replaces a file waits there while a virus scanner or an indexer holds it.
+looked for just before, which leaves a moment between, and names become durable when the system writes them. A process
+that replaces a file waits there while a virus scanner or an indexer holds it.
 
 `fcntl` decides which of the two it is. Never imports torch. Windows itself has not run this yet: tests hide from
-Linux what Windows lacks.
+Linux the features that Windows lacks.
 """
 
 from __future__ import annotations

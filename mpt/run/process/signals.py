@@ -1,12 +1,12 @@
 """Stopping when asked, at a step's end: the first SIGINT or SIGTERM sets a flag, and the loop saves and leaves.
 
-SIGHUP (a terminal that closes) and SIGUSR1 (what batch systems send ahead of the end) act as SIGTERM does. One that is
+SIGHUP (a terminal that closes) and SIGUSR1 (sent by batch systems ahead of the end) act as SIGTERM does. One that is
 ignored already, as `nohup` arranges, stays ignored.
 
 A step that takes minutes (the first of a large network on a CPU) is not waited for after SIGTERM or SIGHUP: whoever
 sends them kills soon after. When `patience_seconds` are over, `Hurried` is raised in the main thread wherever it is,
 unless the state is being saved. Outside of training `Terminated` is raised at once, so that temporary folders go, and
-again where it got lost: Python drops what is raised in a callback of a weak reference. While a module is imported it
+again if it got lost: Python drops exceptions in a callback of a weak reference. While a module is imported it
 waits: there torch's C++ code would abort with a stack of its own, or lose it.
 
 The handlers do nothing else but note the signal, so a save in progress is simply finished. A second SIGINT is a person

@@ -1,8 +1,8 @@
 """Which storages of tensors live: the one tracker that the measured step and the planner share.
 
-A dispatch mode sees every operator's tensors; a weak reference tells when each storage dies. A storage counts once,
-however many tensors view it. What births and deaths mean (bytes by category, events to replay through an allocator) is
-for `mpt.run.process.memory_meter` and `mpt.planner.trace.trace`.
+A dispatch mode sees every operator's tensors; a weak reference reports each storage's death. A storage counts once,
+however many tensors view it. The meaning of births and deaths (bytes by category, events to replay through an
+allocator) is for `mpt.run.process.memory_meter` and `mpt.planner.trace.trace`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The fields and classes of a run's data set, kept in its folder: `data.json` (see `mpt.data.loading.absent` for what
-it is good for).
+"""The fields and classes of a run's data set, kept in its folder: `data.json` (see `mpt.data.loading.absent` for its
+use).
 """
 
 from __future__ import annotations

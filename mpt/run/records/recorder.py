@@ -3,7 +3,7 @@
 Each line is one `write` to a file opened for appending, so a reader sees whole lines and a kill loses at most the
 last one. Lines are strict JSON: NaN and infinities are the strings "NaN", "Infinity" and "-Infinity", which `float`
 reads back. `results.csv` is written anew from the evaluations each time, so it can never disagree with them. On
-resume `truncate_after` drops what lies after the checkpoint: those steps are about to be written again.
+resume `truncate_after` drops lines after the checkpoint: those steps are about to be written again.
 """
 
 from __future__ import annotations

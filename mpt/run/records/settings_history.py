@@ -1,7 +1,7 @@
 """The settings that a run had, step by step, when a resume changed them.
 
-`config.yaml` is what the run uses now. When a resume at step N changes a setting, what held until then is kept as
-`config-until-0000000N.yaml`, so that every step's settings can be told from the run's folder alone. A resume from an
+`config.yaml` has the run's present settings. When a resume at step N changes one, the former settings are kept as
+`config-until-0000000N.yaml`, so that the run's folder alone determines every step's settings. A resume from an
 earlier checkpoint drops the history of the steps that it takes back. Never imports torch.
 """
 

@@ -1,4 +1,4 @@
-"""Temporary folders of training processes: each goes at its end, and what killed ones left goes at the next start.
+"""Temporary folders of training processes: each goes at its end, and those of killed ones go at the next start.
 
 A folder is in use while its lock is held, which the kernel drops with the process. Never imports torch.
 """
@@ -34,7 +34,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def remove_abandoned(prefix: str) -> None:
-    """Remove this user's folders with a prefix whose process is gone; what cannot be looked at stays."""
+    """Remove this user's folders with a prefix whose process is gone; unreadable ones stay."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if is_abandoned(folder):

@@ -1,8 +1,8 @@
 """Which parts from outside of mpt a run used, kept in its folder as `parts.json`: every file that was imported from a
 part package, with its hash.
 
-So a resume can say that a part is another than the checkpoint's, and inference that one is not here. Where the package
-lies may change: it is known by its name.
+So a resume can say that a part is another than the checkpoint's, and inference that one is not here. The package's
+place may change: it is known by its name.
 """
 
 from __future__ import annotations

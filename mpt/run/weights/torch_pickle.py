@@ -1,6 +1,6 @@
-"""What a pickle of `torch.save` describes, found out without unpickling: tensors as places in storages, nothing run.
+"""The contents of a pickle of `torch.save`, found without unpickling: tensors as places in storages, nothing run.
 
-Names are compared with short lists and never imported; an object of any other class becomes a `Foreign`, which stands
+Names are compared with short lists and never imported; an object of any other class becomes a `Foreign`, which is kept
 for itself and is never called, so that the weights alongside it can be read. A name that only a program run by the
 pickle would need (`os.system`) refuses the file.
 
@@ -67,7 +67,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Described:
-    """A tensor as the pickle describes it: a view of a storage, checked to lie within what the storage claims."""
+    """A tensor as the pickle describes it: a view of a storage, checked to lie within the storage's claimed size."""
 
     storage: Storage
     dtype: torch.dtype
@@ -109,7 +109,7 @@ class TorchMachine(PickleMachine):
         self.storages: dict[str, Storage] = {}
 
     def do_other(self, name: str, argument: Any) -> None:
-        """Perform what objects, sets, byte strings of Python 2 and storages need."""
+        """Perform the calls for objects, sets, byte strings of Python 2 and storages."""
         match name:
             case "BINSTRING" | "SHORT_BINSTRING":
                 self.stack.append(argument)
@@ -163,7 +163,7 @@ class TorchMachine(PickleMachine):
             raise ValueError(f"its pickle gives a state to a {type(target).__name__}")
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """Describe what a call would make."""
+        """Describe the result of a call."""
         is_of_subclass = isinstance(function, GlobalName) and function.name == SUBCLASS
         if is_of_subclass and type(arguments) is tuple and len(arguments) >= 3:
             function, _, arguments = arguments[:3]  # a tensor's subclass: how to make the tensor, the class, with what

@@ -49,7 +49,7 @@ class WeightsFile:
     """The tensors of a file, on the CPU, under which of its keys they were (None: on top), and the texts alongside
     them.
 
-    The texts are those of a `.pt` file: what `mpt convert` writes of the run.
+    The texts are those of a `.pt` file, which `mpt convert` writes.
     """
 
     tensors: dict[str, Tensor]
@@ -114,7 +114,7 @@ def read_parts(index: Path) -> WeightsFile:
 
 
 def refuse_programs(members: Sequence[str]) -> None:
-    """Raise ValueError for what torch.jit.save and torch.export.save write: code, which is never run."""
+    """Raise ValueError for files of torch.jit.save and torch.export.save: code, which is never run."""
     for kind, mark in (("TorchScript", "constants.pkl"), ("torch.export", "archive_format")):
         if any(name.partition("/")[2] == mark for name in members):
             raise ValueError(f"it is a {kind} program, and weights are wanted")
@@ -249,7 +249,7 @@ def state_of(candidate: Any) -> Iterator[tuple[str, Described]]:
 def module_state(module: Foreign) -> Iterator[tuple[str, Described]]:
     """Yield the weights and buffers of a network that was pickled as an object, by their state-dict names.
 
-    A module that is its own child, or a thousand others', is one object in the file and unfolds here: what is pushed
+    A module that is its own child, or a thousand others', is one object in the file and unfolds here: everything pushed
     and yielded is counted.
     """
     waiting = [("", module, 0)]

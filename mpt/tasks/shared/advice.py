@@ -11,7 +11,7 @@ FIRST_STEPS = 500
 
 @dataclass
 class Advice:
-    """Remembers how far the run is and what was reported."""
+    """Remembers how far the run is and its reports."""
 
     steps_done: int = 0
     told: set[str] = field(default_factory=set)

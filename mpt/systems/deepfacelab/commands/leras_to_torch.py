@@ -21,7 +21,7 @@ class Command:
     output: Annotated[Path, typer.Argument(metavar="OUT", show_default=False)]
     """The run's folder, which must not be there."""
     archi: str | None = None
-    """What weights do not tell, such as df-ud; by default it is read from the model's data.dat or summary."""
+    """Options that weights lack, such as df-ud; by default they are read from the model's data.dat or summary."""
     name: str | None = None
     """Which of several models in the folder, such as foo, foo_SAEHD or XSeg."""
     config: Annotated[Path | None, typer.Option(metavar="FILE")] = None

@@ -74,8 +74,9 @@ class Command:
         "xseg-both",
         "all",
     ] = "learned"
-    """What is replaced: learned is where both drawn masks agree, dst the landmarks' hull, xseg what was painted or
-    applied. What --xseg finds in the drawing (prd), the frame's face (dst), in both, in both and learned (all)."""
+    """The replaced area: learned is the intersection of both drawn masks, dst the landmarks' hull, xseg masks painted
+    or applied. Masks that --xseg finds in the drawing (prd), the frame's face (dst), in both, in both and learned
+    (all)."""
     xseg: Annotated[Path | None, typer.Option(metavar="RUN|FILE|DIR")] = None
     """A trained XSeg (a run, or XSeg_256.npy, or its folder), for masks that it draws."""
     erode: int = 0
@@ -113,13 +114,13 @@ class Command:
     facelib: Annotated[Path | None, typer.Option(metavar="DIR", show_default=False)] = None
     """Your DeepFaceLab, or its folder facelib, with FaceEnhancer.npy."""
     mask_output: Annotated[Path | None, typer.Option(metavar="DIR|VIDEO")] = None
-    """Where the masks of the merged frames go."""
+    """Folder for the masks of the merged frames."""
     face_type: Literal["h", "mf", "f", "wf", "head"] | None = None
     """The model's type of face; by default the run's."""
     half: bool = False
     """Draw in half precision."""
     batch_size: Annotated[int | None, typer.Option(min=1)] = None
-    """Faces drawn at once; by default 8, or what fits --vram."""
+    """Faces drawn at once; by default 8, or as many as fit --vram."""
     vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
     """Draw as many faces at once as are planned to fit into this memory, such as 6GiB."""
     fps: Annotated[float | None, typer.Option(min=1)] = None
@@ -141,18 +142,18 @@ def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> d
 
 @dataclass(frozen=True)
 class Target:
-    """Where merged frames and their masks go, and which frames are still to be made."""
+    """The folders of merged frames and their masks, and the frames that are still to be made."""
 
     folders: list[Path]
-    """That of the frames, and that of the masks where they are kept."""
+    """That of the frames, and that of the masks if they are kept."""
     names: list[str]
     wanted: set[int]
 
 
 def run(command: Command) -> None:
-    """Write the merged frames, and the video where one is asked for.
+    """Write the merged frames, and the video if one is asked for.
 
-    Raises ConfigError, DataError and InputOutputError; an interrupt leaves what is written, and the same command goes
+    Raises ConfigError, DataError and InputOutputError; an interrupt keeps written frames, and the same command goes
     on from there.
     """
     opencv()  # said before anything is loaded
@@ -203,7 +204,7 @@ def open_swapper(command: Command) -> Trained:
 
 
 def open_segment(command: Command, settings: MergeSettings, device: torch.device) -> Segment | None:
-    """Open the XSeg network of masks that one draws. Raises ConfigError where none is named."""
+    """Open the XSeg network of masks that one draws. Raises ConfigError if none is named."""
     if settings.mask not in NETWORK_MASKS:
         return None
     if command.xseg is None:
@@ -212,7 +213,7 @@ def open_segment(command: Command, settings: MergeSettings, device: torch.device
 
 
 def open_enhancer(command: Command, device: torch.device) -> Enhance | None:
-    """Open the enhancer if one is asked for. Raises ConfigError where its folder is not named."""
+    """Open the enhancer if one is asked for. Raises ConfigError if its folder is not named."""
     if not command.super_resolution:
         return None
     if command.facelib is None:
@@ -230,7 +231,7 @@ def choose_dtype(command: Command, device: torch.device) -> str | None:
 
 
 def begin(command: Command, frames: Frames, record: dict[str, Any]) -> Target:
-    """Make the folders, or find what a merge with the same settings left there. Raises ConfigError for another's."""
+    """Make the folders, or find the frames of a merge with the same settings. Raises ConfigError for another's."""
     folders = [folder_of(command.output)]
     if command.mask_output:
         folders.append(folder_of(command.mask_output))
@@ -244,7 +245,7 @@ def begin(command: Command, frames: Frames, record: dict[str, Any]) -> Target:
 
 
 def choose_batch(command: Command, trained: Trained, dtype: str | None) -> int:
-    """Return how many faces are drawn at once: as many as are planned to fit --vram where that is given."""
+    """Return how many faces are drawn at once: as many as are planned to fit --vram if that is given."""
     if not command.vram:
         return command.batch_size or BATCH_SIZE
     batch_size, planned = largest_batch(trained, dtype, parse_budget(command.vram))
@@ -253,7 +254,7 @@ def choose_batch(command: Command, trained: Trained, dtype: str | None) -> int:
 
 
 def write_frames(merged: Iterable[tuple[Any, ...]], target: Target) -> None:
-    """Write merged frames as they come: index, frame, and mask where masks are kept."""
+    """Write merged frames as they come: index, frame, and mask if masks are kept."""
     count = len(target.wanted)
     started = told = time.perf_counter()
     for done, (index, *pictures) in enumerate(merged, start=1):

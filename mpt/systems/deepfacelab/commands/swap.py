@@ -64,7 +64,7 @@ class Command:
 
 
 def run(command: Command) -> None:
-    """Do all three steps. Raises what they raise."""
+    """Do all three steps. Raises their errors."""
     from mpt.commands.train import Command as TrainArguments
     from mpt.commands.train import run as train
     from mpt.run.process.files import failures_explained, write_atomically

@@ -1,6 +1,6 @@
 """Faces of two people from disk, in DeepFaceLab's formats or as plain images with masks (see `face_files`).
 
-One face in `hold_out_every` of each person is kept out of training and is what the run is evaluated on.
+One face in `hold_out_every` of each person is kept out of training, for the run's evaluation.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Settings(DatasetOptions):
     none of the losses that need two people. `mpt deepfacelab end-pretraining` makes the run that follows."""
     hold_out_every: int = Field(10, ge=0)
     """Of that many faces of each person one is held out of training, for evaluation and previews; 0 trains on all, as
-    DeepFaceLab does, and evaluates on what was trained on."""
+    DeepFaceLab does, and evaluates on training faces."""
 
 
 class FileIdentity:
@@ -116,13 +116,13 @@ def augment(settings: Settings) -> Augmentation:
 
 
 def describe(settings: Settings, face_type: str | None) -> dict[str, Any]:
-    """Return the facts about the data, besides its layout, that model and task need."""
+    """Return the facts about the data, in addition to its layout, that model and task need."""
     warps = settings.random_warp and not settings.pretrain
     return {"random_warp": warps, "pretrain": settings.pretrain, "face_type": face_type}
 
 
 def other_rules(settings: Settings) -> str | None:
-    """Say what is done as DeepFaceLab does it and otherwise than by default, as in a run that was converted."""
+    """Log settings that follow DeepFaceLab and differ from the defaults, as in a run that was converted."""
     rules = []
     if not settings.hold_out_every:
         rules.append(

@@ -1,4 +1,4 @@
-"""Faces from disk with the masks that their owner painted: what XSeg is trained on (formats as in `face_files`).
+"""Faces from disk with the masks that their owner painted: the training data of XSeg (formats as in `face_files`).
 
 As in DeepFaceLab, faces with polygons are taken if there are any, else those with an applied mask. With
 `pretrain: true` all faces are taken, with or without masks.
@@ -38,7 +38,7 @@ class Settings(DatasetOptions):
     """Teach the network faces in general: all faces, and their grey pictures instead of masks."""
     hold_out_every: int = Field(10, ge=0)
     """Of that many faces one is held out of training, for evaluation and previews; 0 trains on all, as DeepFaceLab
-    does, and evaluates on what was trained on."""
+    does, and evaluates on training faces."""
 
 
 class PaintedFaces:

@@ -39,7 +39,7 @@ class Settings(DatasetOptions):
 
 @dataclass(frozen=True)
 class Person:
-    """What stays the same from face to face. Sizes are in half sides of the picture."""
+    """Attributes that stay the same from face to face. Sizes are in half sides of the picture."""
 
     width: float
     height: float
@@ -56,7 +56,7 @@ DESTINATION = Person(0.68, 0.70, 0.32, (0.62, 0.45, 0.35), (0.55, 0.35, 0.45), (
 
 @dataclass(frozen=True)
 class Expressions:
-    """What changes from face to face, each of shape (n 1 1); `background` is (n 3 1 1)."""
+    """Attributes that change from face to face, each of shape (n 1 1); `background` is (n 3 1 1)."""
 
     turn: Tensor
     mouth: Tensor
@@ -99,7 +99,7 @@ class Canvas:
         return (0.5 - (radius - 1) * narrow * self.size / 4).clamp(0, 1)
 
     def paint(self, coverage: Tensor, colour: Colour) -> None:
-        """Lay a colour over what is there."""
+        """Lay a colour over the picture."""
         cover = coverage[:, None]
         self.image = self.image * (1 - cover) + torch.tensor(colour).view(1, 3, 1, 1) * cover
 
@@ -146,7 +146,7 @@ class DrawnIdentity:
         return Faces(*(torch.cat(parts) for parts in zip(*chunks)))
 
     def faces(self, indices: Sequence[int]) -> Faces:
-        if len(self) * self.size**2 > 2**25:  # too many pixels to keep: draw what is asked for
+        if len(self) * self.size**2 > 2**25:  # too many pixels to keep: draw the requested ones
             return render(self.person, self.expressions[indices], self.size)
         return Faces(*(part[list(indices)] for part in self.all_faces))
 

@@ -35,7 +35,7 @@ HALF_TOLERANCE = 0.05
 
 
 class Swapper(nn.Module):
-    """What DeepFaceLive calls: BGR faces (b h w 3) to the destination's mask, the swap in BGR, and its mask."""
+    """The graph for DeepFaceLive: BGR faces (b h w 3) to the destination's mask, the swap in BGR, and its mask."""
 
     def __init__(self, autoencoder: nn.Module) -> None:
         super().__init__()
@@ -52,9 +52,9 @@ class Swapper(nn.Module):
 
 
 def quantized(autoencoder: nn.Module) -> nn.Module:
-    """Return a copy whose convolutions, and what lies between them, are float16; dense layers stay float32.
+    """Return a copy whose convolutions, and operators between them, are float16; dense layers stay float32.
 
-    What DeepFaceLab calls "Export quantized": nearly half the file of convolutional models, and faster on cards.
+    DeepFaceLab's "Export quantized": nearly half the file of convolutional models, and faster on cards.
     """
     copied = copy.deepcopy(autoencoder)
     for module in copied.modules():
@@ -67,7 +67,7 @@ def quantized(autoencoder: nn.Module) -> nn.Module:
 
 
 def cast_input(dtype: torch.dtype, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Bring what a layer is given to its own type."""
+    """Cast a layer's inputs to its own type."""
     return tuple(value.to(dtype) for value in inputs)
 
 

@@ -25,7 +25,7 @@ Picture = np.ndarray[Any, np.dtype[Any]]
 Box = tuple[int, int, int, int]
 FILES = {"S3FD.npy": S3FD, "2DFAN.npy": FAN}
 PLACES = ("", "facelib", "DeepFaceLab/facelib", "_internal/DeepFaceLab/facelib")
-"""Where below the folder that a user names DeepFaceLab has its networks."""
+"""DeepFaceLab's paths of its networks below the folder that a user names."""
 TURNS = (0, 1, 3, 2)
 """Quarter turns by which faces are looked for, in order."""
 ALIGNED_SIDE = 256
@@ -92,7 +92,7 @@ class Detectors:
 
 
 def unturn(points: Any, turns: int, height: int, width: int) -> Any:
-    """Return where points of a picture turned counter-clockwise by quarters are in the picture of these sides."""
+    """Map points of a picture turned counter-clockwise by quarters to the picture of these sides."""
     x, y = points[:, 0], points[:, 1]
     back = {1: (width - 1 - y, x), 2: (width - 1 - x, height - 1 - y), 3: (y, height - 1 - x)}
     return np.stack(back[turns], axis=1)

@@ -1,8 +1,8 @@
-"""Frames with faces in, frames with swapped faces out: matching, batches across frames, going on where one stopped.
+"""Frames with faces in, frames with swapped faces out: matching, batches across frames, continuing a stopped merge.
 
 A frame is a picture of a folder or of a video. A face belongs to the frame that its metadata name (`source_filename`),
 compared by the name without its suffix, or by number: DeepFaceLab calls a video's first frame 00001. Each written frame
-appears under its name when it is whole, so that what is there need not be made again.
+appears under its name when it is whole, so that it need not be made again.
 """
 
 from __future__ import annotations
@@ -115,17 +115,17 @@ def match_faces(frames: Frames, faces: Sequence[FaceFile], place: Path) -> dict[
 
 
 def has_place(face: FaceFile) -> bool:
-    """Does a face say where in its frame it is?"""
+    """Does a face record its place in its frame?"""
     return face.landmarks is not None and (face.source_landmarks is not None or face.source_matrix is not None)
 
 
 def keys_of(stem: str) -> list[str]:
-    """Return the names of a frame: its name, and its number where it is one."""
+    """Return the names of a frame: its name, and its number if it is one."""
     return [stem, f"#{int(stem)}"] if stem.isdecimal() else [stem]
 
 
 def begin_output(folder: Path, settings: Mapping[str, Any], overwrite: bool) -> None:
-    """Make the folder of merged frames, or go on with one that was begun with the same settings.
+    """Make the folder of merged frames, or continue one that was begun with the same settings.
 
     Raises ConfigError for one that was begun otherwise, InputOutputError for a folder of something else.
     """
@@ -255,7 +255,7 @@ def draw_within_memory(batch: Tensor, draw: Draw) -> list[Drawn]:
         swap, *masks = (found[name].clamp(0, 1).permute(0, 2, 3, 1).numpy() for name in DRAWN)
         swap = np.ascontiguousarray(swap[..., ::-1])
         return [Drawn(*rows) for rows in zip(swap, *masks)]
-    # Past the except block: a traceback would go on holding what filled the memory.
+    # Past the except block: a traceback would go on holding the tensors that filled the memory.
     if accelerator.available():
         torch.accelerator.empty_cache()
     middle = len(batch) // 2

@@ -1,4 +1,4 @@
-"""The networks that the merger asks besides the model: a trained XSeg for masks, and DeepFaceLab's enhancer."""
+"""The merger's networks in addition to the model: a trained XSeg for masks, and DeepFaceLab's enhancer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FACE_TYPES = ("h", "mf", "f", "wf", "head")
 
 @dataclass(frozen=True)
 class TrainedMasks:
-    """A trained XSeg, and the type of face that it was trained on, if its files tell."""
+    """A trained XSeg, and the type of face that it was trained on, if its files say so."""
 
     segment: Segment
     face_type: str | None

@@ -43,9 +43,9 @@ MaskMode = Literal[
     "full", "dst", "learned-prd", "learned-dst", "learned", "learned-sum", "xseg", "learned-xseg", "xseg-prd",
     "xseg-dst", "xseg-both", "all",
 ]  # fmt: skip
-"""Which mask decides: all of the square; the hull of the destination's landmarks; what was drawn with the swap; what
-was drawn with the destination; their product; their sum; what was painted or applied; the product of all three; what
-an XSeg network finds in the drawing, in the frame's face, in both; that times `learned`."""
+"""Which mask decides: all of the square; the hull of the destination's landmarks; the one drawn with the swap; the one
+drawn with the destination; their product; their sum; the one painted or applied; the product of all three; the one
+that an XSeg network finds in the drawing, in the frame's face, in both; that times `learned`."""
 Colours = Literal["none", "rct", "lct", "mkl", "mkl-m", "idt", "idt-m", "sot", "sot-m", "mix-m"]
 MASK_SCALE = 4
 NOISE = np.float32(1 / 255)
@@ -67,7 +67,7 @@ class MergeSettings:
 
     mask: MaskMode = "learned"
     erode: int = 0
-    """Pixels by which the mask is made smaller, or larger where negative."""
+    """Pixels by which the mask is made smaller, or larger if negative."""
     blur: int = 0
     """Pixels over which its edge fades."""
     colours: Colours = "rct"
@@ -103,7 +103,7 @@ class MergeSettings:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the network drew of one face: swap (s, s, 3), its mask and the destination's (s, s, 1)."""
+    """The network's drawing of one face: swap (s, s, 3), its mask and the destination's (s, s, 1)."""
 
     swap: Picture
     swap_mask: Picture
@@ -112,7 +112,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Motion:
-    """How far a face moves from the frame before to the one after, in pixels, and where to, in degrees."""
+    """A face's movement from the frame before to the one after: pixels, and direction in degrees."""
 
     power: float = 0.0
     degrees: float = 0.0
@@ -155,9 +155,9 @@ def merge_face(
     segment: Segment | None = None,
     enhance: Enhance | None = None,
 ) -> tuple[Picture, Picture]:
-    """Return the frame (h, w, 3) with a face swapped, and where it was, (h, w, 1); of `raw-predict` the face alone.
+    """Return the frame (h, w, 3) with a face swapped, and its area, (h, w, 1); of `raw-predict` the face alone.
 
-    `numbers` draws what is random in the colour transfer.
+    `numbers` draws the random numbers of the colour transfer.
     """
     padding, landmarks = drawn.swap.shape[0], frame_landmarks(face)
     if settings.super_resolution:
@@ -244,7 +244,7 @@ def cut(frame: Picture, matrix: Matrix, size: int) -> Picture:
 
 
 def put(face: Picture, matrix: Matrix, frame: Picture) -> Picture:
-    """Return a square where the matrix's inverse maps it, in a black picture of the frame's size."""
+    """Return a square mapped by the matrix's inverse, in a black picture of the frame's size."""
     cv2 = opencv()
     flags = cv2.WARP_INVERSE_MAP | cv2.INTER_CUBIC
     return np.asarray(cv2.warpAffine(face, matrix, frame.shape[1::-1], flags=flags))
@@ -348,7 +348,7 @@ def large_enough(mask: Picture) -> bool:
 
 
 def recolour(image: Picture, target: Picture, area: Picture, colours: Colours, numbers: Any) -> Picture:
-    """Return a face with the colours of the frame's face; `area` (s, s, 1) is where the mask is."""
+    """Return a face with the colours of the frame's face; `area` (s, s, 1) is the mask's."""
     if colours == "rct":
         return reinhard(image, target, area, area)
     if colours == "lct":
@@ -361,14 +361,14 @@ def recolour(image: Picture, target: Picture, area: Picture, colours: Colours, n
 
 
 def match_under(swap: Picture, target: Picture, area: Picture, settings: MergeSettings) -> Picture:
-    """Return the swap with the histograms of the frame's face; what is not counted is white."""
+    """Return the swap with the histograms of the frame's face; pixels that are not counted are white."""
     counted = area if settings.hist_masked else np.ones_like(area)
     ours, theirs = ((picture * counted + (1 - counted)).clip(0, 1) for picture in (swap, target))
     return match_histogram(ours, theirs, settings.hist_threshold)
 
 
 def clone(face: Picture, frame: Picture, mask: Picture) -> Picture:
-    """Return the face in its frame as OpenCV's seamless clone puts it there; as it is where that fails."""
+    """Return the face in its frame as OpenCV's seamless clone puts it there; unchanged if that fails."""
     cv2 = opencv()
     levels = [(mask > step / 10).astype(np.uint8) * 255 for step in range(1, 10)]
     chosen = next((level for level in levels if level.any()), None)
@@ -387,7 +387,7 @@ def clone(face: Picture, frame: Picture, mask: Picture) -> Picture:
 def rework(
     face: Picture, target: Picture, area: Picture, settings: MergeSettings, numbers: Any, motion: Motion
 ) -> Picture:
-    """Return a face that was put in and cut out again, with what is done to it then."""
+    """Return a face that was put in and cut out again, with the changes made to it."""
     if "seamless" in settings.mode and settings.colours != "none":
         face = recolour(face, target, area, settings.colours, numbers)
     if settings.mode == "seamless-hist-match":

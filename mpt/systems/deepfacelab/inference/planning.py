@@ -19,7 +19,7 @@ from mpt.precision.shared.choice import DTYPES
 MOST = 64
 """More faces at once gain nothing."""
 CONTEXT_BYTES = 512 * 2**20
-"""What a CUDA context and the libraries' workspaces take alongside the tensors."""
+"""Memory of a CUDA context and the libraries' workspaces alongside the tensors."""
 
 
 def largest_batch(trained: Trained, dtype: str | None, budget_bytes: int) -> tuple[int, int]:

@@ -6,9 +6,9 @@ the resolution from four convolutions, `t` adds a stage and residuals, `c` uses 
 
 Three things differ from the published code without changing a value. depth_to_space is `pixel_shuffle`, the
 convolution before it having its outputs permuted. The shuffle comes before the activation, which is elementwise. And
-the rectifier keeps its output for the backward pass instead of its input: that output is what the next convolution
-keeps anyway, so a stage holds one tensor where it held three. Images are RGB in [0, 1]; DeepFaceLab's are BGR, which
-the conversion turns round.
+the rectifier keeps its output for the backward pass instead of its input: the next convolution
+keeps that output anyway, so a stage holds one tensor where it held three. Images are RGB in [0, 1]; DeepFaceLab's are
+BGR, which the conversion turns round.
 
 Shapes: b batch, c channels, h height, w width, f flat features.
 """
@@ -257,7 +257,7 @@ class LIAEAutoencoder(nn.ModuleDict):
 
 
 class CodeDiscriminator(nn.Module):
-    """Tell the two identities' codes apart; the source's code learns to pass for the destination's ("true face")."""
+    """Distinguish the two identities' codes; the source's code learns to pass for the destination's ("true face")."""
 
     def __init__(self, channels: int, code_size: int, width: int = 256) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
 
 
 def units(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the repeated stages, in the order they run: what recomputation wraps."""
+    """Yield the repeated stages, in the order they run, for recomputation."""
     for child in module.modules():
         if isinstance(child, Downscale | Upscale | Residual):
             yield child

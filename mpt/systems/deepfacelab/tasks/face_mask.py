@@ -29,7 +29,7 @@ OUTSIDE = (0.0, 1.0, 0.0)
 
 
 class Settings(Options):
-    """What is shown of the training."""
+    """Previews of the training."""
 
     preview_count: int = Field(6, ge=1)
     """Faces in a preview: the face under its painted mask, the drawn mask, the face under it."""
@@ -121,7 +121,7 @@ def structure_error(logits: Tensor, picture: Tensor) -> Tensor:
 
 
 def shade(face: Tensor, mask: Tensor) -> Tensor:
-    """Return faces with what is outside of their mask half hidden."""
+    """Return faces with everything outside their mask dimmed."""
     outside = torch.tensor(OUTSIDE, device=face.device).view(1, 3, 1, 1)
     return face * mask + (0.5 * face + 0.5 * outside) * (1 - mask)
 

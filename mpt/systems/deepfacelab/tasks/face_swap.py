@@ -25,7 +25,7 @@ DATASET = "procedural_faces"
 
 
 class Settings(Options):
-    """What the losses look at; powers of the discriminators belong to the model."""
+    """Settings of the losses; powers of the discriminators belong to the model."""
 
     masked_training: bool = True
     """Compare faces under their mask only."""
@@ -41,7 +41,7 @@ class Settings(Options):
 
 
 class Autoencoder(Protocol):
-    """What both families of model can do. A drawn face is (image, mask)."""
+    """The methods of both families of model. A drawn face is (image, mask)."""
 
     def encode_src(self, image: Tensor) -> Tensor: ...
 
@@ -119,7 +119,7 @@ class FaceSwap(Legend):
         return [Phase(name, module, optimizers[name], functions[name]) for name, module in self.trainable.items()]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
-        """Smooth the targets' surround if that is asked for. What is random was drawn with the data."""
+        """Smooth the targets' surround if that is asked for. Random numbers were drawn with the data."""
         if not self.settings.blur_out_mask:
             return batch
         smoothed = {
@@ -130,11 +130,11 @@ class FaceSwap(Legend):
 
     @property
     def draws_by_shape(self) -> bool:
-        """Nothing is drawn; the targets are looked into where their surround is smoothed."""
+        """Nothing is drawn; the targets' values are used if their surround is smoothed."""
         return not self.settings.blur_out_mask
 
     def autoencoder_losses(self, batch: Batch) -> Iterator[Loss | list[Loss]]:
-        """Yield the source's losses, with what the discriminators say of it, then the destination's and the styles'."""
+        """Yield the source's losses, with those of the discriminators, then the destination's and the styles'."""
         with resting(self.resting):
             yield from self.drawing_losses(batch)
 
@@ -325,7 +325,7 @@ def resting(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def describe_masks(masks: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Say where the faces' masks come from; None if the data do not tell."""
+    """Name the sources of the faces' masks; None if the data do not record them."""
     words = {
         "xseg": "painted XSeg masks",
         "polygons": "painted polygons",

@@ -45,7 +45,7 @@ class Command:
     input: Annotated[tuple[str, ...], typer.Option(metavar="[NAME=]PATH")] = ()
     """A picture, a folder or a video; once for each camera, rgb=PATH ir=PATH."""
     output: Annotated[str | None, typer.Option("--output", "-o", metavar="DIR")] = None
-    """Where to write; by default detections/ in the run."""
+    """The folder to write; by default detections/ in the run."""
     half: bool = False
     """Weights in half, and say how far the boxes are from float32's."""
     dtype: str | None = None

@@ -29,7 +29,7 @@ class Command:
     overrides: Annotated[tuple[str, ...], typer.Argument(metavar="KEY=VALUE", show_default=False)] = ()
     """Changes, such as dataset.root=/data/other or task.agnostic=true."""
     output: Annotated[str | None, typer.Option("--output", "-o", metavar="DIR")] = None
-    """Where to write; by default the run's folder."""
+    """The folder to write; by default the run's folder."""
     batch_size: Annotated[int | None, typer.Option(min=1)] = None
     """Samples at once."""
     device: Device = None

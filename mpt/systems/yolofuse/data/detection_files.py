@@ -6,12 +6,12 @@ Layouts that are found by themselves below `root`, with `train` and one of `val`
     visible/train/a.jpg  infrared/train/a.jpg   Annotations/a.xml       LLVIP as published
     train/images/a.jpg   train/imagesIR/a.jpg   train/labels/a.txt      YOLO as Roboflow exports it
 
-A YOLO data file (`data.yaml`) as `root` says where the splits are, in folders or lists of pictures, and names the
-classes (`yolo_data_file`). Others are named with `images`, `infrared` and `labels`, where `{split}` is replaced by the
-split's folder; labels that end in .json are COCO's, and without a folder of one of these layouts their pictures are
+A YOLO data file (`data.yaml`) as `root` names the splits, in folders or lists of pictures, and names the
+classes (`yolo_data_file`). Others are named with `images`, `infrared` and `labels`, in which `{split}` is replaced by
+the split's folder; labels that end in .json are COCO's, and without a folder of one of these layouts their pictures are
 those that the file lists. Labels belong to the visible picture; the infrared one has the same name in its own folder.
 
-What is wrong with a pair (no partner, no or a bad label file, pictures of two sizes, a file that cannot be decoded)
+A fault of a pair (no partner, no or a bad label file, pictures of two sizes, a file that cannot be decoded)
 stops the run by name, or with `on_bad: skip` the sample is left out, and `bad_files` says which and why.
 """
 
@@ -73,9 +73,9 @@ class Settings(SceneOptions):
     labels: str | None = None
     """Folder of the label files, or a COCO file, such as `annotations/instances_{split}.json`."""
     height: int | None = Field(None, ge=32, multiple_of=32)
-    """Height of the pictures in pixels where they are not square; `image_size` is then their width."""
+    """Height of the pictures in pixels if they are not square; `image_size` is then their width."""
     on_bad: Literal["stop", "skip"] = "stop"
-    """What happens at a pair that cannot be used."""
+    """Treatment of a pair that cannot be used."""
     missing_label: Literal["bad", "empty"] = "bad"
     """Whether a picture without a label file is bad, or has no objects."""
     most_boxes: int | None = Field(None, ge=1)
@@ -148,7 +148,7 @@ def _layout(settings: Settings, largest: int, classes: Sequence[str], split: str
 
 
 def build(settings: Settings, split: str, seed: int) -> DetectionFiles:
-    """Return one split. Raises DataError for the missing parts, and for what is bad unless it is skipped."""
+    """Return one split. Raises DataError for the missing parts, and for bad pairs unless they are skipped."""
     check_common(settings.image_size, settings.height, settings.canvas)
     file = data_file_of(settings)
     listed = file is not None and names_lists(file, split)
@@ -199,7 +199,7 @@ def names_lists(file: DataFile, split: str) -> bool:
 
 
 def told_by_data_file(settings: Settings, file: DataFile, split: str | None) -> Settings:
-    """Return the settings with what a data file says; those that are set as well win.
+    """Return the settings with those of a data file; those that are set as well win.
 
     `split` is one that is a folder, None for one that lists pictures. Raises ConfigError for classes that differ from
     the file's, and for folders that are set together with a list.

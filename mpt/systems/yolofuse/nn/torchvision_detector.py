@@ -53,7 +53,7 @@ NO_SIZE = "ssd300_vgg16"
 
 
 class Settings(ModelOptions):
-    """The camera, the size of the pictures, and what the network's constructor is given."""
+    """The camera, the size of the pictures, and the arguments of the network's constructor."""
 
     camera: Literal["rgb", "ir"] = "rgb"
     """The camera whose pictures are used; a grey picture is given in three equal channels."""
@@ -83,7 +83,7 @@ class TorchvisionDetector(nn.Module):
         classes_bm: Tensor | None = None,
         valid_bm: Tensor | None = None,
     ) -> dict[str, Tensor] | tuple[Tensor, Tensor]:
-        """Return the losses by name if boxes are given (in training mode), else what is detected.
+        """Return the losses by name if boxes are given (in training mode), else the detections.
 
         Detected are boxes (b, n, 4) in pixels and scores (b, n, classes), n being `most_detections`; a box has a score
         for the one class that it was found for, and padding has none.

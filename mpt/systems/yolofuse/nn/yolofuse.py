@@ -1,10 +1,10 @@
 """YOLOFuse: a YOLO detector for one camera, or for a visible and an infrared one in seven ways of fusion.
 
-`fusion` says where the cameras meet: `data` before the network, as channels of one picture, `early` after each stage,
-`mid` at P3 to P5, `decision` in the head; `easy`, `deyolo` and `defa` are further published designs; `rgb` and `ir` are
-one camera. `family` is the network of `rgb`, `ir` and `data`: YOLOv8, YOLO11 or YOLO26. Every tensor has the
-published name and shape (tests/systems/yolofuse compares names, counts and outputs), so published state dicts load by
-name.
+`fusion` chooses the place at which the cameras meet: `data` before the network, as channels of one picture, `early`
+after each stage, `mid` at P3 to P5, `decision` in the head; `easy`, `deyolo` and `defa` are further published designs;
+`rgb` and `ir` are one camera. `family` is the network of `rgb`, `ir` and `data`: YOLOv8, YOLO11 or YOLO26. Every tensor
+has the published name and shape (tests/systems/yolofuse compares names, counts and outputs), so published state dicts
+load by name.
 
 The input is one picture tensor per camera, (b, 3 or 1, h, w) in [0, 1], sides divisible by 32. The output is the
 head's raw maps: see `yolo_head`.
@@ -36,11 +36,11 @@ BOX_BIAS = {"yolov8": 1.0, "yolo11": 1.0, "yolo26": 2.0}
 
 
 class Settings(ModelOptions):
-    """Which network, in which size, started from what."""
+    """The network, its size, and the weights to start from."""
 
     fusion: Fusion = "mid"
-    """Where the two cameras are joined; `rgb` and `ir` are one camera, `data` stacks both as channels of one
-    picture."""
+    """The place at which the two cameras are joined; `rgb` and `ir` are one camera, `data` stacks both as channels of
+    one picture."""
     family: Literal["yolov8", "yolo11", "yolo26"] = "yolov8"
     """The network of `fusion` rgb, ir and data; the other fusions have networks of their own."""
     scale: Literal["n", "s", "m", "l", "x"] = "n"

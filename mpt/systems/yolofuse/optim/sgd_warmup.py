@@ -7,7 +7,7 @@ schedule in epochs, this one in steps; the published recipe is otherwise the sam
 
 If a card holds batches of 16 only, YOLO accumulates 64 / 16 = 4 of them per step, and in the warm-up fewer, from one
 on: `accumulation`. The warm-up then counts those batches, not steps. Batches are counted in the optimizer's groups, and
-`batches_of_step` says how many the next step has: task `detect` takes so much of what it is given, and leaves the rest.
+`batches_of_step` says how many the next step has: task `detect` takes that many of its samples, and leaves the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Settings(OptimizerOptions):
     nesterov: bool = True
     """Use Nesterov momentum."""
     no_decay: list[Literal["bias", "norm"]] = Field(["bias", "norm"])
-    """What does not decay."""
+    """Groups without weight decay."""
     clip_grad_norm: float | None = Field(10.0, gt=0)
     schedule: Literal["constant", "cosine", "linear", "one_cycle"] = "linear"
     warmup: int = Field(100, ge=0)
@@ -44,9 +44,9 @@ class Settings(OptimizerOptions):
     warmup_momentum: float = Field(0.8, ge=0, lt=1)
     """Momentum at the start of the warm-up."""
     warmup_bias_lr: float = Field(0.1, ge=0)
-    """Where the rate of the biases starts."""
+    """Initial rate of the biases."""
     last_lr: float = Field(0.01, ge=0, le=1)
-    """Where the schedule ends, as a share of the rate."""
+    """End of the schedule, as a share of the rate."""
     foreach: bool | None = None
     """One kernel over many tensors: faster, with a copy of the parameters' size at its peak. null lets torch choose."""
 
@@ -142,6 +142,6 @@ def build(settings: Settings, parameters: Parameters) -> Optimizer:
     )
     optimizer.settings = settings
     if settings.accumulation > 1:
-        for group in optimizer.param_groups:  # where the task finds them, whatever the optimizer is wrapped in
+        for group in optimizer.param_groups:  # so that the task finds them, whatever the optimizer is wrapped in
             group.update(warmup=settings.warmup, accumulation=settings.accumulation)
     return optimizer

@@ -2,7 +2,7 @@
 
 The loss is YOLOv8's (`losses/detection.py`), in float32, normalised by the sum of the target scores of the whole batch
 and multiplied by the batch size, as published; micro-batches add up to the same. Average precision is COCO's; alongside
-it stands the way of the article's software, which reads higher and is for comparing with its table only.
+it is computed as in the article's software, which reads higher and is for comparing with its table only.
 
 A network with a one-to-one head (YOLO26) learns by both heads: the share of one-to-many falls from epoch to epoch. Its
 detections are the best places, without suppression. A teacher's answers may be learnt in addition (`losses/shared/
@@ -60,7 +60,7 @@ LETTERBOX = (
 
 
 class Settings(Options):
-    """Gains of the loss, and what counts as detected."""
+    """Gains of the loss, and thresholds of detection."""
 
     box_gain: float = Field(7.5, ge=0)
     """Gain of the box regression loss (CIoU)."""
@@ -85,15 +85,15 @@ class Settings(Options):
     multi_scale: float = Field(0.0, ge=0, lt=1)
     """Train on pictures up to this much smaller and larger, another size at each step."""
     confidence: float = Field(0.25, gt=0, lt=1)
-    """Least score of what is shown and inferred."""
+    """Least score of shown and inferred boxes."""
     iou: float = Field(0.45, gt=0, lt=1)
-    """IoU from which the worse of two boxes is dropped in what is shown and inferred."""
+    """IoU from which the worse of two boxes is dropped in shown and inferred boxes."""
     agnostic: bool = False
     """Drop overlapping boxes across classes too."""
     most_detections: int = Field(300, ge=1)
     """Detections per picture."""
     tile_overlap: float = Field(0.25, ge=0, lt=0.9)
-    """Share of a tile that overlaps the next one, where a picture is larger than the network's input
+    """Share of a tile that overlaps the next one, if a picture is larger than the network's input
     (`dataset.canvas`); objects up to this size are found whole."""
 
 
@@ -140,7 +140,7 @@ class Detect(Legend, Exports):
         return [Phase("net", self.net, optimizers["net"], self.losses, normalised=True)]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
-        """Take of the batch what the optimizer's warm-up asks for, note its size, resize it where sizes change."""
+        """Take the samples that the optimizer's warm-up asks for, note their number, resize them if sizes change."""
         first = next(iter(batch.values()))
         share = share_of_batch(phase.optimizer)
         if share < 1 and not isinstance(first, FakeTensor):  # planned is the whole
@@ -152,7 +152,7 @@ class Detect(Legend, Exports):
 
     @property
     def draws_by_shape(self) -> bool:
-        """Pictures are looked into where their size changes, and fewer are taken where an optimizer accumulates."""
+        """Pictures are resampled if their size changes, and fewer are taken if an optimizer accumulates."""
         return not self.settings.multi_scale and not self.accumulates
 
     def resize(self, batch: Batch) -> Batch:
@@ -181,7 +181,7 @@ class Detect(Legend, Exports):
         parts = self.gained(sums)
         if self.one_to_one:
             once = self.sums(raw[levels:], *truth, once=True)
-            # All losses of a part have one normaliser; what is divided by another one is multiplied by it here.
+            # All losses of a part have one normaliser; losses divided by another one are multiplied by it here.
             share, factor = self.share_of_many, weight.clamp(min=1) / once.normaliser.clamp(min=1)
             parts = {f"many_{name}": share * value for name, value in parts.items()}
             parts |= {name: (1 - share) * factor * value for name, value in self.gained(once).items()}
@@ -264,7 +264,7 @@ class Detect(Legend, Exports):
         return decode(found, self.net.strides, self.bins)  # type: ignore[arg-type]
 
     def detections(self, batch: Batch) -> Tensor:
-        """Return (b, n, 6): corners in pixels, score, class, of what is shown and inferred; score 0 is padding."""
+        """Return (b, n, 6): corners in pixels, score, class, of shown and inferred boxes; score 0 is padding."""
         return self.shown(*self.predict(batch), self.is_tiled(batch))
 
     def shown(self, boxes: Tensor, scores: Tensor, is_tiled: bool) -> Tensor:
@@ -274,7 +274,8 @@ class Detect(Legend, Exports):
         return self.chosen(boxes, scores, how, is_tiled)
 
     def chosen(self, boxes: Tensor, scores: Tensor, how: Suppression, is_tiled: bool = False) -> Tensor:
-        """Return (b, n, 6): what suppression keeps, or the best places of a one-to-one head, which needs none.
+        """Return (b, n, 6): the boxes that suppression keeps, or the best places of a one-to-one head, which needs
+        none.
 
         Tiles show the same object more than once, to any head.
         """
@@ -288,7 +289,7 @@ class Detect(Legend, Exports):
         return {"found": found, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}}
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
-        """Return mAP, and precision and recall where F1 is best."""
+        """Return mAP, and precision and recall at the best F1."""
         pictures = gather_pictures(evidence)
         limit = self.settings.most_detections
         coco = measure(pictures, len(self.classes), "coco", limit)
@@ -308,7 +309,7 @@ class Detect(Legend, Exports):
         return figures
 
     def preview(self, batch: Batch) -> Tensor | None:
-        """Return the cameras side by side with what is detected in each pair."""
+        """Return the cameras side by side with the detections in each pair."""
         drawn = torch.stack(list(self.drawn(batch, self.detections(batch))))
         if not self.is_tiled(batch):
             return drawn

@@ -1,4 +1,4 @@
-"""Masks of an XSeg into faces: what `mpt deepfacelab xseg-apply` does."""
+"""Write masks of an XSeg into faces: the work of `mpt deepfacelab xseg-apply`."""
 
 from __future__ import annotations
 

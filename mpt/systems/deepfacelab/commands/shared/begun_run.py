@@ -1,4 +1,4 @@
-"""What a run begins with that was trained elsewhere."""
+"""The first files of a run that was trained elsewhere."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""SAEHD to and from DeepFaceLab: what `mpt deepfacelab leras-to-torch` and `torch-to-leras` do.
+"""SAEHD to and from DeepFaceLab: the work of `mpt deepfacelab leras-to-torch` and `torch-to-leras`.
 
 DeepFaceLab keeps a file per network and per optimizer in its model folder, all beginning with the model's name
 (`new_SAEHD_encoder.npy`). To torch they become a run: a folder that `mpt infer` and `mpt train --resume` take, with the
-options, the iteration and the state of the optimizers. What has no place in a run is kept in it as it was, in
-`deepfacelab/`, and goes back with it: `_data.dat` with the changes, its loss history grown, the rest untouched.
+options, the iteration and the state of the optimizers. Files that have no place in a run are kept in it as they were,
+in `deepfacelab/`, and go back with it: `_data.dat` with the changes, its loss history grown, the rest untouched.
 
-Weights do not tell everything. Without a `_data.dat` the options `u` and `c` are read from `_summary.txt` or given as
-`archi`, and a GAN's patch size must be given in a configuration.
+Weights do not determine everything. Without a `_data.dat` the options `u` and `c` are read from `_summary.txt` or given
+as `archi`, and a GAN's patch size must be given in a configuration.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from mpt.systems.deepfacelab.nn.weights.leras_weights import (
 DISCRIMINATORS = {"code_discriminator": ("code_discriminator", "dis"), "patch_discriminator": ("GAN", "D_src")}
 """Our module -> its file and its name in optimizer keys."""
 OPTIMIZERS = {"autoencoder": "src_dst_opt", "code_disc": "D_code_opt", "patch_disc": "GAN_opt"}
-"""What we train -> its optimizer's file."""
+"""Trained part -> its optimizer's file."""
 TRAINED = {"code_disc": "code_discriminator", "patch_disc": "patch_discriminator"}
 KINDS = (frozenset({"ms", "vs"}), frozenset({"acc"}))
 SRC, DST = Path("data_src/aligned"), Path("data_dst/aligned")
-"""Where DeepFaceLab's workspace has its faces, alongside the folder of models."""
+"""The folders of faces in DeepFaceLab's workspace, alongside the folder of models."""
 
 
 def leras_to_torch(
@@ -110,7 +110,7 @@ def leras_to_torch(
 def choose_config(
     folder: Folder, data: Mapping[str, Any] | None, found: Mapping[str, Any], archi: str | None, config: Path | None
 ) -> Config:
-    """Return the configuration that was named, else what the model's options say, else what its weights tell."""
+    """Return the configuration that was named, else one from the model's options, else one from its weights."""
     if config is not None:
         return load_config(config)
     if data is not None:
@@ -119,7 +119,7 @@ def choose_config(
 
 
 def load_autoencoder(run: Run, folder: Folder, files: Mapping[str, Arrays]) -> None:
-    """Load the autoencoder's weights from its files. Raises CheckpointError where one is missing."""
+    """Load the autoencoder's weights from its files. Raises CheckpointError if one is missing."""
     weights: dict[str, Tensor] = {}
     for name, network in run.task.modules["autoencoder"].named_children():
         if name not in files:
@@ -175,7 +175,7 @@ def config_of_data(data: Mapping[str, Any], folder: Folder, archi: str | None) -
         sections["model"]["archi"] = archi
     workspace = folder.path.resolve().parent
     sections["dataset"] |= {"name": "faceset", "src": str(workspace / SRC), "dst": str(workspace / DST)}
-    # As DeepFaceLab goes on: it trains on all faces, and looks at applied masks, not at polygons.
+    # As DeepFaceLab continues: it trains on all faces, and looks at applied masks, not at polygons.
     sections["dataset"] |= {"hold_out_every": 0, "mask": "xseg"}
     sections["model"] |= {"name": "saehd"}
     if folder.is_quick:

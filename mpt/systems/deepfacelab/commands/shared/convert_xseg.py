@@ -63,7 +63,7 @@ KEPT_STATE = "acc"
 
 
 def xseg_to_torch(folder: Folder, output: Path, config_path: Path | None, workspace: tuple[Path, Path]) -> Path:
-    """Make a run of an XSeg and return its folder. Raises what `leras_to_torch` raises."""
+    """Make a run of an XSeg and return its folder. Raises the errors of `leras_to_torch`."""
     data = folder.read_data()
     arrays = folder.read(WEIGHTS)
     assert arrays is not None, "found by its file"
@@ -143,7 +143,7 @@ def load_averages(optimizer: torch.optim.Optimizer, network: nn.Module, arrays: 
 def torch_to_xseg(
     directory: RunDirectory, config: Config, loaded: LoadedCheckpoint, output: Path, name: str | None, replace: bool
 ) -> Path:
-    """Write an XSeg's checkpoint as a DeepFaceLab model and return the folder. Raises what `torch_to_leras` raises."""
+    """Write an XSeg's checkpoint as a DeepFaceLab model and return the folder. Raises as `torch_to_leras`."""
     check_size(config)
     if name not in (None, XSEG_NAME):
         raise ConfigError(f"--name {name}: DeepFaceLab has one XSeg in a folder, which is called {XSEG_NAME}")

@@ -1,4 +1,4 @@
-"""Frames to aligned faces: what `mpt deepfacelab extract` does, with a record by which a stopped one continues."""
+"""Frames to aligned faces: the work of `mpt deepfacelab extract`, with a record by which a stopped one continues."""
 
 from __future__ import annotations
 

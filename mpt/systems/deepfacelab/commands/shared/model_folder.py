@@ -1,4 +1,4 @@
-"""A folder of DeepFaceLab's models: which files are one model's, and what of them a run keeps to give back.
+"""A folder of DeepFaceLab's models: which files are one model's, and those that a run keeps to give back.
 
 All of a model's files begin with its name (`foo_SAEHD_encoder.npy`).
 """
@@ -26,16 +26,16 @@ from mpt.systems.deepfacelab.nn.facelib.xseg import SIDE
 from mpt.systems.deepfacelab.nn.weights.leras_weights import Arrays
 
 KEPT = "deepfacelab"
-"""Folder of a run for what came with its model and has no place elsewhere."""
+"""Folder of a run for files that came with its model and have no place elsewhere."""
 OTHER_CLASSES = ("_AMP_",)
 """How names of models end whose files are called like SAEHD's and hold others."""
 QUICK = "_Quick96_"
 """How the name of a Quick96 ends."""
 XSEG_NAME = "XSeg"
 XSEG = f"{XSEG_NAME}_"
-"""What the files of an XSeg, of which a folder holds one, begin with."""
+"""Prefix of the files of an XSeg, of which a folder holds one."""
 DEFAULTS = "SAEHD_default_options.dat"
-"""What DeepFaceLab offers for the next new model in a folder."""
+"""The name that DeepFaceLab offers for the next new model in a folder."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def find_model(model_dir: Path, name: str | None = None) -> Folder:
 
 
 def explain_choice(model_dir: Path, found: list[str], convertible: list[str], name: str | None) -> str:
-    """Return why no one model of a folder can be told from its files."""
+    """Return the reason if a folder's files do not determine one model."""
     named = ", ".join(prefix.rstrip("_") for prefix in convertible)
     if name is not None and convertible:
         return f"holds no single model {name}, but {named}"
@@ -124,7 +124,7 @@ def model_files(folder: Folder) -> list[Path]:
 
 
 def keep_others(folder: Folder, kept: Path, used: set[Path]) -> None:
-    """Copy what of a model has no place in a run, such as its `_data.dat`, so that nothing is lost on the way back."""
+    """Copy files of a model without a place in a run, such as its `_data.dat`, for the way back."""
     others = [path for path in folder.path.glob(f"{glob.escape(folder.prefix)}*") if path.is_file()]
     others += [path for path in [folder.path / DEFAULTS] if path.is_file() and not folder.is_xseg]
     with failures_explained(kept):
@@ -148,7 +148,7 @@ def is_harmless(path: Path) -> bool:
 
 
 def restore_others(kept: Folder, folder: Folder, written: set[str]) -> None:
-    """Copy what came with the model and is not written anew, under the model's name, into a folder that is staged."""
+    """Copy files that came with the model and are not written anew, under its name, into a staged folder."""
     written = {f"{part}.npy" for part in written} | {"data.dat", "summary.txt"}
     for path in sorted(kept.path.iterdir()):
         part = path.name.removeprefix(kept.prefix)
@@ -160,7 +160,7 @@ def restore_others(kept: Folder, folder: Folder, written: set[str]) -> None:
 
 
 def kept_folder(path: Path) -> Folder | None:
-    """Return the folder of what came with a converted run."""
+    """Return the folder of files that came with a converted run."""
     found = sorted(file.name.removesuffix("data.dat") for file in path.glob("*_data.dat"))
     return Folder(path, found[0]) if found else None
 

@@ -1,7 +1,7 @@
-"""A model's folder is switched from one model to the next at once, and what was there is kept as a backup.
+"""A model's folder is switched from one model to the next at once, and the previous content is kept as a backup.
 
 A model is many files, and DeepFaceLab opens whatever lies under its name: new encoders alongside old decoders would be
-a model that nobody trained. So the whole folder is made anew alongside the old one: what belongs to others is linked
+a model that nobody trained. So the whole folder is made anew alongside the old one: files of other models are linked
 into it, the model that is replaced is linked into its newest backup, and the new model is written and synced. Then the
 two folders change names in one step. A kill or a full disk at any moment leaves the old folder or the new one.
 
@@ -30,7 +30,7 @@ from mpt.run.process.operating_system import exchange, lock, opened
 from mpt.systems.deepfacelab.commands.shared.model_folder import Folder, model_files
 
 BEGUN = ".mpt-return-"
-"""What the name of a folder begins with in which a return is prepared."""
+"""Prefix of the folder in which a return is prepared."""
 NEW, OLD, NOTE = "new", "old", "note.json"
 """In it: the folder that is made, the one that is set aside, and which one is to be replaced."""
 BACKUPS = 24
@@ -41,8 +41,8 @@ BACKUPS = 24
 def replacing(folder: Folder) -> Iterator[Folder]:
     """Yield a folder to write a model into. At the end of the block, if it ends well, it is `folder`, at once.
 
-    Files must be new in it and synced: what it has already is shared with the folder that it replaces. Raises
-    InputOutputError, leaving everything as it was.
+    Files must be new in it and synced: the files that it has already are shared with the folder that it replaces.
+    Raises InputOutputError, leaving everything as it was.
     """
     target = folder.path.resolve()
     if os.path.ismount(target):
@@ -84,7 +84,7 @@ def held(target: Path) -> Iterator[None]:
 
 
 def link_all(old: Folder, new: Path) -> None:
-    """Fill a new folder with what the old one has: the model as its newest backup, the rest as it is."""
+    """Fill a new folder with the files of the old one: the model as its newest backup, the rest as it is."""
     replaced = model_files(old)
     backups = f"{old.prefix.rstrip('_')}_autobackups"
     for path in sorted(old.path.iterdir()):
@@ -111,7 +111,7 @@ def link_backups(old: Path, new: Path) -> None:
 
 
 def link(old: Path, new: Path) -> None:
-    """Give a file or all files of a folder a second name; copy where the file system has no second names."""
+    """Give a file or all files of a folder a second name; copy if the file system has no second names."""
     if old.is_dir() and not old.is_symlink():
         new.mkdir()
         shutil.copymode(old, new)
@@ -152,7 +152,7 @@ def switch(target: Path, workplace: Path) -> None:
 
 
 def write_note(folder: Folder, workplace: Path) -> None:
-    """Write down which folder is to be replaced, and what was in it when it was linked."""
+    """Write down which folder is to be replaced, and its contents when it was linked."""
     files = {path.name: signature(path) for path in folder.path.iterdir() if path.is_file()}
     replaced = [path.name for path in model_files(folder)]
     note = {"folder": identity(folder.path), "files": files, "replaced": replaced, "backup": newest_backup(folder)}
@@ -171,7 +171,7 @@ def read_note(workplace: Path) -> dict[str, Any]:
 
 
 def newest_backup(folder: Folder) -> str:
-    """Return where in a folder DeepFaceLab has the newest backup of its model."""
+    """Return the place of DeepFaceLab's newest backup of its model in a folder."""
     return f"{folder.prefix.rstrip('_')}_autobackups/01"
 
 
@@ -188,7 +188,7 @@ def signature(path: Path) -> str:
 
 
 def recover(target: Path) -> None:
-    """Undo or finish what killed returns to this folder left alongside it."""
+    """Undo or finish killed returns to this folder."""
     for workplace in sorted(target.parent.glob(f"{BEGUN}{glob.escape(target.name)}-*")):
         if workplace.is_dir() and not workplace.is_symlink():
             with failures_explained(target):
@@ -196,7 +196,7 @@ def recover(target: Path) -> None:
 
 
 def clean(workplace: Path, target: Path) -> None:
-    """Remove what a return prepared, or what it replaced; nothing else.
+    """Remove the files that a return prepared or replaced; nothing else.
 
     A folder set aside goes back if nothing took its place. A file that came into a folder while it was being replaced
     is moved to the new one.

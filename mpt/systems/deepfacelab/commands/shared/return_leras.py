@@ -1,4 +1,4 @@
-"""A run becomes a DeepFaceLab model again: what `mpt deepfacelab torch-to-leras` does.
+"""A run becomes a DeepFaceLab model again: the work of `mpt deepfacelab torch-to-leras`.
 
 The model replaces one of its name only if it is the same model and no older, unless told otherwise; see `model_switch`
 for how.
@@ -51,7 +51,7 @@ from mpt.systems.deepfacelab.data.leras.model_data import (
 from mpt.systems.deepfacelab.nn.weights.leras_weights import Arrays, network_to_leras, optimizer_to_leras, recognize
 
 KINDS = {"adabelief": ("ms", "vs"), "rmsprop_leras": ("acc",)}
-"""What the optimizers that DeepFaceLab has keep of every weight."""
+"""State of DeepFaceLab's optimizers for every weight."""
 PARTS = ("mask", "eyes_mouth", "face")
 HISTORY = (
     ("src", *(f"src_{part}" for part in PARTS), "style", "face_style", "background_style"),
@@ -123,7 +123,7 @@ def refuse_replacing(target: Folder, config: Config, step: int) -> None:
 
 
 def describe_model(folder: Folder) -> tuple[dict[str, Any], int]:
-    """Return the options of a model that make its shape, as far as its files tell, and its iteration.
+    """Return the options of a model that make its shape, as far as its files show, and its iteration.
 
     CheckpointError for damaged files.
     """
@@ -133,7 +133,7 @@ def describe_model(folder: Folder) -> tuple[dict[str, Any], int]:
     parts = ("encoder", "inter", "inter_AB", "decoder_src", "decoder")
     found = recognize({part: arrays for part in parts if (arrays := folder.read(part)) is not None})
     found["resolution"] = found.pop("image_size")
-    del found["archi"]  # weights do not tell u and c
+    del found["archi"]  # weights do not determine u and c
     optimizer = folder.read("src_dst_opt") or {}
     return found, int(optimizer["iters:0"].reshape(-1)[0]) if "iters:0" in optimizer else 0
 
@@ -173,7 +173,7 @@ def write_optimizers(
 def model_data(kept: Folder | None, config: Config, directory: RunDirectory, step: int) -> dict[str, Any]:
     """Return a model's `_data.dat`: the one that came with the run with the changes, or a new one.
 
-    One that is where the model goes is another training's, or what an earlier return wrote: nothing of it is taken.
+    One that is where the model goes is another training's, or of an earlier return: nothing of it is taken.
     """
     settings = config.to_data()
     base = kept.read_data() if kept else None
@@ -217,7 +217,7 @@ def optimizer_arrays(module: nn.Module, trained: str, saved: Mapping[str, Any], 
     order = [index for group in saved["param_groups"] for index in group["params"]]
     by_name = {}
     for (name, parameter), index in zip(module.named_parameters(), order, strict=True):
-        # What was never trained (all before the first step, inter_AB without random warp) has no state yet;
+        # A part that was never trained (all before the first step, inter_AB without random warp) has no state yet;
         # DeepFaceLab has zeros.
         zeros = {kind: torch.zeros(parameter.shape) for kind in kinds} if index not in tensors else {}
         by_name[name] = tensors.get(index) or zeros

@@ -35,7 +35,7 @@ TINY = 1e-5
 
 
 class Normals(Protocol):
-    """What draws normal numbers: any of NumPy's generators."""
+    """A source of normal numbers: any of NumPy's generators."""
 
     def normal(self, *, size: Any) -> Any: ...
 
@@ -123,7 +123,7 @@ def symmetric_root(matrix: Picture) -> Picture:
 def iterate_distribution(image: Picture, reference: Picture, rotations: Iterable[Picture]) -> Picture:
     """Match the histograms along the axes of rotations (3, 3), one after another, each time a 20th of the way.
 
-    What lies in an axis' lowest bin is sent to zero, as in DeepFaceLab.
+    The values in an axis' lowest bin are sent to zero, as in DeepFaceLab.
     """
     points, wanted = image.reshape(-1, 3).astype(np.float64), reference.reshape(-1, 3).astype(np.float64)
     for axes in rotations:

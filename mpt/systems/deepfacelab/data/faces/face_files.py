@@ -1,7 +1,7 @@
 """Read aligned faces from disk: DeepFaceLab's JPGs with their metadata, its faceset.pak, and plain images with masks.
 
 DeepFaceLab keeps a pickled dict in each JPG's APP15 segment: the face type, 68 landmarks in the picture, and possibly
-what its owner painted: an XSeg mask, which is an encoded image, or polygons. It is read by `restricted_pickle`, never
+its owner's painting: an XSeg mask, which is an encoded image, or polygons. It is read by `restricted_pickle`, never
 unpickled. A faceset.pak is a version, a pickled list of settings, offsets and the JPGs one after another; its settings
 are before the JPGs' own. Without metadata, a folder must hold `masks/NAME.png` for each image.
 """
@@ -31,7 +31,7 @@ from mpt.systems.deepfacelab.data.leras.restricted_pickle import read_pickle
 SUFFIXES = (".jpg", ".jpeg", ".png")
 MOST_PIXELS = 4096 * 4096
 MOST_COORDINATE = 1 << 16
-"""How far a landmark or a corner of a polygon may be: what is drawn from it takes as many steps."""
+"""The largest coordinate of a landmark or a corner of a polygon: drawing takes as many steps."""
 METADATA_MARKER = 0xEF
 LARGEST_SETTINGS_BYTES = 1 << 28
 """Of a pack: a few kilobytes for each face, and its painted mask."""
@@ -46,7 +46,7 @@ ENUMERATIONS = (
 
 @dataclass(frozen=True)
 class FaceFile:
-    """One face on disk: where its bytes are, and what its metadata say. `mask_path` is for plain images."""
+    """One face on disk: the place of its bytes, and its metadata. `mask_path` is for plain images."""
 
     path: Path
     name: str
@@ -79,7 +79,7 @@ class FaceFile:
             return file.read(self.length)
 
     def load(self, size: int, face_type: str | None = None, rule: str = "painted") -> Tensor:
-        """Return RGB, mask and eyes-and-mouth, float32 (5, size, size), cut to a type of face where one is given.
+        """Return RGB, mask and eyes-and-mouth, float32 (5, size, size), cut to a type of face if one is given.
 
         `rule` says which mask, see `faceset.Settings.mask`. DataError when the file is damaged.
         """
@@ -119,7 +119,7 @@ class FaceFile:
         return draw_polygons(self.polygons, hull) if found == "polygons" else hull
 
     def mask_kind(self, rule: str) -> str:
-        """Return where the face mask comes from: file, xseg, polygons or hull."""
+        """Return the source of the face mask: file, xseg, polygons or hull."""
         if self.mask_path is not None:
             return "file"
         if rule != "hull" and self.xseg_mask is not None:
@@ -196,7 +196,7 @@ def read_encoded(path: Path) -> bytes:
 
 
 def with_metadata(face: FaceFile, data: bytes, settings: Mapping[str, Any] | None = None) -> FaceFile:
-    """Return the face with what its JPG's metadata say, and a pack's settings if there are; unchanged without."""
+    """Return the face with its JPG's metadata, and a pack's settings if there are; unchanged without."""
     found = read_metadata(data, face.name)
     content = found or {}
     for key, value in (settings or {}).items():

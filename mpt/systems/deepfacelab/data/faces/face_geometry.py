@@ -1,8 +1,8 @@
 """Which square of a picture a face is, by its landmarks: DeepFaceLab's alignment and its types of faces.
 
-68 landmarks are fitted to a mean face by a similarity (Umeyama 1991). In the mean face's frame, where it fills the unit
-square, an aligned face is a square around the middle whose half side depends on the type: half a unit and the root of
-two times the type's padding. A whole face's square stands 0.07 higher; a head's stands 0.5 higher, and aside by how far
+68 landmarks are fitted to a mean face by a similarity (Umeyama 1991). In the mean face's frame, in which it fills the
+unit square, an aligned face is a square around the middle whose half side depends on the type: half a unit and the root
+of two times the type's padding. A whole face's square is 0.07 higher; a head's is 0.5 higher, and aside by how far
 the head is turned.
 """
 
@@ -29,7 +29,7 @@ TYPES = {
     "head": "head",
     "head_no_align": "head",
 }
-"""What metadata call a type -> what options call it. "no_align" squares are upright, which landmarks tell as well."""
+"""A type's name in metadata -> its name in options. "no_align" squares are upright, as landmarks show as well."""
 NUMBERS = {0: "half_face", 1: "midfull_face", 2: "full_face", 3: "full_face_no_align", 4: "whole_face"}
 NUMBERS |= {10: "head", 20: "head_no_align", 100: "mark_only"}
 """The members of DeepFaceLab's enumeration of types."""
@@ -48,7 +48,7 @@ MEAN_FACE = np.array(
         (0.726104, 0.780233),
     ]
 )  # fmt: skip
-"""Where the fitted landmarks of the mean face are, in its unit square."""
+"""The fitted landmarks of the mean face, in its unit square."""
 
 
 def face_matrix(landmarks: Points, size: int, face_type: str, scale: float = 1.0) -> Matrix:

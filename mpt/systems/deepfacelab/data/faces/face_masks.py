@@ -1,4 +1,4 @@
-"""Masks of a face, drawn from its landmarks or from what its owner painted, as DeepFaceLab draws them.
+"""Masks of a face, drawn from its landmarks or from its owner's painting, as DeepFaceLab draws them.
 
 All are float32 (side, side) in [0, 1], at the picture's own resolution: DeepFaceLab draws there and shrinks after.
 Points are cut down to whole pixels first, as it does. Filled polygons, dilation and blur follow OpenCV's definitions,
@@ -95,7 +95,7 @@ def soften(mask: Mask) -> Mask:
 
 
 def dilate(mask: Mask, size: int) -> Mask:
-    """Return where an ellipse of `size` pixels around a pixel touches the mask, which is 0 or 1; OpenCV's `dilate`."""
+    """Return the pixels at which an ellipse of `size` pixels touches the mask, which is 0 or 1; OpenCV's `dilate`."""
     height, width = mask.shape
     anchor = size // 2
     counts = np.pad(mask > 0, size).cumsum(axis=1, dtype=np.int32)

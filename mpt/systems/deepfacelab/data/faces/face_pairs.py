@@ -1,10 +1,10 @@
-"""Two identities side by side: what a face-swapping task is fed, whichever files or formulas the faces come from.
+"""Two identities side by side: the input of a face-swapping task, whichever files or formulas the faces come from.
 
 Sample i pairs a source face with a destination face that changes with the epoch; the identities need not have equally
 many. Training samples are moved and bent (`face_warp`); test samples are as they are, so their input is their
 target.
 
-Fields: `src_warped` and `src_target` (3 h w), `src_mask` and `src_eyes_mouth` (1 h w), the same for `dst`, and, where
+Fields: `src_warped` and `src_target` (3 h w), `src_mask` and `src_eyes_mouth` (1 h w), the same for `dst`, and, if
 the true swap is known, `swap_target` and `swap_mask`.
 """
 

@@ -7,7 +7,7 @@ the side, inner points moved by 0.24 of a cell times the sum of two jitters, eac
 divided by them, the second transposed. The displacement in y is that in x, transposed. The map counts from pixels'
 edges and is read as if from their centres, which moves every input by half a pixel against its target.
 
-What a sample's numbers are depends on (seed, epoch, index) alone: they are read from a counter-based generator.
+A sample's numbers depend on (seed, epoch, index) alone: they are read from a counter-based generator.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Reach:
 
 
 FACE = Reach(math.radians(10), 1.15, 0.05)
-"""What SAEHD's faces are moved by."""
+"""The random movements of SAEHD's faces."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def warp(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the bent images, the images that were only moved, and the moved masks. Images are cut to [0, 1].
 
-    Beyond the border an image repeats its edge and a mask is zero; what is bent in from beyond it is black. If
+    Beyond the border an image repeats its edge and a mask is zero; pixels bent in from beyond it are black. If
     `inputs_b3hw` are given, they are bent (or only moved) in the images' place.
     """
     inputs = images_b3hw if inputs_b3hw is None else inputs_b3hw
@@ -123,7 +123,7 @@ def warp(
 
 
 def bend_map(offsets_b2nn: Tensor, size: int) -> Tensor:
-    """Return from where each pixel of a bent image comes, (b 2 size size): x and y as indexes of pixels."""
+    """Return the source of each pixel of a bent image, (b 2 size size): x and y as indexes of pixels."""
     line = torch.arange(size, dtype=torch.float32, device=offsets_b2nn.device) + 0.5
     y, x = torch.meshgrid(line, line, indexing="ij")
     places = (torch.stack((x, y), -1) * (2 / size) - 1).expand(len(offsets_b2nn), -1, -1, -1)

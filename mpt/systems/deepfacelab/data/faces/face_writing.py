@@ -1,6 +1,6 @@
 """Write aligned faces as DeepFaceLab's extractor does: a JPG of the face's square, with metadata in its APP15 segment.
 
-The square is resampled bilinearly, which is what the original does, though it names another filter. Bytes of the
+The square is resampled bilinearly, as in the original, though it names another filter. Bytes of the
 picture are its own, since OpenCV encodes it as there.
 """
 
@@ -39,7 +39,7 @@ class FoundFace:
 
 
 def fits_its_box(face: FoundFace, size: int, face_type: str) -> bool:
-    """Is the face's square not far larger than its box, as it is where landmarks were found wrongly?"""
+    """Is the face's square not far larger than its box, as it is if landmarks were found wrongly?"""
     if face_type not in CHECKED:
         return True
     corners = np.array([(0, 0), (0, size - 1), (size - 1, size - 1), (size - 1, 0)])

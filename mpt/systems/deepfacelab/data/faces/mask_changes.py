@@ -67,7 +67,7 @@ def draw_background(numbers: Numbers) -> bool:
 def blend_background(picture: Picture, mask: Picture, other: Labelled, numbers: Numbers) -> Picture:
     """Return the picture with another's surroundings, turned any way and recoloured, over its own.
 
-    Both faces are left out: where either is, the picture stays.
+    Both faces are left out: at the pixels of either, the picture stays.
     """
     around, covered = move(other, numbers, BACKGROUND, bends=False)
     around = around * (1 - covered[..., None])

@@ -1,4 +1,4 @@
-"""Faces with their masks: what XSeg is trained on, whichever files or formulas they come from.
+"""Faces with their masks: the training data of XSeg, whichever files or formulas they come from.
 
 Fields: `face` (3 s s), RGB, and `mask` (1 s s), which is 0 or 1. Training faces are changed (`mask_changes`), test
 faces are not. For pretraining the face is only moved and bent, and `mask` is its grey picture.

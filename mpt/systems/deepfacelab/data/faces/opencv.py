@@ -1,6 +1,6 @@
-"""OpenCV, which what is DeepFaceLab's to the grey level needs: its L*a*b*, its filters, its seamless clone.
+"""OpenCV, needed to equal DeepFaceLab to the grey level: its L*a*b*, its filters, its seamless clone.
 
-It is imported where it is used first, so that training without colour transfer does without.
+It is imported at its first use, so that training without colour transfer does without.
 """
 
 from __future__ import annotations

@@ -61,15 +61,15 @@ QUICK96 = {
     "random_src_flip": False,
     "random_dst_flip": False,
 }
-"""What a Quick96 is as an SAEHD; its file of options says none of it."""
+"""A Quick96 as an SAEHD; its file of options has none of these."""
 QUICK96_RATE = 2e-4
 OTHERS = ("adabelief", "lr_dropout", "clipgrad", "target_iter")
 DROPOUT = {"lr_dropout": 0.3, "lr_cos": 500}
-"""What "lr_dropout: y" means; "cpu" is the same, drawn elsewhere."""
+"""The meaning of "lr_dropout: y"; "cpu" is the same, drawn elsewhere."""
 LARGEST_DATA_BYTES = 1 << 30
 """Options, previews, and two losses for each of some million iterations."""
 FURTHER_STEPS = 100_000
-"""How far a converted run goes where DeepFaceLab's target_iter is 0, which means for ever."""
+"""The length of a converted run if DeepFaceLab's target_iter is 0, which means for ever."""
 
 
 def read_model_data(path: Path) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def read_settings(data: Mapping[str, Any], where: str) -> dict[str, dict[str, An
 
 
 def update_options(options: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a model's options with what the configuration (as plain data) changed; types and order are kept.
+    """Return a model's options with the changes of the configuration (as plain data); types and order are kept.
 
     A value that means the same as before is left as it is, so that nothing changes on a round trip.
     """

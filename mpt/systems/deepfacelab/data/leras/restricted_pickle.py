@@ -2,7 +2,7 @@
 
 The machine of `mpt.foreign.pickles` knows the operations of plain data; here the names that arrays and scalars need
 (`ALLOWED`) are recognised and never looked up. So there is no name that could be reached by a longer path, and nothing
-is allocated that the file does not hold: an array is made from the bytes that are there, which must be exactly what its
+is allocated that the file does not hold: an array is made from the bytes that are there, of exactly the number that its
 shape and dtype ask for. A NumPy scalar is read as one. A caller may name enumerations (`integers`), whose members are
 read as their numbers.
 
@@ -44,7 +44,7 @@ MOST_DEPTH = 64
 MOST_FLAT = 64
 """Items of a tuple that may be used again: a shape, a dtype's arguments."""
 LARGEST_BYTES = 1 << 40
-"""What a file may have if nothing tells how much memory is free."""
+"""The limit of a file if the free memory is not known."""
 
 
 @dataclass(eq=False)
@@ -80,7 +80,7 @@ def read_pickle(
     """Read a pickle: None, bool, int, float, str, bytes, list, tuple, dict, numeric arrays and scalars.
 
     `integers` are enumerations (module, name) whose members may occur; they come back as plain numbers. Anything else
-    raises `error`, naming `where`, the byte, and what was found there.
+    raises `error`, naming the file, the byte, and the content found.
     """
     machine = ArrayMachine({**ALLOWED, **dict.fromkeys(integers, "integer")}, len(data))
     try:
@@ -117,13 +117,13 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 class ArrayMachine(PickleMachine):
-    """Builds plain data and NumPy's arrays and scalars; what a name may represent are the roles that these need."""
+    """Builds plain data and NumPy's arrays and scalars; a name may represent the roles that these need."""
 
     def __init__(self, allowed: Mapping[tuple[str, str], str], most_encoded: int) -> None:
         super().__init__(MOST_WORK)
         self.allowed = allowed
         self.most_encoded = most_encoded
-        """Bytes that texts may be copied to: those of the file, where each stands once."""
+        """Bytes that texts may be copied to: those of the file, in which each occurs once."""
 
     def check_value(self, value: Any) -> None:
         """Raise ValueError unless a value is plain data throughout and nests no deeper than `MOST_DEPTH`."""
@@ -153,13 +153,13 @@ class ArrayMachine(PickleMachine):
             raise ValueError(f"a {kind} is used twice, which plain data never needs")
 
     def name(self, module: str, attribute: str) -> Recognised:
-        """Return the stand-in for a recognised name."""
+        """Return the object for a recognised name."""
         if (module, attribute) not in self.allowed:
             raise ValueError(f"the file names {f'{module}.{attribute}'[:90]!r}; only arrays may be named")
         return Recognised(self.allowed[(module, attribute)])
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """Do what a recognised name does when it is called."""
+        """Perform a call of a recognised name."""
         if type(function) is not Recognised or type(arguments) is not tuple:
             raise ValueError("what is called is no name")
         match function.role:

@@ -7,7 +7,7 @@ up and autocast is switched off here, whatever the caller does.
 The window is DeepFaceLab's: a softmax over -r^2 / (2 * 1.5^2), VALID, with k1 0.01 and k2 .03. It is separable, and
 taps below float32's resolution of the largest are left out (at 44 pixels, 22 of 44 along each side are kept) while the
 positions counted stay those of the full window. Maps are made contiguous: the depthwise kernel that PyTorch then takes
-on CUDA has no TF32, which would do what bfloat16 does.
+on CUDA has no TF32, which would lose as much as bfloat16.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def dssim_at(first: Tensor, second: Tensor, sizes: Sequence[int]) -> list[Tensor
 
 
 def formula(first: Tensor, second: Tensor, size: int) -> Tensor:
-    """Compute DSSIM in the dtype of its inputs. Call `dssim`; this stands alone so that a test can show why."""
+    """Compute DSSIM in the dtype of its inputs. Call `dssim`; this is separate so that a test can show why."""
     return (1 - similarity(first, second, size).mean(dim=(1, 2, 3))) / 2
 
 

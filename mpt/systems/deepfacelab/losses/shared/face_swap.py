@@ -1,4 +1,4 @@
-"""What SAEHD is trained on, per sample and in float32: structure, colour, mask, eyes and mouth, true face, patches.
+"""SAEHD's losses, per sample and in float32: structure, colour, mask, eyes and mouth, true face, patches.
 
 Values are DeepFaceLab's (facts, not code). With masked training, targets and drawings are compared under a softened
 mask whose inside reaches one well before the mask's edge. Every function returns one number per sample, shape (b,),

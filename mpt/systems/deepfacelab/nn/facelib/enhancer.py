@@ -59,7 +59,7 @@ class Enhancer(nn.Module):
         return x
 
     def correction(self, name: str, x: Tensor) -> Tensor:
-        """Return what is added to the picture at one resolution."""
+        """Return the correction of the picture at one resolution."""
         x = F.leaky_relu(self.get_submodule(f"out{name}_conv0")(x), SLOPE)
         return torch.tanh(self.get_submodule(f"out{name}_conv1")(x))
 
@@ -96,7 +96,7 @@ def double(x_bchw: Tensor) -> Tensor:
 
 
 def starts(length: int) -> Iterator[int]:
-    """Yield where the patches along a side begin."""
+    """Yield the starts of the patches along a side."""
     last, start = length - PATCH, 0
     while start < last:
         yield start

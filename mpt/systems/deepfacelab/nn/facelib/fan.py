@@ -97,7 +97,7 @@ def centre_and_scale(box: tuple[float, float, float, float]) -> tuple[Points, fl
 
 
 def to_picture(point: Points, centre: Points, scale: float, side: int) -> Points:
-    """Return where a point of the face's square with sides of `side` pixels is in the picture."""
+    """Map a point of the face's square with sides of `side` pixels to the picture."""
     return np.asarray(centre + (np.asarray(point, np.float64) / side - 0.5) * SPREAD * scale)
 
 

@@ -1,7 +1,7 @@
 """S3FD: finds faces (Zhang et al., "S3FD: Single Shot Scale-Invariant Face Detector", 2017), as DeepFaceLab runs it.
 
 A VGG16 whose stages, three of them normalised per pixel, each say for every place whether a face of four strides' size
-is there and where its box is. Legend: b batch, c channels, h height, w width.
+is there and its box. Legend: b batch, c channels, h height, w width.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEADS = {
     "conv6_2": (512, 2),
     "conv7_2": (256, 2),
 }
-"""Where there is a head: channels, and logits of whether there is a face."""
+"""Maps with a head: channels, and logits of whether there is a face."""
 MEANS = (104.0, 117.0, 123.0)
 CANDIDATE, OVERLAP, SCORE = 0.05, 0.3, 0.5
 SMALLEST = 40

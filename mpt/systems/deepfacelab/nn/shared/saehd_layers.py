@@ -1,6 +1,6 @@
 """The layers SAEHD is made of: convolutions started as TensorFlow starts them, and rectifiers that keep their output.
 
-`Convolution` pads by half its kernel on both sides, which is what "SAME" has meant in DeepFaceLab's layers since June
+`Convolution` pads by half its kernel on both sides, the meaning of "SAME" in DeepFaceLab's layers since June
 2021 (TensorFlow's own SAME is uneven at stride 2). Weights start Glorot-uniform, biases at zero.
 """
 

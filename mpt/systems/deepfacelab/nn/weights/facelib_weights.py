@@ -20,7 +20,7 @@ from mpt.systems.deepfacelab.nn.weights.leras_weights import Arrays, optimizer_k
 
 Network = TypeVar("Network", bound=nn.Module)
 COUNTER = "num_batches_tracked"
-"""What torch keeps of a batch normalisation and leras does not."""
+"""Tensors that torch keeps of a batch normalisation and leras does not."""
 
 
 def load_network(network: Network, path: Path) -> Network:
@@ -71,7 +71,7 @@ def read_averages(network: nn.Module, arrays: Arrays, scope: str, where: str) ->
 
 
 def write_averages(network: nn.Module, saved: Mapping[str, Any], kind: str, scope: str) -> Arrays:
-    """Return an optimizer's saved state as leras keeps it; zeros for what was never updated."""
+    """Return an optimizer's saved state as leras keeps it; zeros for weights that were never updated."""
     order = [index for group in saved["param_groups"] for index in group["params"]]
     updates = int(saved["param_groups"][0].get("iterations", 0))
     arrays: Arrays = {"iters:0": np.asarray(updates, dtype=np.int64)}

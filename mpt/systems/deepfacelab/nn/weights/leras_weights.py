@@ -162,7 +162,7 @@ def optimizer_from_leras(
 
 
 def recognize(files: Mapping[str, Arrays]) -> dict[str, Any]:
-    """Return model settings as far as weights tell: all but the options u and c, which have no weights.
+    """Return model settings as far as weights determine them: all but the options u and c, which have no weights.
 
     `files` maps `encoder`, `inter` or `inter_AB`, `decoder_src` or `decoder` to their arrays. CheckpointError when
     they are no SAEHD's.

@@ -1,4 +1,4 @@
-"""What DeepFaceLab's two optimizers share: a loop in bounded memory, a cosine over updates, and lr_dropout.
+"""The common part of DeepFaceLab's two optimizers: a loop in bounded memory, a cosine over updates, and lr_dropout.
 
 `iterations` counts updates in the parameter group, so it is saved with it and needs no tensor to be read. Tensors are
 worked through in pieces, since SAEHD's first dense layer alone holds two thirds of the weights: the temporaries of a
@@ -55,7 +55,7 @@ class LerasOptimizer(OwnUpdate):
                 for piece, gradient, *pieces in pieces_of(tensors):
                     numerator, denominator = self.change(group, gradient, pieces)
                     if group["lr_dropout"] < 1:
-                        # A weight that is not drawn stays where it is; its state moves on all the same.
+                        # A weight that is not drawn stays unchanged; its state is updated all the same.
                         kept = torch.empty_like(denominator).bernoulli_(group["lr_dropout"])
                         numerator = numerator * kept
                     if isinstance(rate, Tensor):  # of a recorded update, which reads it on the device

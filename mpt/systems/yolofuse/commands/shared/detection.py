@@ -1,4 +1,4 @@
-"""What `mpt yolofuse detect` does: sources in, boxes in the pictures' own pixels out.
+"""The work of `mpt yolofuse detect`: sources in, boxes in the pictures' own pixels out.
 
 Pictures are letterboxed as in training's tests; batches keep the network busy, videos are read frame by frame side by
 side. With `--half` everything is detected twice, in float32 and with half weights, and the two lists are matched box
@@ -60,7 +60,7 @@ def detector(run: Run) -> Detect:
 
 
 def yolo_detector(run: Run, command: str) -> Detect:
-    """Return a run's task where its network is one of yolofuse's own. Raises ConfigError for another detector."""
+    """Return a run's task if its network is one of yolofuse's own. Raises ConfigError for another detector."""
     task = detector(run)
     if task.gives_losses:
         raise ConfigError(f"RUN: it trained {run.config.model.name}; `{command}` knows model yolofuse only")
@@ -128,7 +128,7 @@ def sample_name(file: Path, inputs: Sequence[Given]) -> str:
 
 
 def detect(run: Run, scenes: Iterator[tuple[str, Scene]], batch_size: int) -> Iterator[tuple[Detected, Scene, float]]:
-    """Yield what is detected in each scene, the scene, and the seconds per sample of its batch."""
+    """Yield the detections of each scene, the scene, and the seconds per sample of its batch."""
     task = detector(run)
     height, width = run.data.fields[task.cameras[0]].shape[1:]
     width, height, most = canvas_of(run.config.dataset.settings, width, height)
@@ -162,7 +162,7 @@ def write_labels(output: Path, one: Detected) -> None:
 
 
 def write_picture(output: Path, one: Detected, scene: Scene, classes: Sequence[str]) -> None:
-    """Write the cameras side by side with what was detected."""
+    """Write the cameras side by side with the detected boxes."""
     drawn = [np.asarray(draw_boxes(picture.convert("RGB"), one.rows, classes)) for picture in scene.pictures]
     path = output / "pictures" / f"{one.name}.png"
     with failures_explained(path):

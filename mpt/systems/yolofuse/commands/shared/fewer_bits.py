@@ -1,8 +1,8 @@
-"""A detector's ONNX file in float16 or in 8 bits, and what that costs: mAP on the run's test set compared with
+"""A detector's ONNX file in float16 or in 8 bits, and its cost: mAP on the run's test set compared with
 float32's.
 
 8 bits are ONNX Runtime's static quantisation (QDQ, per channel, symmetric weights), of the convolutions only: decoding
-keeps float32, where a quarter of a pixel counts.
+keeps float32, since a quarter of a pixel counts.
 """
 
 from __future__ import annotations

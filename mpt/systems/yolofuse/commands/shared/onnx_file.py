@@ -83,7 +83,7 @@ class Stacked(nn.Module):
 
 @dataclass(frozen=True)
 class Interface:
-    """What the tensors in and out of a file are called."""
+    """Names of a file's inputs and outputs."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]

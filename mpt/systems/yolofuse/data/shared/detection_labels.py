@@ -1,7 +1,7 @@
 """Boxes from label files: YOLO txt, Pascal VOC XML (as LLVIP has it), COCO json.
 
-Boxes come out as rows (class, left, top, right, bottom), float64, relative to the picture's width and height. What is
-wrong with a file is said in words for whoever decides whether that stops the run (`BadLabel`).
+Boxes come out as rows (class, left, top, right, bottom), float64, relative to the picture's width and height. A fault
+in a file is described for the caller, who decides whether it stops the run (`BadLabel`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class CocoLabels:
     def name_of(self, path: Path) -> str | None:
         """Return the file name that a picture is known by; None if none does. Raises BadLabel for several.
 
-        It does where it is the end of the picture's path, if both end in the same folder and file, and where it
+        It does if it is the end of the picture's path, if both end in the same folder and file, and if it
         is absolute, of the machine that the labels were made on, and the only one of its last part.
         """
         candidates = self.by_last_part.get(path.name, [])

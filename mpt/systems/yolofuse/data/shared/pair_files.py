@@ -1,7 +1,7 @@
-"""Which picture files belong together, where their boxes are, and how a pair is read.
+"""Which picture files belong together, their label files, and how a pair is read.
 
 Everything that can be known without decoding a picture is checked when the data set is built: partners, label files and
-what is in them. Sizes are compared when a pair is read.
+their contents. Sizes are compared when a pair is read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class Folders:
-    """Where one split lies. `infrared` is None for the visible camera alone, `images` the only one for one camera."""
+    """The folders of a split. `infrared` is None for the visible camera alone, `images` the only one for one camera."""
 
     images: Path
     infrared: Path | None
@@ -55,7 +55,7 @@ class Pair:
     paths: tuple[Path, ...]
     rows: Rows
     labelled_size: Size | None = None
-    """Width and height of the picture that the labels are of, where they say so."""
+    """Width and height of the labels' picture, if they record it."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Search:
-    """What is looked for: the settings of `detection_files` with these names."""
+    """The search: the settings of `detection_files` with these names."""
 
     root: str
     cameras: str
@@ -78,7 +78,7 @@ class Search:
 
 
 def find_folders(search: Search, split: str) -> Folders:
-    """Return where a split lies. Raises DataError if nothing is found."""
+    """Return the folders of a split. Raises DataError if nothing is found."""
     root = Path(search.root).expanduser()
     if not root.is_dir():
         raise DataError(
@@ -128,7 +128,7 @@ def _named(template: str, split: str) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """A visible picture of a split (the infrared one of `cameras=ir`), where its partner would be and its labels."""
+    """A visible picture of a split (the infrared one of `cameras=ir`), the path of its partner and its labels."""
 
     name: str
     path: Path
@@ -166,7 +166,7 @@ def find_pictures(folders: Folders) -> list[Found]:
 
 
 def by_convention(path: Path, cameras: str, has_labels: bool) -> Found:
-    """Return a visible picture with its partner and label file where YOLO has them: alongside its last folder
+    """Return a visible picture with its partner and label file at YOLO's places: alongside its last folder
     `images`."""
     partner = None if cameras == "rgb" else Path(beside(path.as_posix(), "imagesIR"))
     label = path if not has_labels else Path(beside(path.as_posix(), "labels")).with_suffix(".txt")

@@ -1,9 +1,9 @@
 """Random changes to pictures with boxes, the same for every camera: mosaic, mixup, scale, shift, flips, HSV.
 
-Every change of place is along the axes, so each picture is resized once, straight to where it ends, and what falls off
-is cut: there is no canvas of twice the size to fill and to warp. The meaning of the settings is that of YOLOv8 (mosaic
-of four about a random centre, then a scale of 1 +- `scale` and a shift of +- `translate` about the middle; boxes stay
-if at least 3 pixels and a tenth of their area are left).
+Every change of place is along the axes, so each picture is resized once, straight to its final place, and everything
+that falls off is cut: there is no canvas of twice the size to fill and to warp. The meaning of the settings is that of
+YOLOv8 (mosaic of four about a random centre, then a scale of 1 +- `scale` and a shift of +- `translate` about the
+middle; boxes stay if at least 3 pixels and a tenth of their area are left).
 
 All numbers come from one generator per (seed, epoch, index). Pictures are lists of uint8 Pillow images, one per camera,
 of one size; boxes are rows (class, left, top, right, bottom), relative.
@@ -136,7 +136,7 @@ def letterbox_factor(size: tuple[int, int], canvas: tuple[int, int], most: float
 
 
 def letterbox_offset(size: tuple[int, int], canvas: tuple[int, int], most: float = math.inf) -> tuple[float, float]:
-    """Return where the left top corner of a picture comes to lie, in whole pixels."""
+    """Return the final place of a picture's left top corner, in whole pixels."""
     factor = letterbox_factor(size, canvas, most)
     return (float(round((canvas[0] - size[0] * factor) / 2)), float(round((canvas[1] - size[1] * factor) / 2)))
 

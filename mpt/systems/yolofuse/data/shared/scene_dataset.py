@@ -1,6 +1,6 @@
-"""Samples of pictures with boxes, as tensors: what the detection data sets share.
+"""Samples of pictures with boxes, as tensors: the common part of the detection data sets.
 
-Where a scene comes from is the subclass's business (`scene`). Everything drawn by chance depends on (seed, epoch,
+The source of a scene is the subclass's business (`scene`). Everything drawn by chance depends on (seed, epoch,
 index) alone. Pictures stay uint8. No box is ever left out: a batch pads boxes to the need of its fullest sample,
 in a few lengths, and the layout, by which memory is planned, has room for the fullest sample that the data can give.
 """
@@ -39,7 +39,7 @@ FEWEST_ROWS = 8
 
 @dataclass(frozen=True)
 class Layout:
-    """What a data set delivers: the cameras, the size in pixels, the room for boxes and the classes."""
+    """The layout of a data set: the cameras, the size in pixels, the room for boxes and the classes."""
 
     cameras: tuple[str, ...]
     width: int
@@ -84,7 +84,7 @@ class SceneDataset(Dataset):
         self.layout, self.changes, self.mosaic_epochs, self.seed = layout, changes, mosaic_epochs, seed
         self.spec = layout.spec(size)
         self.bad_files: dict[str, str] = {}
-        """What was passed over, and why."""
+        """Skipped samples, and the reasons."""
 
     def __len__(self) -> int:
         return self.spec.size

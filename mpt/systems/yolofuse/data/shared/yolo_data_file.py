@@ -1,4 +1,4 @@
-"""YOLO's data file (`data.yaml`): where the pictures of a data set lie, and how its classes are called.
+"""YOLO's data file (`data.yaml`): the places of a data set's pictures, and the names of its classes.
 
 Of its keys `path`, `train`, `val` (or `test`) and `names` are read. A split is a folder, a text file with a picture's
 path per line, or a list of these. A relative `path` is looked for below the file's own folder, then below the working
@@ -45,7 +45,7 @@ class DataFile:
         raise DataError(f"{self.path}: it has no {'train' if split == 'train' else 'val'}, which names a folder")
 
     def found(self, entry: str) -> str:
-        """Return a folder or list, without `../` where it is there only so."""
+        """Return a folder or list, without a `../` that is not meant."""
         shorter = entry.removeprefix("../")
         return shorter if not (self.root / entry).exists() and (self.root / shorter).exists() else entry
 

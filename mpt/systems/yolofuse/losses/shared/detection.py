@@ -35,7 +35,7 @@ FARTHEST = BINS - 1 - 0.01
 
 
 class Assignment(NamedTuple):
-    """What each place should say. Boxes are corners in pixels; `scores` is 0 for the background."""
+    """The target of each place. Boxes are corners in pixels; `scores` is 0 for the background."""
 
     scores_bpc: Tensor
     boxes_bp4: Tensor

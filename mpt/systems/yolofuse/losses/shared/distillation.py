@@ -1,4 +1,4 @@
-"""What a network learns from a teacher's answers at every place, in addition to the truth.
+"""Losses against a teacher's answers at every place, in addition to the truth.
 
 Classes: binary cross-entropy with the teacher's probabilities. Boxes: the divergence from the teacher's distributions
 of the four distances (Zheng et al., "Localization distillation for dense object detection", 2022), or 1 - CIoU with its
@@ -35,7 +35,7 @@ def teacher_sums(
     true_boxes, true_kinds = (one.detach() for one in flatten(taught, teacher_bins))
     probabilities_bpc = true_kinds.sigmoid()
     kind = functional.binary_cross_entropy_with_logits(kinds, probabilities_bpc, reduction="sum")
-    # Cross-entropy less the teacher's own entropy: what is left is 0 where the network answers as the teacher.
+    # Cross-entropy less the teacher's own entropy: the rest is 0 if the network answers as the teacher.
     own = functional.binary_cross_entropy_with_logits(true_kinds, probabilities_bpc, reduction="sum")
     confidence_bp = probabilities_bpc.amax(2)
     if bins == teacher_bins > 1:

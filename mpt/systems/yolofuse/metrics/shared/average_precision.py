@@ -50,7 +50,7 @@ class Precision:
     classes: Array
     """Numbers of the classes with truth: the rows of `precision`, `recall` and `f1`."""
     confidence: float
-    """Where the mean F1 over classes, smoothed, is highest; precision, recall and F1 are read there."""
+    """The score at which the mean F1 over classes, smoothed, is highest; precision, recall and F1 are read there."""
     curves: dict[str, Array] = field(default_factory=dict)
     """`precision_at_recall` (class, 101) and `f1_at_confidence` (class, 1000)."""
 
@@ -163,7 +163,7 @@ def _area(recall: Array, precision: Array, way: Way) -> tuple[float, Array]:
 def _at_best_confidence(
     ap: Array, known: Array, rows: list[tuple[Array, Array, Array]], staircases: Array
 ) -> Precision:
-    """Read precision and recall where the mean F1 over classes, smoothed over a tenth of the range, is highest."""
+    """Read precision and recall at the best mean F1 over classes, smoothed over a tenth of the range."""
     recalls, precisions = np.zeros((len(rows), len(CONFIDENCES))), np.zeros((len(rows), len(CONFIDENCES)))
     for n, (scores, recall, precision) in enumerate(rows):
         if len(scores):

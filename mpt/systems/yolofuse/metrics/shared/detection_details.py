@@ -1,7 +1,7 @@
-"""What an evaluation found in addition to its figures, as plain data: for `evaluation.json` and the section of a run's
+"""Details of an evaluation in addition to its figures, as plain data: for `evaluation.json` and the section of a run's
 page.
 
-Numbers and curves are under their names, of every class with true boxes; `section` is what a page shows of them (see
+Numbers and curves are under their names, of every class with true boxes; `section` is the part that a page shows (see
 `mpt.report.evaluation_section`): a table by class, precision over recall, F1 over the score, and the confusion matrix.
 """
 
@@ -43,7 +43,7 @@ def describe(
             "title": "Confusion: rows are the truth, columns what was found there; background is nothing",
             "names": names if len(names) <= MOST_MATRIX else [],
             "counts": table.T.tolist() if len(names) <= MOST_MATRIX else [],
-            # What stands where nothing is has no total of its own: it is shown as a share of all true boxes.
+            # A detection of background has no total of its own: it is shown as a share of all true boxes.
             "totals": [*table.sum(0)[:-1].tolist(), int(table[:, :-1].sum())],
         },
     }
@@ -87,7 +87,7 @@ def class_rows(
 
 
 def charts(classes: Sequence[str], coco: Precision) -> list[dict[str, Any]]:
-    """Return precision over recall at IoU 0.5 and F1 over the score, per class where they are few, and in the mean."""
+    """Return precision over recall at IoU 0.5 and F1 over the score, per class if they are few, and in the mean."""
     return [
         {
             "title": f"Precision over recall at IoU .5: mAP {coco.map50:.3f}",

@@ -23,7 +23,7 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Suppression:
-    """What is kept: scores above `confidence`; of two boxes with IoU above `iou` the better one; the best `limit`."""
+    """The kept boxes: scores above `confidence`; of two boxes with IoU above `iou` the better one; the best `limit`."""
 
     confidence: float = 0.25
     iou: float = 0.45

@@ -4,9 +4,10 @@ Which boxes answer for an object is decided by values, which fake tensors do not
 
 - of a selection by a mask: everything that there is to select from. Of a mask in two dimensions (each object's best
   anchors, the hard negatives of each picture) one per row, which is no bound but small either way;
-- of suppression: all boxes. torchvision cuts off after it (2000 proposals per picture), so what follows is exact;
+- of suppression: all boxes. torchvision cuts off after it (2000 proposals per picture), so everything after it is
+exact;
 - of the regions that are sampled per picture: as many as are asked for (512), which is exact for full pictures;
-- of the regions of one level of the pyramid: an even share; all levels together have what there is;
+- of the regions of one level of the pyramid: an even share; all levels together have all of them;
 
 and conditions on values (a box without area) do not hold. RoI align is the compiled one, as on a GPU: it keeps its
 boxes and gives its result, whatever runs here. Padding of the boxes counts as objects.
@@ -25,7 +26,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.overrides import TorchFunctionMode
 
 VALUES = {Tensor.__bool__: False, Tensor.item: 0, Tensor.__int__: 0, Tensor.__float__: 0.0}
-"""What a value that is not there counts as."""
+"""The stand-in for a value that is not there."""
 
 
 class BoundedShapes(TorchFunctionMode):
@@ -70,7 +71,7 @@ def keep_all(boxes: Tensor, scores: Tensor, *rest: Any) -> Tensor:
 
 
 class RegionAlign(torch.autograd.Function):
-    """What the compiled RoI align allocates: its result, and in backward the gradient of the map."""
+    """Allocations of the compiled RoI align: its result, and in backward the gradient of the map."""
 
     @staticmethod
     def forward(ctx: Any, features_bchw: Tensor, regions_n5: Tensor, size: tuple[int, int]) -> Tensor:
@@ -102,7 +103,7 @@ def align_levels(
 
 
 def sampled(self: Any, labels: list[Tensor]) -> list[Tensor]:
-    """Stand in for `RoIHeads.subsample`: as many regions per picture as are asked for."""
+    """Stand in for `RoIHeads.subsample`: the requested number of regions per picture."""
     most = self.fg_bg_sampler.batch_size_per_image
     self.fg_bg_sampler(labels)
     return [label.new_empty(min(most, len(label)), dtype=torch.int64) for label in labels]
@@ -116,7 +117,7 @@ class Shared(list[Tensor]):
 
 
 def place_anchors(net: nn.Module) -> None:
-    """Give a network that has no values anchors of the kind that tensors have here, on the CPU, where they are made.
+    """Give a network that has no values anchors of the kind that tensors have here, on the CPU, on which they are made.
 
     They are lists of tensors, which nobody else moves.
     """

@@ -1,4 +1,4 @@
-"""What the DEYOLO and DEFA fusions add: the bi-directional focus and the two-way enhancement of the two cameras' maps.
+"""Layers of the DEYOLO and DEFA fusions: the bi-directional focus and the two-way enhancement of the two cameras' maps.
 
 Source: Chen et al., "DEYOLO: dual-feature-enhancement YOLO for cross-modality object detection", ICPR 2024, sections
 3.2 (DECA, DEPA) and 3.3 (bi-directional decoupled focus). The published convolution pyramid of DECA runs only on maps
@@ -20,7 +20,7 @@ from mpt.systems.yolofuse.nn.layers.yolo_blocks import C2f, Conv
 
 REDUCTION = 16
 PYRAMID = (5, 4)
-"""Kernel and stride of the pyramid's first two convolutions; the third takes what is left of the map."""
+"""Kernel and stride of the pyramid's first two convolutions; the third takes the rest of the map."""
 
 
 class Focus(nn.Module):
@@ -90,7 +90,7 @@ class C2fBiFocus(C2f):
 
 
 class ChannelEnhancement(nn.Module):
-    """DECA: each camera's channels are weighted by what the other camera and both together say."""
+    """DECA: each camera's channels are weighted by the other camera and by both together."""
 
     def __init__(self, channels: int, side: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class ChannelEnhancement(nn.Module):
 
 
 class PixelEnhancement(nn.Module):
-    """DEPA: each camera's places are weighted by what the other camera and both together say."""
+    """DEPA: each camera's places are weighted by the other camera and by both together."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -125,7 +125,7 @@ class AreaBlock(nn.Module):
 
 
 class A2C2f(nn.Module):
-    """A chain whose links are all concatenated: pairs of area-attention blocks, or C3k blocks where `areas` is 0.
+    """A chain whose links are all concatenated: pairs of area-attention blocks, or C3k blocks if `areas` is 0.
 
     `residual` (sizes l and x) adds the input with a learnt gain per channel, which starts at .01.
     """

@@ -34,7 +34,7 @@ class Conv(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Two 3x3 convolutions, `ratio` of the outputs between them, and a skip where the shapes allow one."""
+    """Two 3x3 convolutions, `ratio` of the outputs between them, and a skip if the shapes allow one."""
 
     def __init__(self, inputs: int, outputs: int, shortcut: bool = True, ratio: float = 1.0) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class C3k(nn.Module):
 
 
 class C3k2(C2f):
-    """C2f whose chain is of half-width bottlenecks, or of C3k blocks where `deep` (YOLO11)."""
+    """C2f whose chain is of half-width bottlenecks, or of C3k blocks if `deep` (YOLO11)."""
 
     def __init__(
         self, inputs: int, outputs: int, repeats: int = 1, deep: bool = False, ratio: float = 0.5, shortcut: bool = True

@@ -1,4 +1,4 @@
-"""The anchor-free detection head, and what its maps mean in pixels.
+"""The anchor-free detection head, and the meaning of its maps in pixels.
 
 Per level the head gives 4 x 16 logits of the distances from a place to the left, top, right and bottom sides of its
 box, in strides, as a distribution over 0 to 15, and one logit per class. Source: Li et al., "Generalized focal loss",

@@ -1,4 +1,4 @@
-"""The networks as lists of numbered layers: what each is, and which layers it reads.
+"""The networks as lists of numbered layers: the kind of each, and the layers it reads.
 
 The numbers are those of the published programs, so that `model.12.cv1.conv.weight` is the same tensor in both. Layer 0
 is the pair of cameras and 1 and 2 the visible and the infrared picture, if there are two. Widths are those of size
@@ -41,7 +41,7 @@ class Layer(NamedTuple):
 
 @dataclass
 class Plan:
-    """A list of layers that grows. `depth`, `width` and `widest` scale what is added."""
+    """A list of layers that grows. `depth`, `width` and `widest` scale the added layers."""
 
     classes: int
     depth: float
@@ -106,7 +106,7 @@ class Plan:
         return self.block(lambda i, o: C3k2(i, o, self.deep(2), deep or self.is_deep, ratio), outputs, source)
 
     def a2c2f(self, outputs: int, repeats: int, areas: int) -> int:
-        """Add an area-attention block, or its C3k form where `areas` is 0."""
+        """Add an area-attention block, or its C3k form if `areas` is 0."""
         return self.block(lambda i, o: A2C2f(i, o, self.deep(repeats), areas, self.scale in "lx"), outputs)
 
     def cat(self, *sources: int) -> int:

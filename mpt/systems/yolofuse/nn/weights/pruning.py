@@ -1,7 +1,7 @@
 """Structured pruning: whole hidden channels of a detector go, those that matter least, so that it is really smaller.
 
 Hidden are the channels between two convolutions that nothing else reads: inside bottlenecks, between the two layers of
-a perceptron, inside the head's branches. What is concatenated or added stays as wide as it is, so the network's layout
+a perceptron, inside the head's branches. Concatenated or added channels stay as they are, so the network's layout
 and its names stay. A channel matters as much as the norm of its filter times the gain of its BatchNorm (Li et al.,
 "Pruning filters for efficient ConvNets", 2017; Liu et al., "Network slimming", 2017).
 """

@@ -56,7 +56,7 @@ def translate(net: nn.Module, branches: list[list[int]], tensors: Mapping[str, T
     behind = behind_fusion(own, branches, given) if taken else []  # a neck without its backbone has nothing to read
     for layer, source in behind:
         take(layer, source)
-    if behind:  # of the head also what does not depend on the number of classes
+    if behind:  # of the head also the layers that do not depend on the number of classes
         head, theirs_head = behind[-1]
         for rest, tensor in given[theirs_head].items():
             if own[head][rest].shape == tensor.shape:

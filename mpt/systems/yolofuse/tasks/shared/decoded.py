@@ -1,4 +1,4 @@
-"""What an exported detector returns: boxes and scores, decoded inside, in one of four layouts."""
+"""Outputs of an exported detector: boxes and scores, decoded inside, in one of four layouts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def decoded_outputs(made: Sequence[Tensor], samples: int = 0, classes: int = 0) 
 
     Two are corners (b, p, 4) and scores (b, classes, p). One of three dimensions is that of Ultralytics' exports: (b,
     4 + classes, p), centre, width, height and scores, or, of a head that needs no suppression, rows (b, n, 6) of
-    corners, score and class. One of rows (n, 7) is what suppression kept, of a batch of `samples` and a number of
-    `classes`.
+    corners, score and class. One of rows (n, 7) are the boxes that suppression kept, of a batch of `samples` and a
+    number of `classes`.
     """
     if len(made) == 2:
         return Decoded(made[0], made[1].transpose(1, 2))

@@ -26,7 +26,7 @@ def draw_pair(cameras: Sequence[Tensor], rows: np.ndarray[Any, Any], classes: Se
 
 
 def draw_boxes(image: Image.Image, rows: np.ndarray[Any, Any], classes: Sequence[str]) -> Image.Image:
-    """Return a picture with boxes (corners in its pixels, score, class), enlarged where it is small."""
+    """Return a picture with boxes (corners in its pixels, score, class), enlarged if it is small."""
     factor = max(1, -(-LEAST_WIDTH // image.width))
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
     pen = ImageDraw.Draw(image)

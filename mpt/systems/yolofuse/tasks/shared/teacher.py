@@ -1,7 +1,7 @@
 """A trained detector whose answers another one learns (`task.teacher`): a run of model yolofuse, or its checkpoint.
 
 The teacher is no module of the task: it is not trained, saved or averaged, and a checkpoint does not hold it, so its
-run must be there to go on with a training. It may be larger, of another family or fusion, or see one camera alone.
+run must be there to continue a training. It may be larger, of another family or fusion, or see one camera alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A picture that is larger than the network's input, looked at in tiles that overlap (`dataset.canvas`).
 
 An object at the border of a tile is seen in part there and whole in the next tile, if it is smaller than the overlap.
-Its part is left out: suppression would keep both, since they overlap little. What is larger than the overlap may be
+Its part is left out: suppression would keep both, since they overlap little. Objects larger than the overlap may be
 found in parts.
 """
 
@@ -21,14 +21,14 @@ PLACES_OF_TILE, PLACES = 1_000, 10_000
 TOUCH = 4.0
 """How near to a border, in pixels, a box is taken for one that the border cuts."""
 BORDER = 114 / 255
-"""What letterboxing puts around a picture."""
+"""The grey of letterboxing around a picture."""
 
 Look = Callable[[list[Tensor]], tuple[Tensor, Tensor]]
 """From pictures (b, c, h, w) of the input's size to boxes (b, p, 4) in pixels and scores (b, p, classes)."""
 
 
 class Tile(NamedTuple):
-    """Where a tile begins, and how far it overlaps the one before and after it; 0 at the canvas's ends."""
+    """The start of a tile, and its overlap with the one before and after it; 0 at the canvas's ends."""
 
     left: int
     top: int
@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
 
 def starts(length: int, tile: int, overlap: float) -> list[int]:
-    """Return where tiles begin that cover a length evenly and overlap by this share at least."""
+    """Return starts of tiles that cover a length evenly and overlap by this share at least."""
     if length <= tile:
         return [0]
     count = math.ceil((length - tile) / max(1.0, tile * (1 - overlap))) + 1
@@ -107,9 +107,9 @@ def look_at_one(look: Look, pictures: list[Tensor], size: tuple[int, int], overl
 
 
 def shown_part(pictures: Sequence[Tensor], size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return where the picture on a canvas begins, top and left, and its height and width, at least those of a tile.
+    """Return top, left, height and width of the picture on a canvas, at least those of a tile.
 
-    The border around it is not looked at: beside a dark picture it resembles objects.
+    The border around it is not looked at: next to a dark picture it resembles objects.
     """
     found = []
     for place, dimensions in ((2, (0, 1, 3)), (3, (0, 1, 2))):
