@@ -123,7 +123,7 @@ def main() -> None:
 
 Command: `python scripts/low_bit_table.py -o docs/benchmarks/low_bit_base.md`, torch {torch.__version__}, \
 {datetime.datetime.now(datetime.UTC).date().isoformat()}, {platform.machine()}, one thread. How to use it:
-[memory](../how-to/memory.md#frozen-weights-in-8-and-4-bits).
+[memory](../how-to/large_weights.md#frozen-weights-in-8-and-4-bits).
 
 ## Planned
 

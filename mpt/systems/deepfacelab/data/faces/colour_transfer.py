@@ -12,7 +12,7 @@
 - the histogram of each channel, up to a threshold.
 
 Pictures are float32 (h, w, 3) in [0, 1], B, G, R as OpenCV's. idt, sot and mix draw from the generator they are given.
-Clipped, empty and masked pixels are treated as in DeepFaceLab, oddities included (docs/how-to/saehd.md).
+Clipped, empty and masked pixels are treated as in DeepFaceLab, oddities included (docs/how-to/merging.md).
 """
 
 from __future__ import annotations
