@@ -22,8 +22,8 @@ from mpt.config.yaml_text import write_text
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings.md"
 INTRODUCTION = """# Every setting
 
-Written by `python scripts/config_reference.py` from the declarations of the plugins; do not edit. `mpt init` writes the same
-as a commented file to start from, `mpt schema` as a JSON Schema for editors, `mpt list` the names alone.
+Written by `python scripts/config_reference.py` from the declarations of the plugins; do not edit. `mpt init` writes the
+same as a commented file to start from, `mpt schema` as a JSON Schema for editors, `mpt list` the names alone.
 
 ```yaml
 model: dcgan              # a bare name takes all defaults; the same as `model: {name: dcgan}`

@@ -1,8 +1,8 @@
 """A model's `_data.dat` as DeepFaceLab keeps it (options, iteration, loss history, previews), and its equivalent here.
 
-`MAPPED` is the table of options that have a setting in mpt; docs/how-to/deepfacelab.md shows it. All others stay in the file:
-the original is kept in the run's folder, and on the way back only changed entries are replaced, with their type, so
-that DeepFaceLab finds everything else as it left it.
+`MAPPED` is the table of options that have a setting in mpt; docs/how-to/deepfacelab.md shows it. All others stay in the
+file: the original is kept in the run's folder, and on the way back only changed entries are replaced, with their type,
+so that DeepFaceLab finds everything else as it left it.
 """
 
 from __future__ import annotations
