@@ -1,6 +1,7 @@
 """XSeg trains as in DeepFaceLab, on polygons that were painted there, and its files go both ways."""
 
 import dataclasses
+import io
 import pickle
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mpt import cli
 from mpt.config.load import load_config
@@ -17,10 +19,11 @@ from mpt.errors import DataError
 from mpt.systems.deepfacelab.data.faces.face_files import read_polygons
 from mpt.systems.deepfacelab.data.faces.face_masks import Polygon
 from mpt.systems.deepfacelab.data.faces.mask_faces import describe_masks
-from mpt.systems.deepfacelab.data.labelled_faces import PaintedFaces, Settings, build
+from mpt.systems.deepfacelab.data.labelled_faces import PaintedFaces, Settings, build, painted
 from mpt.systems.deepfacelab.data.leras.leras_pickle import write_arrays
 from mpt.systems.deepfacelab.nn.facelib.xseg import XSeg
 from mpt.systems.deepfacelab.nn.weights.facelib_weights import fill_network, key_of, network_arrays, to_torch
+from mpt.systems.deepfacelab.tasks import face_mask
 from tests.systems.deepfacelab.formula_weights import fill
 from tests.systems.deepfacelab.pixels import arrays, facts
 
@@ -75,6 +78,33 @@ def test_masks_are_deepfacelabs_polygons():
     polygons = (Polygon(True, stored["polygon_include"]), Polygon(False, stored["polygon_exclude"]))
     drawn = PaintedFaces([dataclasses.replace(file, polygons=polygons)], 256, "wf").load(0).mask
     np.testing.assert_array_equal(drawn > 0.5, stored["mask_u8"].reshape(256, 256) > 0)
+
+
+def test_of_ten_faces_one_is_held_out_and_of_nine_none():
+    file = build(Settings(src=str(FIXTURES / "wf_polygons.pak"), image_size=64), "test", 0).faces.files[0]
+    for count, wanted in ((10, (9, 1)), (9, (9, 9)), (25, (23, 2))):
+        files = [dataclasses.replace(file, name=f"{number}.jpg") for number in range(count)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mpt.systems.deepfacelab.data.labelled_faces.list_faces", lambda *_, files=files: files)
+            sides = [build(Settings(src="src", image_size=64), split, 0).faces.files for split in ("train", "test")]
+        assert tuple(map(len, sides)) == wanted
+        assert count < 10 or not {one.name for one in sides[0]} & {one.name for one in sides[1]}
+
+
+def test_an_applied_mask_is_inside_from_a_half_on():
+    shades = np.repeat(np.array([[0, 126, 128, 255]], np.uint8), 4, 0)
+    data = io.BytesIO()
+    Image.fromarray(shades).save(data, "PNG")
+    file = build(Settings(src=str(FIXTURES / "wf_xseg.pak"), image_size=64), "test", 0).faces.files[0]
+    mask = painted(dataclasses.replace(file, polygons=(), mask_path=None, xseg_mask=data.getvalue()), (4, 4))
+    assert mask.tolist() == [[0.0, 0.0, 1.0, 1.0]] * 4
+
+
+def test_pretraining_compares_drawings_at_deepfacelabs_two_windows(monkeypatch):
+    windows = []
+    monkeypatch.setattr(face_mask, "dssim_at", lambda one, other, sizes: windows.append(sizes) or torch.zeros(2, 1))
+    face_mask.structure_error(torch.zeros(1, 1, 256, 256), torch.full((1, 1, 256, 256), 0.5))
+    assert windows == [(22, 11)]  # resolution / 11.6 and / 23.2
 
 
 def test_faces_without_masks_are_refused_and_samples_depend_on_their_number_alone(tmp_path):

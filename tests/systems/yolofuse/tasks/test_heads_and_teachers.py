@@ -112,6 +112,16 @@ def test_the_distance_from_a_teacher_is_zero_at_its_own_answers_only() -> None:
     assert float(sums.box) > 0.01
 
 
+def test_a_teachers_box_counts_by_its_likeliest_class_and_as_the_mean_of_four_sides() -> None:
+    """Of two bins at each side the teacher says a half each, the network .9 and .1: .5 ln(.5 / .9) + .5 ln(.5 / .1)."""
+    kinds = torch.tensor([-20.0, 1.0986123])  # the second class, with a probability of .75
+    raw = torch.cat([torch.tensor([0.9, 0.1]).log().repeat(4), kinds]).view(1, 10, 1, 1)
+    taught = torch.cat([torch.tensor([0.5, 0.5]).log().repeat(4), kinds]).view(1, 10, 1, 1)
+    sums = teacher_sums([raw], [taught], (8,), 2, 2)
+    assert float(sums.box) == pytest.approx(0.5108256 * 0.75, rel=1e-5)
+    assert float(sums.kind) == pytest.approx(0, abs=1e-5)
+
+
 def test_a_planned_student_reads_no_weights_of_its_teacher(teacher: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(teacher, copy)

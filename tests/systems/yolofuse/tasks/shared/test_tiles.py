@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from mpt.systems.yolofuse.metrics.shared.suppression import Suppression, suppress_batch
-from mpt.systems.yolofuse.tasks.shared.tiles import BORDER, look_in_tiles, starts, tiles_of
+from mpt.systems.yolofuse.tasks.shared import tiles
+from mpt.systems.yolofuse.tasks.shared.tiles import BORDER, look_in_tiles, shown_part, starts, tiles_of
 
 TILE = (64, 64)
 LIKELY, UNLIKELY = 0.9, 0.001
@@ -79,3 +80,34 @@ def test_border_around_a_picture_is_not_looked_at() -> None:
     assert boxes[0, scores[0, :, 0] > 0.5].tolist() == [[104, 100, 112, 110]]
     assert boxes.shape[:2] == scores.shape[:2]
     assert float(scores[1].max()) == torch.tensor(UNLIKELY)
+
+
+def test_an_object_a_little_larger_than_the_overlap_is_kept_by_the_tile_that_has_the_whole() -> None:
+    picture = torch.full((1, 1, 64, 100), 0.1)
+    picture[0, 0, 20:40, 32:64] = (
+        0.9  # tiles begin at 0 and 36: it ends at the first one's border, 28 before that of both
+    )
+    assert found_in(picture, 0.25).tolist() == [[32, 20, 64, 40]]
+
+
+def test_places_are_chosen_by_their_likeliest_class_and_a_crowd_in_a_tile_stays(monkeypatch) -> None:
+    picture = torch.full((1, 1, 64, 64), 0.1)
+    for number in range(36):
+        top, left = divmod(number, 6)
+        picture[0, 0, 10 * top + 1 : 10 * top + 7, 10 * left + 1 : 10 * left + 7] = 0.51 + 0.01 * number
+    assert len(found_in(picture, 0.25)) == 36
+    monkeypatch.setattr(tiles, "PLACES_OF_TILE", 36)
+
+    def second_class(pictures: list[Tensor]) -> tuple[Tensor, Tensor]:
+        boxes, scores = rectangles(pictures)
+        order = list(range(39, -1, -1))  # the unlikely places first
+        return boxes[:, order], torch.cat([(scores < 0.5) * UNLIKELY, scores * (scores > 0.5)], 2)[:, order]
+
+    _, scores = look_in_tiles(second_class, [picture], TILE, 0.25)
+    assert int((scores[0, :, 1] > 0.5).sum()) == 36
+
+
+def test_a_picture_narrower_than_a_tile_is_looked_at_in_the_middle_of_it() -> None:
+    canvas = torch.full((1, 3, 200, 200), BORDER)
+    canvas[..., 90:110, 20:180] = 0.1
+    assert shown_part([canvas], TILE) == (68, 20, 64, 160)  # 20 rows, 22 of border before and after
