@@ -31,10 +31,11 @@ WITHOUT_DISPLAY_GIB = 0.2
 """Of a card, what its driver keeps: a card of 6 GB gives 5,929 MiB to programs."""
 RECOMPUTED = "memory.recompute=all"
 NF4 = "memory.low_bit_base=nf4"
+FP8 = "memory.low_bit_base=fp8"
 RECIPES: dict[str, tuple[str, ...]] = {
     "as it stands": (),
     "recomputed": (RECOMPUTED,),
-    "fp8 base, recomputed": (RECOMPUTED, "memory.low_bit_base=fp8"),
+    "fp8 base, recomputed": (RECOMPUTED, FP8),
     "NF4 base, recomputed": (RECOMPUTED, NF4),
     "NF4 base, recomputed, all frozen weights streamed": (RECOMPUTED, NF4, "memory.stream_weights=true"),
 }
@@ -44,6 +45,22 @@ CONFIGS = {
     "flux_lora": "Flux.1-dev, 512 px",
     "sd3_lora": "SD3 medium, 1024 px",
 }
+PARTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "flux_lora": {
+        "fp8 base, recomputed, 35 % of the blocks streamed": (RECOMPUTED, FP8, "memory.stream_weights=0.35"),
+        "NF4 base, recomputed, 35 % of the blocks streamed": (RECOMPUTED, NF4, "memory.stream_weights=0.35"),
+    }
+}
+"""Further recipes of a configuration that is large."""
+GENTLEST = (
+    *("as it stands", "recomputed", "fp8 base, recomputed"),
+    "fp8 base, recomputed, 35 % of the blocks streamed",
+    "NF4 base, recomputed",
+    "NF4 base, recomputed, 35 % of the blocks streamed",
+    "NF4 base, recomputed, all frozen weights streamed",
+)
+"""The order in which a card's recipe is chosen: first what changes nothing, last what is slowest."""
+BY_CARD = (6, 8, 10, 12, 16, 24)
 FULL = ("memory=null", "precision=null")
 FULL_RECIPES: dict[str, tuple[str, ...]] = {
     "full training, float32 weights, bf16 autocast": ("precision=bf16",),
@@ -52,6 +69,7 @@ PUBLISHED = """| Program | Published | Said of |
 |---|---|---|
 | SimpleTuner, Flux, rank 16 | 30 GB, 18 GB, 13 GB, 9 GB | bf16, int8, int4, NF4 base |
 | sd-scripts, Flux | 24, 16, 12, 10, 8 GB cards | 0, any, 16, 22, 28 blocks to swap |
+| diffusers' aMUSEd examples | 5.6 to 24.2 GB | 18 rows; a network that is not planned here |
 """
 
 
@@ -88,7 +106,11 @@ def main() -> None:
     output = parser.parse_args().output
     kept = output.with_suffix(".rows.json")
     rows: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.is_file() else {}
-    wanted = [(name, label, recipe, words) for name, label in CONFIGS.items() for recipe, words in RECIPES.items()]
+    wanted = [
+        (name, label, recipe, words)
+        for name, label in CONFIGS.items()
+        for recipe, words in (RECIPES | PARTS.get(name, {})).items()
+    ]
     wanted += [("sdxl_lora", CONFIGS["sdxl_lora"], recipe, (*FULL, *words)) for recipe, words in FULL_RECIPES.items()]
     with Session(find_gpu(GPU), load_calibration(GPU)) as session:
         for name, _, recipe, words in wanted:
@@ -97,11 +119,28 @@ def main() -> None:
                 kept.write_text(json.dumps(rows), "utf-8")
             there = [one for one in wanted if f"{one[0]} {one[2]}" in rows]
             lines = [row(label, recipe, rows[f"{config} {recipe}"]) for config, label, recipe, _ in there]
-            output.write_text(page(lines), "utf-8")
+            output.write_text(page(lines, by_card(rows)), "utf-8")
     kept.unlink()
 
 
-def page(lines: list[str]) -> str:
+def by_card(rows: dict[str, Any]) -> list[str]:
+    """Return a row for each model and card: the gentlest recipe that fits, and what to add to the command."""
+    lines = []
+    for name, label in CONFIGS.items():
+        chosen: dict[str, list[int]] = {}
+        for size in BY_CARD:
+            planned = {recipe: rows.get(f"{name} {recipe}", {}).get("bytes") for recipe in GENTLEST}
+            fitting = (r for r, needed in planned.items() if needed and needed / 2**30 <= size - WITHOUT_DISPLAY_GIB)
+            if (recipe := next(fitting, None)) is not None:
+                chosen.setdefault(recipe, []).append(size)
+        for recipe, sizes in chosen.items():
+            words = " ".join((RECIPES | PARTS.get(name, {}))[recipe]) or "nothing"
+            gib, cards = rows[f"{name} {recipe}"]["bytes"] / 2**30, ", ".join(map(str, sizes))
+            lines.append(f"| {label} | {cards} | {recipe} | {gib:.2f} | `@{name}`: {words} |")
+    return lines
+
+
+def page(lines: list[str], cards: list[str]) -> str:
     """Return the page."""
     today = datetime.date.today().isoformat()
     return "\n".join(
@@ -117,6 +156,15 @@ def page(lines: list[str]) -> str:
             "| Model | Recipe | Weights | Total | Step, s | Smallest card |",
             "|---|---|---:|---:|---:|---|",
             *lines,
+            "",
+            "## By card",
+            "",
+            "The gentlest of these recipes that fits: first what changes nothing of the result (as it stands, "
+            "recomputed), then an fp8 base, then NF4, then streaming. `mpt train @NAME` and the last column.",
+            "",
+            "| Model | Cards, GB | Recipe | Total, GiB | Add |",
+            "|---|---|---|---:|---|",
+            *cards,
             "",
             "## Published by others",
             "",

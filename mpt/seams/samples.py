@@ -148,6 +148,13 @@ class Dataset:
         """Return the class of every sample, if it is known without reading them."""
         return None
 
+    def groups(self) -> Sequence[int] | None:
+        """Return the group of every sample, if a batch may hold samples of one group only: those of one size.
+
+        The samples of a group follow each other. The layout names the largest size.
+        """
+        return None
+
     def name_of(self, index: int) -> str:
         """Return a sample's name for people: its file, if it has one."""
         return f"sample {index}"

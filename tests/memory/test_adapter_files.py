@@ -165,14 +165,15 @@ def test_the_library_computes_what_the_run_does(kind: str, wanted: str, tmp_path
     torch.testing.assert_close(answer(merged), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_transformer_of_flux_goes_to_diffusers_and_not_to_kohya(tmp_path: Path) -> None:
+def test_a_transformer_of_flux_goes_to_diffusers_and_back(tmp_path: Path) -> None:
     model = transformer()
     task = adapted(model, rank=4, targets=["attention"])
     path = written(task, "diffusers", tmp_path)
     found = loaded_by_library(transformer(), "diffusers", path)
     torch.testing.assert_close(answer(found), answer(model), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ConfigError, match=r"FluxTransformer2DModel, whose projections kohya's keys join"):
-        written(task, "kohya", tmp_path)
+    other = adapted(diffusers().DiTTransformer2DModel(2, 8, num_layers=1, sample_size=4, norm_num_groups=1), rank=2)
+    with pytest.raises(ConfigError, match=r"DiTTransformer2DModel, for which kohya has no names"):
+        written(other, "kohya", tmp_path)
 
 
 def test_a_file_that_peft_wrote_is_read(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from mpt import accelerator
 from mpt.data.loading.balance import balanced_order
 from mpt.data.loading.checks import fetch
+from mpt.data.loading.groups import cut, grouped_order
 from mpt.data.loading.workers import WorkerPool
 from mpt.data.pictures.seeds import mix
 from mpt.errors import DataError
@@ -62,22 +63,31 @@ class Loader:
                 "dataset.sampling=balanced: this data set has no classes that are known without reading its samples"
             )
         self.pin_memory = pin_memory and accelerator.available() is not None
+        self.groups = dataset.groups()
+        if self.groups is not None and self.labels is not None:
+            raise DataError(
+                "dataset.sampling=balanced: this data set's samples have several sizes, which it cannot mix"
+            )
         full, rest = divmod(len(dataset), batch_size)
         self.steps_per_epoch = full + (not drop_last and rest > 0)
+        self.cuts: list[range] = []
+        """The batches in the data set's own order, of a loader that does not shuffle."""
+        if self.groups is not None or not shuffle:
+            self.cuts = cut(len(dataset), self.groups, batch_size)
+        if self.groups is not None:
+            self.steps_per_epoch = len(self.cuts)
         self.latest: tuple[int, list[int]] = (-1, [])
 
     def order(self, epoch: int) -> list[int]:
-        """Return the order of all samples in an epoch."""
-        if not self.shuffle:
-            epoch = 0
+        """Return the order of all samples in an epoch of a loader that shuffles."""
         if self.latest[0] != epoch:
             count, generator = len(self.dataset), torch.Generator().manual_seed(mix(self.seed, epoch))
-            if self.shuffle and self.labels is not None:
+            if self.labels is not None:
                 order = balanced_order(self.labels, generator)
-            elif self.shuffle:
-                order = torch.randperm(count, generator=generator).tolist()
+            elif self.groups is not None:
+                order = grouped_order(self.groups, self.batch_size, generator)
             else:
-                order = list(range(count))
+                order = torch.randperm(count, generator=generator).tolist()
             self.latest = (epoch, order)
         return self.latest[1]
 
@@ -89,7 +99,7 @@ class Loader:
         """
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
-        batch = self.order(epoch)[first : first + self.batch_size]
+        batch = self.order(epoch)[first : first + self.batch_size] if self.shuffle else list(self.cuts[place])
         if self.place is not None:
             start, stop = self.place(len(batch))
             batch = batch[start:stop]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 
 from mpt import accelerator
 from mpt.data.loading.fingerprint import Fingerprint
+from mpt.data.loading.groups import cut
 from mpt.data.loading.loader import Loader, to_device
 from mpt.data.pictures.images import write_grid
 from mpt.data.pictures.seeds import mix
@@ -101,8 +101,8 @@ def test_batches(run: Run, data: Dataset, batch_size: int, fingerprint: Fingerpr
     world = run.world
     batches = loader.evaluation_batches(world.rank, world.size, is_even=world.is_sharded)
     for number, batch in zip(itertools.count(world.rank, world.size), batches):
-        if fingerprint is not None and number * size < len(data):  # beyond them the last one comes again
-            fingerprint.add(number * size, batch)
+        if fingerprint is not None and number < loader.steps_per_epoch:  # beyond them the last one comes again
+            fingerprint.add(loader.cuts[number].start, batch)
         yield to_device(batch, run.device, run.data)
 
 
@@ -110,7 +110,7 @@ def evaluate(run: Run, data: Dataset, batch_size: int, fingerprint: Fingerprint 
     """Return the task's figures on the test set, whose samples are added to the fingerprint, if one is given."""
     size = min(batch_size, len(data))
     batches = test_batches(run, data, size, fingerprint)
-    return evaluate_batches(run, batches, size, math.ceil(len(data) / size))
+    return evaluate_batches(run, batches, size, len(cut(len(data), data.groups(), size)))
 
 
 def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int, count: int | None = None) -> dict[str, float]:

@@ -21,7 +21,7 @@ from mpt.memory.adapters.layers import Adapted
 from mpt.nn.shared.mixin import own_class
 
 LIBRARIES = ("diffusers", "transformers")
-KOHYA = {"unet": "lora_unet_", "text_encoder": "lora_te_"}
+KOHYA = {"unet": "lora_unet_", "transformer": "lora_unet_", "text_encoder": "lora_te_"}
 PREFIXES = ("base_model.model.", "unet.", "transformer.", "text_encoder.", "text_encoder_2.", "diffusion_model.")
 KOHYA_PREFIXES = ("lora_unet_", "lora_te_", "lora_te1_", "lora_te2_", "lora_transformer_")
 PARTS = {
@@ -119,6 +119,11 @@ def rank_of(layer: Adapted) -> int:
     """Return the rank of a layer's adapter."""
     assert layer.lora_a is not None
     return layer.lora_a.shape[0]
+
+
+def outputs_of(layer: nn.Module) -> int:
+    """Return the number of outputs of a layer that has, or might have, an adapter."""
+    return int(layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features)  # type: ignore[arg-type]
 
 
 @torch.no_grad()

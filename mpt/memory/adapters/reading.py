@@ -6,7 +6,7 @@ theirs, which changes nothing yet. Files are safetensors: no pickle is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from mpt.errors import CheckpointError
 from mpt.foreign.files import read_json
 from mpt.memory.adapters.layers import Adapted
-from mpt.memory.adapters.names import Place, flat, places, rank_of, split_key
+from mpt.memory.adapters.names import Place, flat, outputs_of, places, rank_of, split_key
+from mpt.memory.adapters.originals import Original, originals, split, swap
 
 WHERE = "memory.lora.weights"
 PEFT_FILE, PEFT_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
@@ -125,11 +126,12 @@ def load_adapters(modules: Mapping[str, nn.Module], file: AdapterFile) -> str:
     """
     used: set[str] = set()
     for one in places(modules):
+        divided = divide(one, file)
         for name, layer in one.adapted().items():
-            found = file.adapters.get(flat(name))
+            found, key = divided.get(name) or (file.adapters.get(flat(name)), flat(name))
             if found is not None:
                 copy_adapter(layer, found, file, f"{one.name}.{name}")
-                used.add(flat(name))
+                used.add(key)
         copy_others(one, file)
     left = [one.key for name, one in file.adapters.items() if name not in used]
     if left:
@@ -142,6 +144,51 @@ def load_adapters(modules: Mapping[str, nn.Module], file: AdapterFile) -> str:
             f"{', '.join(left[:SHOWN])}{more}; {what}"
         )
     return f"{WHERE}: {len(used)} adapters from {file.path}"
+
+
+def divide(one: Place, file: AdapterFile) -> dict[str, tuple[FileAdapter, str]]:
+    """Return the adapters that a file has under the names of the published checkpoint: layer -> adapter, file's name.
+
+    Raises CheckpointError if a part of one has no layer with an adapter, and changes something.
+    """
+    adapted = one.adapted()
+    found: dict[str, tuple[FileAdapter, str]] = {}
+    for original in originals(one.model):
+        whole = file.adapters.get(original.name)
+        parts = [adapted.get(name) for name in original.parts]
+        if whole is None or not any(parts):
+            continue
+        for name, layer, piece in zip(original.parts, parts, pieces(one, original, parts, whole, file), strict=True):
+            if layer is not None:
+                found[name] = piece, original.name
+            elif piece.b is not None and bool(piece.b.any()):
+                raise CheckpointError(
+                    f"{WHERE}: {whole.key} in {file.path} adapts {name} too, which has no adapter here; "
+                    "memory.lora.targets leaves this layer out"
+                )
+    return found
+
+
+def pieces(
+    one: Place, original: Original, parts: Sequence[Adapted | None], whole: FileAdapter, file: AdapterFile
+) -> list[FileAdapter]:
+    """Return the adapters of a checkpoint's layer for each of the library's. Raises CheckpointError for other sizes."""
+    assert whole.a is not None
+    assert whole.b is not None
+    sizes = [outputs_of(one.model.get_submodule(name)) for name in original.parts]
+    if whole.b.shape[0] != sum(sizes):
+        raise CheckpointError(f"{WHERE}: the adapter {whole.key} in {file.path} is of a layer of another size")
+    a, b, magnitude = whole.a, whole.b, whole.magnitude
+    if original.is_swapped:
+        b, magnitude = swap(b), None if magnitude is None else swap(magnitude)
+    ranks = [0 if layer is None else rank_of(layer) for layer in parts]
+    both = [(a, b)] if len(sizes) == 1 else split(a, b, sizes, ranks)
+    magnitudes = [None] * len(sizes) if magnitude is None else torch.split_with_sizes(magnitude.flatten(), sizes)
+    factor = file.factor(whole)
+    return [
+        FileAdapter(whole.key, narrow, rows, own, factor * len(narrow))
+        for (narrow, rows), own in zip(both, magnitudes, strict=True)
+    ]
 
 
 def copy_adapter(layer: Adapted, found: FileAdapter, file: AdapterFile, name: str) -> None:

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from mpt.errors import ConfigError
 from mpt.memory.adapters.layers import Adapted
-from mpt.memory.adapters.names import KOHYA, Place, matrices, rank_of, scaled
+from mpt.memory.adapters.names import KOHYA, Place, matrices, outputs_of, rank_of, scaled
+from mpt.memory.adapters.originals import JOINED, Original, join, originals, swap
+from mpt.nn.shared.mixin import own_class
 
 FORMATS = ("peft", "diffusers", "kohya")
-JOINED = ("FluxTransformer2DModel", "SD3Transformer2DModel")
-"""Models whose projections kohya's programs hold joined, under other names."""
 
 
 def write(wanted: str, found: Sequence[Place], path: Path, about: Mapping[str, str]) -> None:
@@ -54,10 +54,10 @@ def refuse_other_models(wanted: str, place: Place) -> None:
         raise ConfigError(
             f"--to {wanted}: {place.name} is a {type(place.model).__name__}, no model of diffusers; use --to peft"
         )
-    if wanted == "kohya" and (place.kind not in KOHYA or type(place.model).__name__ in JOINED):
+    if wanted == "kohya" and place.kind == "transformer" and own_class(place.model).__name__ not in JOINED:
         raise ConfigError(
-            f"--to kohya: {place.name} is a {type(place.model).__name__}, whose projections kohya's keys join; "
-            "use --to diffusers, which ComfyUI reads too"
+            f"--to kohya: {place.name} is a {type(place.model).__name__}, for which kohya has no names; use "
+            "--to diffusers"
         )
 
 
@@ -90,21 +90,57 @@ def diffusers_tensors(place: Place) -> dict[str, Tensor]:
 
 
 def kohya_tensors(place: Place) -> dict[str, Tensor]:
-    """Return adapters under kohya's keys, all with the most frequent alpha.
+    """Return adapters under kohya's keys: those of UNets by the library's names, others by the checkpoint's.
 
-    Others are made up for in B: diffusers reads several alphas and several ranks of one file wrongly.
+    A UNet's have all the most frequent alpha, and others are made up for in B: diffusers reads several alphas and
+    several ranks of one file wrongly. Raises ConfigError for DoRA on a part of joined layers.
     """
     tensors: dict[str, Tensor] = {}
-    alphas = {name: layer.lora_factor * rank_of(layer) for name, layer in place.adapted().items()}
-    alpha = Counter(alphas.values()).most_common(1)[0][0]
-    for name, layer in place.adapted().items():
-        a, b, magnitude = matrices(layer)
-        key = KOHYA[place.kind] + name.replace(".", "_")
-        tensors[f"{key}.lora_down.weight"], tensors[f"{key}.lora_up.weight"] = a, scaled(b, alphas[name] / alpha)
-        tensors[f"{key}.alpha"] = torch.tensor(alpha)
+    adapted = place.adapted()
+    is_joined = own_class(place.model).__name__ in JOINED
+    wholes = [one for one in originals(place.model) if is_joined and not adapted.keys().isdisjoint(one.parts)]
+    named = {name for one in wholes for name in one.parts}
+    wholes += [Original(name.replace(".", "_"), (name,)) for name in adapted if name not in named]
+    alpha = Counter(layer.lora_factor * rank_of(layer) for layer in adapted.values()).most_common(1)[0][0]
+    for whole in wholes:
+        layers = [adapted[name] for name in whole.parts if name in adapted]
+        rank = sum(rank_of(layer) for layer in layers)
+        factor = layers[0].lora_factor if is_joined else alpha / rank
+        a, b, magnitude = joined_tensors(place, whole, factor)
+        key = KOHYA[place.kind] + whole.name
+        tensors[f"{key}.lora_down.weight"], tensors[f"{key}.lora_up.weight"] = a, b
+        tensors[f"{key}.alpha"] = torch.tensor(factor * rank)
         if magnitude is not None:
             tensors[f"{key}.dora_scale"] = magnitude.view(-1, *[1] * (a.dim() - 1))
     return tensors
+
+
+def joined_tensors(place: Place, whole: Original, factor: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return A, B and the magnitude of a checkpoint's layer under a factor; layers without an adapter add nothing."""
+    adapted = place.adapted()
+    dtype = matrices(next(adapted[name] for name in whole.parts if name in adapted))[1].dtype
+    parts: list[tuple[Tensor, Tensor]] = []
+    magnitudes: list[Tensor | None] = []
+    for name in whole.parts:
+        layer = adapted.get(name)
+        if layer is None:
+            outputs = outputs_of(place.model.get_submodule(name))
+            parts.append((torch.empty(0, 0, dtype=dtype), torch.empty(outputs, 0, dtype=dtype)))
+            magnitudes.append(None)
+        else:
+            a, b, magnitude = matrices(layer)
+            parts.append((a, scaled(b, layer.lora_factor / factor)))
+            magnitudes.append(magnitude)
+    there = [one for one in magnitudes if one is not None]
+    if there and len(there) < len(parts):
+        raise ConfigError(
+            f"--to kohya: its keys join {', '.join(whole.parts)}, and DoRA needs an adapter on each; use --to diffusers"
+        )
+    a, b = join(parts)
+    magnitude = torch.cat(there) if there else None
+    if whole.is_swapped:
+        b, magnitude = swap(b), None if magnitude is None else swap(magnitude)
+    return a, b, magnitude
 
 
 def peft_settings(place: Place, ranks: Mapping[str, int], baked: bool) -> dict[str, Any]:

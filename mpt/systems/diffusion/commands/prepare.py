@@ -30,6 +30,14 @@ class Command:
     """The folder to write into."""
     size: Annotated[str, typer.Option(metavar="SIDE|WIDTHxHEIGHT")] = "512"
     """Pictures are cut around the centre to these proportions, and resized."""
+    buckets: Annotated[int | None, typer.Option(min=8, metavar="STEP", show_default=False)] = None
+    """Keep proportions: several sizes of at most --size's pixels, their sides multiples of this; 64 is usual."""
+    masks: Path | None = None
+    """A folder of masks by the pictures' names: the loss counts where they are white. Also read: a-masklabel.png."""
+    prior: Path | None = None
+    """A folder of pictures of the class, with captions, that the network is to keep: as many as of PICTURES."""
+    prior_weight: Annotated[float, typer.Option(min=0)] = 1.0
+    """How much the loss of those counts."""
     caption: str | None = None
     """The caption of pictures without one."""
     test_fraction: Annotated[float, typer.Option(min=0, max=0.9)] = 0.1
@@ -59,5 +67,9 @@ def run(command: Command) -> None:
             command.test_fraction,
             command.seed,
             command.device or "auto",
+            command.buckets,
+            command.masks,
+            command.prior,
+            command.prior_weight,
         )
     )

@@ -1,15 +1,20 @@
 """Cached latents with their conditions: one safetensors file for each split, read a sample at a time.
 
 `train.safetensors` and `test.safetensors` in `root` hold tensors whose dimension 0 is the samples: `latent`
-(n, c, h, w), scaled as the network sees them; and, as its conditions need, `label` (n,), `text` (n, tokens, features),
-`pooled` (n, features), `sizes` (n, 6). The metadata may have `classes`, a JSON list of names, and `made_by`, the hash
-of what made them. Half tensors stay half on disk and in memory and are delivered as float32.
+(n, c, h, w), scaled as the network sees them; as its conditions need, `label` (n,), `text` (n, tokens, features),
+`pooled` (n, features), `sizes` (n, 6); and for the loss `mask` (n, 1, h, w) and `weight` (n,). Pictures of several
+sizes are in a tensor for each, `latent_64x48` (h x w), and masks likewise; the samples are numbered through these by
+height and width, as in the other fields. A batch holds one size, and samples of several that are fetched at once (a
+preview, a check) are cut or padded to the first's. The metadata may have `classes`, a JSON list of names, and
+`made_by`, the hash of what made them. Half tensors stay half on disk and in memory and are delivered as float32.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +29,9 @@ from mpt.errors import DataError
 from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 from mpt.seams.samples import class_counts
 
-FIELDS = {"latent": 4, "label": 1, "text": 3, "pooled": 2, "sizes": 2}
+FIELDS = {"latent": 4, "label": 1, "text": 3, "pooled": 2, "sizes": 2, "mask": 4, "weight": 1}
 """Tensor -> its dimensions."""
+SIZED = re.compile(r"(latent|mask)_(\d+)x(\d+)")
 ASSUMED_COUNT = 1000
 
 
@@ -34,6 +40,18 @@ class Settings(DatasetOptions):
     """Folder with train.safetensors and test.safetensors."""
     assumed: dict[str, list[int]] = Field(default_factory=dict)
     """Shapes of one sample's fields, for a plan without the files: {latent: [4, 64, 64], text: [77, 768]}."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The samples of one size."""
+
+    end: str
+    """Of the tensors' names: `_64x48`, or nothing if all samples have one size."""
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    """Of a latent."""
 
 
 class Latents(Dataset):
@@ -50,8 +68,13 @@ class Latents(Dataset):
             raise DataError(f"dataset.root: there is no {path}") from error
         except (OSError, SafetensorError) as error:
             raise DataError(f"dataset.root: {path} is not a whole safetensors file: {error}") from error
-        count = check_shapes(path, shapes)
-        fields = {name: field_spec(name, shapes[name][1:]) for name in FIELDS if name in shapes}
+        self.buckets = find_buckets(path, shapes)
+        largest = max(self.buckets, key=lambda one: one.shape[-1] * one.shape[-2])
+        count = self.buckets[-1].stop
+        common = {name: shapes.get(f"{name}{largest.end}" if is_sized(name) else name) for name in FIELDS}
+        held = {name: shape for name, shape in common.items() if shape is not None}
+        check_shapes(path, held, count)
+        fields = {name: field_spec(name, shape[1:]) for name, shape in held.items()}
         self.spec = DataSpec(fields, count, ())
         classes = read_classes(path, metadata)
         counts = class_counts(labels, classes) if (labels := self.class_labels()) and classes else {}
@@ -74,13 +97,64 @@ class Latents(Dataset):
         numbers: list[int] = self.file.get_tensor("label").tolist()
         return numbers
 
+    def groups(self) -> Sequence[int] | None:
+        """Return the number of every sample's size."""
+        if len(self.buckets) == 1:
+            return None
+        return [number for number, one in enumerate(self.buckets) for _ in range(one.start, one.stop)]
+
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
         """Return the samples of `indices`, in their order."""
+        places = [next(one for one in self.buckets if index < one.stop) for index in indices]
         batch = {}
         for name, spec in self.spec.fields.items():
-            stored = self.file.get_slice(name)
-            batch[name] = torch.cat([stored[index : index + 1] for index in indices]).to(spec.dtype)
+            read = []
+            for index, place in zip(indices, places, strict=True):
+                first, end = (index - place.start, place.end) if is_sized(name) else (index, "")
+                one = self.file.get_slice(f"{name}{end}")[first : first + 1]
+                read.append(fitted(one, places[0].shape[-2:]) if is_sized(name) else one)
+            batch[name] = torch.cat(read).to(spec.dtype)
         return batch
+
+
+def is_sized(name: str) -> bool:
+    """Return whether a field is as large as the picture."""
+    return name in ("latent", "mask")
+
+
+def fitted(value_bchw: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return a tensor cut or padded with zeros to a size (h, w)."""
+    height, width = size
+    if tuple(value_bchw.shape[-2:]) == (height, width):
+        return value_bchw
+    cut = value_bchw[..., :height, :width]
+    return torch.nn.functional.pad(cut, (0, width - cut.shape[-1], 0, height - cut.shape[-2]))
+
+
+def find_buckets(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> list[Bucket]:
+    """Return the sizes of a file's samples. Raises DataError for a file without latents, or masks that do not fit."""
+    ends = ["" if name == "latent" else name.removeprefix("latent") for name in shapes if is_latent(name)]
+    if not ends or ("" in ends and len(ends) > 1):
+        raise DataError(f"dataset.root: {path} holds {', '.join(shapes) or 'nothing'}; expected is a tensor 'latent'")
+    found: list[Bucket] = []
+    has_masks = any(name.startswith("mask") for name in shapes)
+    for end in sorted(ends, key=lambda one: shapes[f"latent{one}"][2:]):
+        shape, mask = shapes[f"latent{end}"], shapes.get(f"mask{end}")
+        if len(shape) != FIELDS["latent"]:
+            raise DataError(f"dataset.root: latent{end} in {path} has the shape {shape}; expected are 4 sides")
+        if has_masks and mask != (shape[0], 1, *shape[2:]):
+            raise DataError(
+                f"dataset.root: {path} has latent{end} of {shape}, and {f'mask{end} of {mask}' if mask else 'no mask'}"
+            )
+        start = found[-1].stop if found else 0
+        found.append(Bucket(end, start, start + shape[0], shape[1:]))
+    return found
+
+
+def is_latent(name: str) -> bool:
+    """Return whether a tensor holds latents."""
+    match = SIZED.fullmatch(name)
+    return name == "latent" or (match is not None and match[1] == "latent")
 
 
 def field_spec(name: str, shape: tuple[int, ...]) -> FieldSpec:
@@ -88,16 +162,13 @@ def field_spec(name: str, shape: tuple[int, ...]) -> FieldSpec:
     return FieldSpec(shape, torch.int64 if name == "label" else torch.float32)
 
 
-def check_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the number of samples. Raises DataError for a file without latents, or of fields that do not fit."""
-    if "latent" not in shapes:
-        raise DataError(f"dataset.root: {path} holds {', '.join(shapes) or 'nothing'}; expected is a tensor 'latent'")
+def check_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]], count: int) -> None:
+    """Raise DataError for fields that do not fit `count` latents."""
     for name, shape in shapes.items():
-        if name in FIELDS and len(shape) != FIELDS[name]:
+        if len(shape) != FIELDS[name]:
             raise DataError(f"dataset.root: {name} in {path} has the shape {shape}; expected are {FIELDS[name]} sides")
-        if name in FIELDS and shape[0] != shapes["latent"][0]:
-            raise DataError(f"dataset.root: {path} has {shapes['latent'][0]} latents, and {shape[0]} of {name}")
-    return shapes["latent"][0]
+        if not is_sized(name) and shape[0] != count:
+            raise DataError(f"dataset.root: {path} has {count} latents, and {shape[0]} of {name}")
 
 
 def read_classes(path: Path, metadata: Mapping[str, str]) -> tuple[str, ...]:

@@ -83,6 +83,8 @@ class Settings(Options):
     """Of linear and scaled_linear: the last step's variance."""
     min_snr: float | None = Field(None, gt=0)
     """Of epsilon and v: limit of the signal-to-noise ratio by which steps are weighted; 5 is usual, null is none."""
+    unmasked_weight: float = Field(0.0, ge=0, le=1)
+    """How much the loss counts where a sample's mask is black, of data that have masks; where it is white it is 1."""
     sigma_data: float = Field(0.5, gt=0)
     """Of edm: the data's standard deviation."""
     sigma_log_mean: float = -1.2
@@ -130,7 +132,7 @@ class Diffusion(Samples, Legend):
             self.metric = "test_loss"
         if self.needs_batch:
             self.inputs, self.optional_inputs = (self.field, *self.names), False
-        self.squared_error = precision.loss(squared_errors)
+        self.squared_error, self.masked_error = precision.loss(squared_errors), precision.loss(masked_errors)
         if settings.sampler not in ("euler", "heun"):
             self.scheduler()  # refuses one that does not fit, before the first step
 
@@ -162,9 +164,14 @@ class Diffusion(Samples, Legend):
         """Return the weighted mean squared error."""
         clean, level = self.to_network(batch[self.field]), batch["level"]
         answer = self.answer_to(clean, batch["noise"], level, self.conditions(batch))
-        error = self.squared_error(answer, self.objective.target(clean, batch["noise"], level))
-        weight = self.objective.weight(level)
-        return (Loss("loss", (error if weight is None else weight * error).mean()),)
+        target = self.objective.target(clean, batch["noise"], level)
+        if "mask" in batch:
+            error = self.masked_error(answer, target, batch["mask"].clamp(min=self.settings.unmasked_weight))
+        else:
+            error = self.squared_error(answer, target)
+        for weight in (self.objective.weight(level), batch.get("weight")):
+            error = error if weight is None else weight * error
+        return (Loss("loss", error.mean()),)
 
     def conditions(self, batch: Batch) -> Conditions:
         """Return the network's conditions; those are left out that the draw says."""
@@ -306,7 +313,9 @@ class Diffusion(Samples, Legend):
             return self.sampler.sample(self.settings.preview_count, seed=0)
         count = min(self.settings.preview_count, len(batch[self.field]))
         given = tuple(batch[name][:count] for name in self.names)
-        return self.sample_with(self.noise(self.sampler.latents(count, 0)), given)
+        shape = batch[self.field].shape[1:]  # of several sizes, the batch's
+        noise = self.sampler.latents(count, 0)[:, : math.prod(shape)].reshape(count, *shape)
+        return self.sample_with(noise, given)
 
     def samples(self, total: int, first: int, count: int, seed: int, truncation: float = 1.0) -> Tensor:
         """Return samples by their numbers."""
@@ -348,6 +357,11 @@ class Diffusion(Samples, Legend):
 def squared_errors(answer: Tensor, target: Tensor) -> Tensor:
     """Return the mean squared error of each picture (b,)."""
     return (answer - target).square().flatten(1).mean(1)
+
+
+def masked_errors(answer: Tensor, target: Tensor, mask_b1hw: Tensor) -> Tensor:
+    """Return the mean squared error of each picture (b,), each place times its mask."""
+    return (mask_b1hw * (answer - target).square()).flatten(1).mean(1)
 
 
 def make_objective(settings: Settings, device: torch.device) -> Objective:

@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from mpt.errors import ConfigError, DataError
 from mpt.systems.diffusion.commands import prepare
 from mpt.systems.diffusion.commands.shared.captions import find_pictures, split
+from mpt.systems.diffusion.commands.shared.encoding import nearest_size
+from mpt.systems.diffusion.data.latents import Latents
 from tests.systems.diffusion.library import diffusers
 from tests.systems.diffusion.pipelines import MAKERS, make_pictures, make_pipeline
 
@@ -106,6 +108,59 @@ def test_what_was_made_of_the_same_is_kept_and_anything_else_made_again(
     assert not torch.equal(other["text"], made["text"])
     with safe_open(tmp_path / "out" / "train.safetensors", "pt") as file:
         assert len(file.metadata()["made_by"]) == 64
+
+
+def test_proportions_are_kept_masks_are_as_the_latents_and_the_class_counts_less(tmp_path: Path) -> None:
+    folder = make_pipeline("StableDiffusionPipeline", tmp_path / "pipeline")
+    pictures, masks = tmp_path / "pictures", tmp_path / "masks"
+    prior = make_pictures(tmp_path / "class", 3)
+    pictures.mkdir()
+    masks.mkdir()
+    for number, size in enumerate([(64, 32), (32, 64), (64, 64), (66, 32), (40, 30)]):
+        Image.new("RGB", size, (90, 40 * number, 0)).save(pictures / f"{number}.png")
+        (pictures / f"{number}.txt").write_text("a")
+        mask = Image.new("L", size, 0)
+        mask.paste(255, (0, 0, size[0] // 2, size[1]))
+        mask.save(masks / f"{number}.png")
+    with pytest.raises(DataError, match=r"--masks: .* has no 0.png, the mask of"):
+        go(folder, pictures, tmp_path / "out", masks=prior / "none")
+    changes = {"buckets": 8, "masks": masks, "prior": prior, "prior_weight": 0.5, "test_fraction": 0.0}
+    with pytest.raises(ConfigError, match="--buckets: 9; sides of a StableDiffusionPipeline are multiples of 2"):
+        go(folder, pictures, tmp_path / "out", **{**changes, "buckets": 9})
+    made = go(folder, pictures, tmp_path / "out", **changes)
+    train = split(find_pictures(pictures, None), 0.0, 2)[0]
+    data = Latents(tmp_path / "out" / "train.safetensors")
+    assert len(data) == 2 * len(train) == len(made["text"]) == len(made["weight"])
+    assert sorted(made["weight"].tolist()) == [0.5] * 3 + [1.0] * 3
+    shapes = {name: tuple(value.shape[2:]) for name, value in made.items() if name.startswith("latent")}
+    assert shapes == {name: tuple(map(int, name.removeprefix("latent_").split("x"))) for name in shapes}
+    assert sum(len(made[name]) for name in shapes) == 6
+    assert len(shapes) > 1
+    batch = data.fetch(range(len(data)), 0)
+    for index in range(len(data)):
+        one = data.fetch([index], 0)
+        half = one["mask"].shape[-1] // 2
+        is_prior = float(one["weight"]) == 0.5
+        assert float(one["mask"][..., half:].mean()) == pytest.approx(float(is_prior), abs=0.2), "resized softly"
+        assert float(one["mask"][..., :half].mean()) == pytest.approx(1, abs=0.2)
+    assert batch["latent"].shape[0] == 6
+
+
+@pytest.mark.parametrize(
+    ("proportion", "size"),
+    [(1.0, (512, 512)), (1.5, (640, 384)), (0.6, (384, 640)), (9.0, (1024, 256)), (1.26, (576, 448))],
+)
+def test_the_nearest_size_has_no_more_pixels(proportion: float, size: tuple[int, int]) -> None:
+    assert nearest_size(proportion, 512, 512, 64) == size
+    with pytest.raises(ConfigError, match="no size of multiples of 640"):
+        nearest_size(1.0, 512, 512, 640)
+
+
+def test_a_mask_lies_next_to_its_picture_as_one_trainer_has_it(tmp_path: Path) -> None:
+    pictures = make_pictures(tmp_path / "pictures", 2)
+    Image.new("L", (8, 8)).save(pictures / "1-masklabel.png")
+    first, second = find_pictures(pictures, None)
+    assert (first.mask, second.mask) == (None, pictures / "1-masklabel.png")
 
 
 def test_bad_input_is_one_line_and_leaves_what_is_there(tmp_path: Path) -> None:

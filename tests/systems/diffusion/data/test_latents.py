@@ -47,11 +47,52 @@ def test_a_data_set_goes_to_a_worker_without_its_open_file(tmp_path: Path) -> No
     assert torch.equal(again.fetch([1], 0)["latent"], data.fetch([1], 0)["latent"])
 
 
+def sized() -> dict[str, Tensor]:
+    numbers = torch.Generator().manual_seed(0)
+    return {
+        "latent_4x2": torch.randn(2, 4, 4, 2, generator=numbers),
+        "latent_2x2": torch.randn(3, 4, 2, 2, generator=numbers),
+        "mask_4x2": torch.zeros(2, 1, 4, 2),
+        "mask_2x2": torch.ones(3, 1, 2, 2),
+        "text": torch.randn(5, 3, 6, generator=numbers),
+        "weight": torch.tensor([1.0, 0.5, 1, 1, 1]),
+    }
+
+
+def test_sizes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """As text, 16x4 is before 4x8, and the captions would be of other pictures."""
+    tensors = {
+        "latent_16x4": torch.ones(1, 4, 16, 4),
+        "latent_4x8": torch.zeros(2, 4, 4, 8),
+        "weight": torch.arange(3.0),
+    }
+    write_latents(tmp_path / "train.safetensors", tensors, (), "")
+    data = build(Settings(root=str(tmp_path)), "train", 0)
+    assert [float(data.fetch([n], 0)["latent"].mean()) for n in range(3)] == [0, 0, 1]
+
+
+def test_samples_of_several_sizes_come_apart_and_a_plan_sees_the_largest(tmp_path: Path) -> None:
+    written = sized()
+    write_latents(tmp_path / "train.safetensors", written, (), "")
+    data = build(Settings(root=str(tmp_path)), "train", 0)
+    assert data.groups() == [0, 0, 0, 1, 1]
+    assert data.spec.fields["latent"].shape == (4, 4, 2)
+    assert torch.equal(data.fetch([2, 0], 0)["latent"], written["latent_2x2"][[2, 0]])
+    assert torch.equal(data.fetch([4], 0)["latent"], written["latent_4x2"][[1]])
+    assert torch.equal(data.fetch([4], 0)["mask"], written["mask_4x2"][[1]])
+    assert torch.equal(data.fetch([4, 3], 0)["text"], written["text"][[4, 3]])
+    mixed = data.fetch([0, 3], 0)["latent"]
+    assert torch.equal(mixed, torch.cat([written["latent_2x2"][:1], written["latent_4x2"][:1, :, :2]]))
+
+
 @pytest.mark.parametrize(
     ("held", "said"),
     [
         ({"text": torch.zeros(2, 3, 4)}, "expected is a tensor 'latent'"),
         ({"latent": torch.zeros(2, 4, 8)}, "latent in .* has the shape"),
+        ({"latent": torch.zeros(2, 4, 8, 8), "latent_8x8": torch.zeros(2, 4, 8, 8)}, "expected is a tensor 'latent'"),
+        ({**sized(), "mask_2x2": torch.ones(3, 1, 1, 1)}, r"has latent_2x2 of .* and mask_2x2 of"),
+        ({"latent_2x2": torch.ones(3, 1, 2, 2), "mask_1x1": torch.ones(3, 1, 1, 1)}, "and no mask"),
         ({"latent": torch.zeros(2, 4, 8, 8), "pooled": torch.zeros(3, 4)}, "has 2 latents, and 3 of pooled"),
     ],
 )

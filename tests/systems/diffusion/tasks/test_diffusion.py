@@ -69,6 +69,20 @@ def test_the_network_sees_levels_in_float32_whatever_the_mode() -> None:
     assert not torch.equal(seen[0][0], seen[0][1])
 
 
+def test_the_loss_counts_by_mask_and_by_weight() -> None:
+    run = build(unmasked_weight=0.25)
+    numbers = torch.Generator().manual_seed(1)
+    mask = (torch.rand(8, 1, 8, 8, generator=numbers) > 0.5).float()
+    weight = torch.tensor([1.0] * 4 + [0.5] * 4)
+    batch = task_of(run).draw({**a_batch(), "mask": mask, "weight": weight}, run.phases[0])
+    (loss,) = task_of(run).losses(batch)
+    clean, level, task = 2 * batch["image"] - 1, batch["level"], task_of(run)
+    with torch.no_grad():
+        answer = task.answer_to(clean, batch["noise"], level, task.conditions(batch))
+    places = (answer - (batch["noise"] - clean)).square() * torch.where(mask > 0, 1.0, 0.25)
+    torch.testing.assert_close(loss.value, (places.flatten(1).mean(1) * weight).mean())
+
+
 def test_conditions_are_left_out_for_a_share_of_the_samples() -> None:
     run = build(condition_dropout=0.25)
     batch = task_of(run).draw(a_batch(400), run.phases[0])

@@ -1,4 +1,4 @@
-"""Pictures with captions: `a.png` and, next to it, `a.txt`.
+"""Pictures with captions: `a.png` and, next to it, `a.txt`; a mask is `a-masklabel.png`, as OneTrainer has it.
 
 Folders are read with all that lies below them. A folder called `10_name` is repeated ten times, as kohya's programs do.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpt.data.pictures.decoding import EXTENSIONS
@@ -17,6 +17,7 @@ from mpt.foreign.files import read_text
 
 LARGEST_CAPTION_BYTES = 1 << 16
 REPEATS = re.compile(r"(\d{1,4})_.*")
+MASK_END = "-masklabel"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Captioned:
     path: Path
     caption: str
     repeats: int
+    mask: Path | None = None
+    weight: float = 1.0
+    """Of its loss."""
 
     @property
     def place(self) -> int:
@@ -33,35 +37,59 @@ class Captioned:
         return int.from_bytes(hashlib.sha256(self.path.name.encode()).digest()[:8], "big")
 
 
-def find_pictures(folder: Path, common: str | None) -> list[Captioned]:
+def find_pictures(
+    folder: Path, common: str | None, masks: Path | None = None, where: str = "PICTURES"
+) -> list[Captioned]:
     """Return a folder's pictures in the order of their paths.
 
-    `common` is the caption of pictures without one. Raises DataError for a folder without pictures, pictures without
-    captions, and captions without pictures.
+    `common` is the caption of pictures without one, `masks` another folder of masks. Raises DataError for a folder
+    without pictures, pictures without captions or masks, and captions without pictures.
     """
     folder = folder.expanduser()
     if not folder.is_dir():
-        raise DataError(f"PICTURES: there is no folder {folder}")
+        raise DataError(f"{where}: there is no folder {folder}")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    pictures = [path for path in files if path.suffix.lower() in EXTENSIONS]
+    images = [path for path in files if path.suffix.lower() in EXTENSIONS]
+    pictures = [path for path in images if not path.stem.endswith(MASK_END)]
     if not pictures:
-        raise DataError(f"PICTURES: {folder} holds no pictures ({', '.join(EXTENSIONS)})")
+        raise DataError(f"{where}: {folder} holds no pictures ({', '.join(EXTENSIONS)})")
     stems = {path.with_suffix("") for path in pictures}
     alone = [path for path in files if path.suffix.lower() == ".txt" and path.with_suffix("") not in stems]
     if alone:
-        raise DataError(f"PICTURES: {listed(alone)} is a caption without a picture; add the picture, or remove it")
+        raise DataError(f"{where}: {listed(alone)} is a caption without a picture; add the picture, or remove it")
     without = [path for path in pictures if not path.with_suffix(".txt").is_file()]
     if without and common is None:
         wanted = without[0].with_suffix(".txt").name
         raise DataError(
-            f"PICTURES: {listed(without)} has no caption ({wanted}); write one, or give all such one with --caption"
+            f"{where}: {listed(without)} has no caption ({wanted}); write one, or give all such one with --caption"
         )
+    known = {path.with_name(path.stem.removesuffix(MASK_END)): path for path in images if path not in pictures}
     return [
         Captioned(
-            path, common if path in without and common is not None else read_caption(path), repeats_of(path, folder)
+            path,
+            common if path in without and common is not None else read_caption(path),
+            repeats_of(path, folder),
+            known.get(path.with_suffix("")) or mask_in(masks, path),
         )
         for path in pictures
     ]
+
+
+def mask_in(folder: Path | None, picture: Path) -> Path | None:
+    """Return a picture's mask in a folder of masks. Raises DataError if there is a folder, and no mask in it."""
+    if folder is None:
+        return None
+    masks = [folder.expanduser() / f"{picture.stem}{end}" for end in EXTENSIONS]
+    found = next((path for path in masks if path.is_file()), None)
+    if found is None:
+        raise DataError(f"--masks: {folder} has no {picture.stem}.png, the mask of {picture}")
+    return found
+
+
+def with_prior(train: Sequence[Captioned], prior: Sequence[Captioned], weight: float) -> list[Captioned]:
+    """Return the pictures to train on and as many of the class, which come again, or are left out, to that number."""
+    order = sorted(prior, key=lambda one: one.place)
+    return [*train, *(replace(order[number % len(order)], weight=weight, mask=None) for number in range(len(train)))]
 
 
 def read_caption(picture: Path) -> str:
