@@ -64,7 +64,7 @@ def translate(into: Translation) -> None:
 def devices_of(into: Translation) -> int:
     """Return on how many devices it trains, as far as the file says: each has a batch of its own there."""
     devices, nodes = (into.given.get(f"trainer.{name}") for name in ("devices", "num_nodes"))
-    count = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdecimal() else 1
+    count = len(devices) if isinstance(devices, list) else int(str(devices)) if str(devices).isdecimal() else 1
     return max(1, count) * (nodes if isinstance(nodes, int) else 1)
 
 

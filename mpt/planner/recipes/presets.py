@@ -43,7 +43,11 @@ def usable_bytes(gpu: Gpu, size_gb: int) -> int:
 
 
 def find_presets(
-    config: Config, gpu: Gpu, *, allow_lossy: bool = False, on_answer: Callable[[int, int], None] | None = None
+    config: Config,
+    gpu: Gpu,
+    *,
+    allow_lossy: bool = False,
+    on_answer: Callable[[int, int], None] = lambda planned, fitting: None,
 ) -> list[Preset]:
     """Return the first recipe for every size."""
     budgets = {size: usable_bytes(gpu, size) for size in SIZES}
