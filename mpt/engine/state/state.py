@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from mpt import accelerator
 from mpt.engine.state.averages import modules_to_save
 from mpt.engine.state.module_state import load_module_state, module_state
+from mpt.engine.state.moving_averages import SUFFIX
 from mpt.errors import CheckpointError
 from mpt.optim.shared.carry_over import Carried, carry_over, lineage
 from mpt.optim.shared.groups import fit_saved_groups
@@ -84,10 +85,12 @@ def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
     """Restore everything but random numbers, which a plan on fake tensors does not have."""
     training = state.get("training_weights", {})
     modules = {name: {**own, **training.get(name, {})} for name, own in state["modules"].items()}
+    changed = begin_anew(run, modules, state["optimizers"])
     restore_modules(run, {"modules": modules})
     run.task.load_state_dict(state["task"])
-    changed: dict[str, Carried] = {}
     for name, optimizer in run.optimizers.items():
+        if name in changed:
+            continue
         try:
             carried = restore_optimizer(run, name, optimizer, state["optimizers"][name])
             if not carried.is_as_before:
@@ -96,6 +99,28 @@ def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
             raise CheckpointError(f"checkpoint: the optimizer state of {name!r} does not fit: {error}") from error
     run.precision.load_state_dict(state["precision"])
     return changed
+
+
+def begin_anew(run: Run, modules: dict[str, Mapping[str, Tensor]], optimizers: Mapping[str, Any]) -> dict[str, Carried]:
+    """Add to a checkpoint's modules those that a setting has added to the run since; return their optimizers.
+
+    An average begins with the weights that it averages. A network that only new optimizers train (a discriminator, once
+    it has power) stays as it was built. Nothing is added to a checkpoint without any of the run's optimizers.
+    """
+    task = run.task
+    added = {name: network for name, network in task.trainable.items() if name not in optimizers}
+    if len(added) == len(task.trainable):
+        return {}
+    untrained = {weight for network in added.values() for weight in network.parameters()}
+    for name, module in task.modules.items():  # averages are behind the networks
+        averaged, weights = name.removesuffix(SUFFIX), set(module.parameters())
+        if name in modules:
+            continue
+        if averaged in modules:
+            modules[name] = modules[averaged]
+        elif weights and weights <= untrained:
+            modules[name] = module_state(run.precision, module)
+    return {name: Carried("", lineage(run.optimizers[name])[0]) for name in added}
 
 
 def restore_optimizer(run: Run, name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> Carried:

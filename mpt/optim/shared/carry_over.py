@@ -24,6 +24,7 @@ class Carried:
     """The fate of a saved state: bytes by the names of its entries."""
 
     before: str
+    """The class that saved it; empty if the checkpoint has no such optimizer."""
     now: str
     kept: Counter[str] = field(default_factory=Counter)
     converted: Counter[str] = field(default_factory=Counter)
@@ -35,6 +36,8 @@ class Carried:
         return self.before == self.now and not self.converted and not self.dropped
 
     def __str__(self) -> str:
+        if not self.before:
+            return f"the checkpoint has none; it and its optimizer {self.now} begin anew"
         change = f"{self.before} -> {self.now}" if self.before != self.now else self.now
         kinds = {"kept": self.kept, "converted": self.converted, "dropped": self.dropped}
         told = (

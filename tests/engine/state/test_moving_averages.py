@@ -80,6 +80,16 @@ def test_weights_are_averaged_saved_and_restored_for_a_task_without_a_setting_fo
         assert run.task.modules["decoder"] is run.averages["decoder"]
 
 
+def test_an_average_that_is_switched_on_later_begins_with_the_weights() -> None:
+    before = parts.classifier(train={"batch_size": 8, "steps": 2})
+    update(before, before.phases[0], parts.batch())
+    run = parts.classifier(train={"batch_size": 8, "steps": 2, "ema": 0.5})
+    assert not restore(run, capture(before))
+    (twin,) = run.averages.values()
+    (network,) = before.task.modules.values()
+    assert all(torch.equal(*pair) for pair in zip(twin.parameters(), network.parameters(), strict=True))
+
+
 @pytest.mark.parametrize(
     ("settings", "step", "expected"),
     [

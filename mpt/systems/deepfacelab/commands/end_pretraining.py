@@ -48,6 +48,7 @@ def run(command: Command) -> None:
     from mpt.run.records.data_layout import write_layout
     from mpt.run.records.layout import create_run, find_run
     from mpt.systems.deepfacelab.commands.shared.begun_run import data_layout, start_of_loop
+    from mpt.systems.deepfacelab.commands.shared.model_folder import KEPT, keep_for_next, kept_folder
 
     directory, chosen = find_run(command.run, Path(command.runs))
     before = load_config(directory.config_path)
@@ -71,6 +72,9 @@ def run(command: Command) -> None:
     write_atomically(output.config_path, config.to_yaml())
     write_layout(output.data_path, made.data)
     checkpoint.save(output, 0, captured, keep_last=1, extra_manifest={"source": directory.name})
+    kept = kept_folder(directory.path / KEPT)
+    if kept is not None:
+        keep_for_next(kept, output.path / KEPT)
     anew = ", ".join(sorted({name.split(".")[0] for name in fresh}))
     print(f"wrote {output.path}: {f'{anew} begun anew' if anew else 'all weights kept'}")
     print(f"go on with: mpt train {output.config_path} --resume {output.path}")

@@ -5,6 +5,7 @@ from mpt import cli
 from mpt.config.load import load_config
 from mpt.run.checkpoints import checkpoint
 from mpt.run.records.layout import RunDirectory
+from mpt.systems.deepfacelab.data.leras.model_data import read_model_data
 from tests.systems.deepfacelab.data.face_makers import folder
 
 TINY = "{archi: %s, image_size: 64, ae_dims: 6, e_dims: 4, d_dims: 4, d_mask_dims: 2}"
@@ -43,3 +44,16 @@ train: {{steps: 2, batch_size: 2}}
     resumed = ["train", runs / "after" / "config.yaml", "--resume", runs / "after", "--quiet", "train.steps=1"]
     assert mpt(*resumed) == 0
     assert mpt("deepfacelab", "end-pretraining", runs / "after", runs / "again") == 2
+    if archi == "df-ud":
+        check_names(tmp_path, runs, src)
+
+
+def check_names(tmp_path, runs, src):
+    model, back = tmp_path / "model", tmp_path / "back"
+    assert mpt("deepfacelab", "torch-to-leras", runs / "pre", model, "--name", "foo") == 0
+    assert mpt("deepfacelab", "leras-to-torch", model, runs / "foo") == 0
+    assert mpt("deepfacelab", "end-pretraining", runs / "foo", runs / "bar", f"dataset.src={src}") == 0
+    assert mpt("deepfacelab", "torch-to-leras", runs / "bar", back) == 0
+    assert sorted(path.name for path in back.glob("*.dat")) == ["foo_SAEHD_data.dat"]
+    assert len(read_model_data(model / "foo_SAEHD_data.dat")["loss_history"]) == 2
+    assert read_model_data(back / "foo_SAEHD_data.dat")["loss_history"] == []  # of the pretraining

@@ -1,13 +1,17 @@
 """The whole step, as `mpt train` builds it, in every precision mode and under the tricks that the 6 GB plan rests
 on."""
 
+import copy
+
 import pytest
 import torch
 
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.state.evaluation import preview
+from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
+from mpt.errors import CheckpointError
 
 MODEL = {"name": "saehd", "archi": "df-ud", "image_size": 64, "ae_dims": 6, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2}
 
@@ -65,3 +69,31 @@ def test_the_dense_layers_can_be_kept_in_float32():
         layer.register_forward_hook(lambda module, inputs, output, name=name: seen.update({name: output.dtype}))
     weights_after(run, data, steps=1)
     assert seen == {"dense1": torch.float32, "upscale1": torch.bfloat16}
+
+
+@pytest.mark.parametrize("mode", ["fp32", "O2"])
+def test_a_discriminator_that_is_switched_on_later_begins_anew(mode):
+    before, data = build(mode)
+    weights_after(before, data, steps=1)
+    powers = {"true_face_power": 0.1, "gan_power": 0.1, "gan_dims": 4, "gan_patch_size": 8}
+    run, _ = build(mode, model=powers)
+    built = {key: value.clone() for key, value in run.task.patch_discriminator.state_dict().items()}
+    told = restore(run, copy.deepcopy(capture(before)))
+    assert set(told) == {"code_disc", "patch_disc"}
+    assert "begin anew" in str(told["patch_disc"])
+    for key, value in run.task.patch_discriminator.state_dict().items():
+        assert torch.equal(value, built[key])
+    for key, value in run.task.autoencoder.state_dict().items():
+        assert torch.equal(value, before.task.autoencoder.state_dict()[key])
+    states = [one.optimizers["autoencoder"].state_dict()["state"][0]["vs"] for one in (before, run)]
+    assert torch.equal(*states)
+    weights_after(run, data, steps=1)
+
+
+def test_a_checkpoint_of_another_task_is_not_completed():
+    run, _ = build()
+    saved = capture(run)
+    saved["optimizers"] = {"other": saved["optimizers"]["autoencoder"]}
+    saved["modules"] = {"other": saved["modules"]["autoencoder"]}
+    with pytest.raises(CheckpointError, match="no module autoencoder"):
+        restore(run, saved)

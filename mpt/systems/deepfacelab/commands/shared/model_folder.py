@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mpt.errors import CheckpointError, ConfigError
-from mpt.run.process.files import failures_explained, open_new
+from mpt.run.process.files import failures_explained, open_new, write_atomically
 from mpt.systems.deepfacelab.data.leras.leras_pickle import write_arrays, write_plain
 from mpt.systems.deepfacelab.data.leras.model_data import read_model_data, read_options
 from mpt.systems.deepfacelab.data.leras.restricted_pickle import read_arrays
@@ -157,6 +157,14 @@ def restore_others(kept: Folder, folder: Folder, written: set[str]) -> None:
             continue
         with failures_explained(folder.path), path.open("rb") as source, new_file(target) as file:
             shutil.copyfileobj(source, file)
+
+
+def keep_for_next(kept: Folder, target: Path) -> None:
+    """Copy what came with a model for the run that begins again from its weights, without its loss history."""
+    data = kept.read_data() or {}
+    with failures_explained(target):
+        shutil.copytree(kept.path, target)
+        write_atomically(Folder(target, kept.prefix).data_path, write_plain({**data, "loss_history": []}))
 
 
 def kept_folder(path: Path) -> Folder | None:
