@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import time
@@ -26,6 +25,7 @@ from mpt.inference.slices import choose_devices
 from mpt.inference.trained import Trained
 from mpt.report.evaluated_page import Evaluated, figure_rows, write_page
 from mpt.run.checkpoints.choice import read_wish
+from mpt.run.process.files import failures_explained, free_path
 from mpt.run.records.recorder import last_test_set
 from mpt.seams import Dataset
 
@@ -125,13 +125,9 @@ def make_folder(arguments: Command, trained: Trained, exported: bool) -> Path:
     else:
         root = trained.loaded.path.parent if exported else Path(trained.directory.path)
         stem = trained.loaded.path.stem if exported else f"step-{trained.loaded.step:08d}"
-        numbered = (root / "evaluations" / f"{stem}-{number}" for number in itertools.count(2))
-        names = itertools.chain([root / "evaluations" / stem], numbered)
-        folder = next(name for name in names if not name.exists())
-    try:
+        folder = free_path(root / "evaluations" / stem)
+    with failures_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputOutputError(f"{folder}: cannot be made: {error.strerror}") from error
     return folder
 
 

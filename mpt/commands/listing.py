@@ -5,9 +5,13 @@ Torch is not imported.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import shutil
+import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,13 +19,15 @@ from typing import Annotated
 import typer
 
 from mpt.commands.cli.arguments import Json, Runs
-from mpt.commands.shared.list_runs import list_runs
 from mpt.config.messages import unknown_name
 from mpt.config.part_source import read_description
 from mpt.config.precision_names import ALIASES
 from mpt.config.registry import FUNCTIONS, INSTALLED, Part, Registry
 from mpt.config.shipped import described
 from mpt.errors import ConfigError
+from mpt.foreign.text import harmless
+from mpt.report.run_rows import RunRow, best_runs, read_rows
+from mpt.report.units import show_figure
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ HEADINGS = {
 }
 """What the user may ask for -> the subpackage and its heading."""
 CONFIGS, RUNS = "configs", "runs"
+RUN_HEADINGS = ("run", "trained", "steps", "model", "data", "precision", "result(*best)", "given")
 OTHER_MODELS = {
     "torchvision:NAME": "A torchvision classifier, such as torchvision:resnet50.",
     "timm:NAME": "A timm model, where timm is installed.",
@@ -116,3 +123,40 @@ def show_table(heading: str, rows: dict[str, str], width: int) -> str:
         lines.append(f"  {name}" if is_narrow else f"  {name:<{left - 2}}{wrapped.pop(0)}".rstrip())
         lines += [indent + line for line in wrapped if line]
     return "\n".join(lines if rows else [heading, "  (none)"])
+
+
+def list_runs(runs_dir: Path, *, as_json: bool) -> None:
+    """Print a line per run; a star marks the best finished run of its data set and metric.
+
+    Raises CheckpointError if the folder has no run.
+    """
+    rows = read_rows(runs_dir)
+    if as_json:
+        print(json.dumps([as_data(row) for row in rows], indent=2))
+        return
+    best = best_runs(rows)
+    lines = [RUN_HEADINGS, *(cells(row, row.path in best) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(RUN_HEADINGS))]
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else max(map(len, shown))
+    for line in shown:
+        print(line if len(line) <= room else line[: max(1, room - 1)] + "…")
+
+
+def cells(row: RunRow, is_best: bool) -> Sequence[str]:
+    """Return a run's line."""
+    state = str(row.steps) if row.is_finished else f"{row.state}, unfinished"
+    result = f"{row.metric} {show_figure(row.final)}{best_of(row)}{' *' if is_best else ''}" if row.metric else ""
+    return tuple(map(harmless, (row.name, row.trained, state, row.model, row.dataset, row.mode, result, row.given)))
+
+
+def best_of(row: RunRow) -> str:
+    """Return a run's best figure in brackets; nothing if its last one is the best."""
+    return f" (best {show_figure(row.best)})" if math.isfinite(row.best) and row.best != row.final else ""
+
+
+def as_data(row: RunRow) -> dict[str, object]:
+    """Return a run as JSON can hold it: figures that are not there are null."""
+    fields = {**dataclasses.asdict(row), "path": str(row.path)}
+    figures = {name for name, value in fields.items() if isinstance(value, float)}
+    return {name: None if name in figures and not math.isfinite(value) else value for name, value in fields.items()}

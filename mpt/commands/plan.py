@@ -30,8 +30,7 @@ from mpt.commands.cli.arguments import (
 )
 from mpt.commands.cli.command_line import spell
 from mpt.commands.cli.console import open_console
-from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, sharded, write_patch
-from mpt.commands.planning.plan_progress import progress
+from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, progress, sharded, write_patch
 from mpt.commands.planning.plan_tables import (
     as_data,
     describe_largest,
@@ -46,7 +45,6 @@ from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MayFitError, MemoryBudgetError
 from mpt.planner.answers.plan import Plan
-from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.verdict import judge
 from mpt.planner.recipes.planned import Planned, find_placement, make_plan
 from mpt.planner.recipes.recipe import (
@@ -107,9 +105,7 @@ def run(arguments: Command) -> None:
     warn_of_patches_for_other_cards(planned, arguments)
     written: list[str] = []
     if planned.best is not None and planned.best.patch:
-        written = write_results(
-            path, arguments, config, planned.gpu, planned.plan, planned.found.recipes, planned.budget
-        )
+        written = write_results(path, arguments, planned)
     if arguments.json:
         found = as_data(planned.gpu, planned.calibration, planned.plan, planned.found, written)
         print(json.dumps(found, indent=1))
@@ -202,16 +198,10 @@ def nothing_fits(recipes: list[Recipe], budget: int, tried_lossy: bool) -> str:
     )
 
 
-def write_results(
-    path: Path,
-    arguments: Command,
-    config: Config,
-    gpu: Gpu,
-    plan: Plan,
-    recipes: list[Recipe],
-    budget: int,
-) -> list[str]:
+def write_results(path: Path, arguments: Command, planned: Planned) -> list[str]:
     """Write the first recipe as a patch, and a picture of the first few alongside it; return their paths."""
+    config, gpu, plan, budget = planned.config, planned.gpu, planned.plan, planned.budget
+    recipes = planned.found.recipes
     best = recipes[0]
     heading = [
         train_command(arguments, path, best),

@@ -82,7 +82,8 @@ def _settings_schema(
     """
     schema = settings.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}", mode="validation")
     for name, definition in schema.pop("$defs", {}).items():
-        own_notes = {**read_notes(Path(__file__).with_name("options.py"), name), **nested_notes(name, source)}
+        own_notes = dict(read_notes(Path(__file__).with_name("options.py"), name))
+        own_notes |= read_notes(source, name) if source is not None else {}
         for key, field in definition.get("properties", {}).items():
             field.pop("title", None)
             if key in own_notes:
@@ -98,11 +99,6 @@ def _settings_schema(
             field["default"] = defaults[name]
     schema["required"] = [name for name in schema.get("required", []) if name not in defaults]
     return schema
-
-
-def nested_notes(name: str, source: Path | None) -> Mapping[str, str]:
-    """Return the notes of a part's file on the fields of one of its classes."""
-    return read_notes(source, name) if source is not None else {}
 
 
 def _plugin_schema(plugin: Plugin, prefix: str, definitions: Schema) -> Schema:

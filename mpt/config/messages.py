@@ -94,6 +94,12 @@ def unknown_name(word: str, allowed: Sequence[str], what: str = "one of", meant:
     return f"found '{printable(word)}'; allowed: {what} {', '.join(allowed) or '(there are none)'}{hint}"
 
 
+def few(names: Sequence[object], most: int) -> str:
+    """Return the first names, and how many more there are: "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
 PRETRAINED = ("pretrained", "checkpoint_path", "pretrained_cfg")
 """Keys by which other programs have to fetch weights."""
 

@@ -117,15 +117,12 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name}: cannot be read: {error}") from error
-    try:
-        text = content[:MAX_BYTES].decode("utf-8-sig") if len(content) > MAX_BYTES else content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        if len(content) <= MAX_BYTES:
-            raise ConfigError(f"{name}: byte {error.start} is not UTF-8 text; save the file as UTF-8") from error
-        text = ""
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{name}: larger than {MAX_BYTES // 1024} KiB, which is no settings file")
-    return read_text(text, name)
+    try:
+        return read_text(content.decode("utf-8-sig"), name)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: byte {error.start} is not UTF-8 text; save the file as UTF-8") from error
 
 
 @cache

@@ -217,36 +217,52 @@ def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examinati
         by_cuda_lists=step.by_cuda_lists,
         broken_gradients=non_finite_gradients(true) if true.has_overflowed else [],
     )
+    looks = (loss_faults(found, moved), gradient_faults(found, step), buffer_faults(found, true, moved, step))
+    found.faults.extend(next(filter(None, map(list, looks)), ()))  # what comes later follows from what came before
+    return found
+
+
+def loss_faults(found: Examination, moved: Step) -> Iterator[str]:
+    """Yield what is wrong with losses."""
     for key, (right, value) in found.losses.items():
+        name = f"{found.phase}/{key}"
         if not math.isfinite(right):
-            found.faults.append(f"{name}/{key} is not finite in float32 either: no precision mode mends that")
+            yield f"{name} is not finite in float32 either: no precision mode mends that"
         elif not math.isfinite(value):
-            found.faults.append(f"{name}/{key} is {value:g} in {found.dtype} and {right:.4g} in float32")
+            yield f"{name} is {value:g} in {found.dtype} and {right:.4g} in float32"
         elif is_beyond(relative(value, right), relative(moved.losses[key], right), LARGE_LOSS):
-            found.faults.append(f"{name}/{key} is {value:.4g} in {found.dtype} and {right:.4g} in float32")
-    if not found.faults and found.broken_gradients:
+            yield f"{name} is {value:.4g} in {found.dtype} and {right:.4g} in float32"
+
+
+def gradient_faults(found: Examination, step: Step) -> Iterator[str]:
+    """Yield what is wrong with gradients: that they are not finite, or those that are wrong."""
+    if found.broken_gradients:
         more = f" (and {len(found.broken_gradients) - 1} more)" if len(found.broken_gradients) > 1 else ""
-        found.faults.append(
+        yield (
             f"the gradient of {found.broken_gradients[0]}{more} is not finite in float32 either: no precision mode "
             "mends that"
         )
-    if not found.faults and not step.is_finite:
-        found.faults.append(f"gradients are not finite in {found.dtype}" + _at_scale(step.scale))
-    for parameter in found.parameters if not found.faults else ():
-        if parameter.share >= SMALLEST_SHARE and is_beyond(parameter.error, parameter.from_rounding, LARGE_GRADIENT):
-            found.faults.append(
-                f"the gradient of {parameter.name} is wrong by {parameter.error:.0%} in {found.dtype} "
-                f"({parameter.from_rounding:.1%} would be rounding)" + _at_scale(step.scale)
-            )
-    for key, buffer in step.buffers.items() if not found.faults else ():
+    elif not step.is_finite:
+        yield f"gradients are not finite in {found.dtype}" + _at_scale(step.scale)
+    else:
+        for one in found.parameters:
+            if one.share >= SMALLEST_SHARE and is_beyond(one.error, one.from_rounding, LARGE_GRADIENT):
+                yield (
+                    f"the gradient of {one.name} is wrong by {one.error:.0%} in {found.dtype} "
+                    f"({one.from_rounding:.1%} would be rounding)" + _at_scale(step.scale)
+                )
+
+
+def buffer_faults(found: Examination, true: Step, moved: Step, step: Step) -> Iterator[str]:
+    """Yield what is wrong with buffers."""
+    for key, buffer in step.buffers.items():
         if not bool(torch.isfinite(buffer).all()):
-            found.faults.append(f"buffer {key} is not finite in {found.dtype}")
+            yield f"buffer {key} is not finite in {found.dtype}"
         if not key.endswith("running_var"):  # a mean may be zero, of which any rounding is far off
             continue
         error, rounding = error_of(buffer, true.buffers[key]), error_of(moved.buffers[key], true.buffers[key])
         if is_beyond(error, rounding, LARGE_BUFFER):
-            found.faults.append(f"buffer {key} is wrong by {error:.0%} in {found.dtype}")
-    return found
+            yield f"buffer {key} is wrong by {error:.0%} in {found.dtype}"
 
 
 def non_finite_gradients(step: Step) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pickletools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -33,6 +33,10 @@ LONGEST_NAME = 1000
 
 class Mark:
     """The start of a container's items on the stack."""
+
+
+NEW: dict[str, Callable[[], Any]] = {"MARK": Mark, "EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+"""Operation -> what it puts on the stack."""
 
 
 class PickleMachine:
@@ -72,6 +76,9 @@ class PickleMachine:
         if name in LITERALS:
             stack.append(argument)
             return
+        if name in NEW:
+            stack.append(NEW[name]())
+            return
         match name:
             case "PROTO" | "FRAME":
                 pass
@@ -82,32 +89,8 @@ class PickleMachine:
             case "BINGET" | "LONG_BINGET":
                 self.check_sharing(self.memo[argument])
                 stack.append(self.memo[argument])
-            case "MARK":
-                stack.append(Mark())
             case "NONE" | "NEWTRUE" | "NEWFALSE":
                 stack.append(CONSTANTS[name])
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_LIST":
-                stack.append([])
-            case "EMPTY_TUPLE":
-                stack.append(())
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple([self.pop() for _ in range(int(name[-1]))][::-1]))
-            case "TUPLE":
-                stack.append(tuple(self.pop_to_mark()))
-            case "LIST":
-                stack.append(self.pop_to_mark())
-            case "DICT":
-                items = self.pop_to_mark()
-                stack.append({})
-                self.set_items(items)
-            case "APPEND" | "APPENDS":
-                items = [self.pop()] if name == "APPEND" else self.pop_to_mark()
-                self.extend(items)
-            case "SETITEM" | "SETITEMS":
-                items = [self.pop(), self.pop()][::-1] if name == "SETITEM" else self.pop_to_mark()
-                self.set_items(items)
             case "GLOBAL":
                 module, _, attribute = argument.partition(" ")
                 stack.append(self.name(*check_name(module, attribute)))
@@ -124,7 +107,32 @@ class PickleMachine:
             case "POP_MARK":
                 self.pop_to_mark()
             case _:
-                self.do_other(name, argument)
+                if not self.fills(name):
+                    self.do_other(name, argument)
+
+    def fills(self, name: str) -> bool:
+        """Perform an operation that makes or fills a container of what is on the stack; return whether it is one."""
+        stack = self.stack
+        match name:
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(tuple([self.pop() for _ in range(int(name[-1]))][::-1]))
+            case "TUPLE":
+                stack.append(tuple(self.pop_to_mark()))
+            case "LIST":
+                stack.append(self.pop_to_mark())
+            case "DICT":
+                items = self.pop_to_mark()
+                stack.append({})
+                self.set_items(items)
+            case "APPEND" | "APPENDS":
+                items = [self.pop()] if name == "APPEND" else self.pop_to_mark()
+                self.extend(items)
+            case "SETITEM" | "SETITEMS":
+                items = [self.pop(), self.pop()][::-1] if name == "SETITEM" else self.pop_to_mark()
+                self.set_items(items)
+            case _:
+                return False
+        return True
 
     def pop(self) -> Any:
         """Remove and return the top of the stack, which may be no mark."""

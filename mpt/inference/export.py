@@ -14,6 +14,7 @@ import copy
 import importlib
 import importlib.util
 import io
+import json
 import os
 import re
 import warnings
@@ -25,8 +26,10 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
+from mpt.inference.exported import KEYS
 from mpt.inference.measurement import stored_tensors
 from mpt.precision.shared.float32_modules import Float32Module, cast_floating
 from mpt.run.process.files import write_atomically
@@ -156,7 +159,8 @@ def write_onnx(
         inputs = in_batches_of(batch_size, inputs)
     partial = path.with_name(f".partial-{path.name}")
     with torch.no_grad():
-        single = isinstance(network(*inputs), Tensor)
+        made = network(*inputs)
+    keys = [str(key) for key in made] if isinstance(made, Mapping) else None
     batch = torch.export.Dim("batch")
     shapes = tuple({0: batch} if isinstance(value, Tensor) else None for value in inputs)
     try:
@@ -171,10 +175,10 @@ def write_onnx(
                 verbose=False,
                 dynamic_shapes=(shapes,) if batch_size is None else None,
                 input_names=names_for(sum(isinstance(value, Tensor) for value in inputs), terms[0]),
-                output_names=list(terms[1]) if single else None,
+                output_names=list(terms[1]) if isinstance(made, Tensor) else keys,
             )
         model = onnx.load(str(partial))
-        onnx.helper.set_model_props(model, dict(about))
+        onnx.helper.set_model_props(model, {**about, **({KEYS: json.dumps(keys)} if keys else {})})
         onnx.save(model, str(partial))
         onnx.checker.check_model(str(partial))
         said = check_onnx(partial, network, inputs)
@@ -226,10 +230,12 @@ def check_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...]) -> str:
     session = importlib.import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
     values = [value for value in inputs if isinstance(value, Tensor)]
     feeds = {slot.name: value.numpy() for slot, value in zip(session.get_inputs(), values, strict=True)}
-    made = torch.from_numpy(session.run(None, feeds)[0])
-    expected = network(*inputs)
-    expected = expected if isinstance(expected, Tensor) else expected[0]
-    difference = float((made - expected).abs().mean() / expected.abs().mean().clamp_min(1e-9))
+    made = [torch.from_numpy(value) for value in session.run(None, feeds)]
+    expected = [leaf for leaf in tree_leaves(network(*inputs)) if isinstance(leaf, Tensor)]
+    difference = max(
+        float((one.float() - other.float()).abs().mean() / other.float().abs().mean().clamp_min(1e-9))
+        for one, other in zip(made, expected, strict=True)
+    )
     if not difference <= ONNX_TOLERANCE:
         raise CheckpointError(
             f"{path.name}: ONNX Runtime's output differs from PyTorch's by {difference:.2%} on average; "

@@ -37,6 +37,8 @@ from mpt.seams import DataSpec, Exports, Task
 from mpt.version import VERSION
 
 SUFFIXES = (".onnx", ".safetensors", ".pt")
+KEYS = "mpt_output_keys"
+"""The metadata's name of the keys of outputs, for a network that returns a dict."""
 FITS = {
     "crop": "the largest centred part of the picture in these proportions, resized (bilinear, antialiased): "
     "PIL.ImageOps.fit(picture, (width, height), BILINEAR)",
@@ -190,6 +192,7 @@ def use_session(path: Path, task: Task, names: list[str], whole: bool) -> None:
 def attach(task: Task, names: Sequence[str], whole: bool, session: Any) -> None:
     """Let an ONNX Runtime session compute in place of the task's network of one of the names."""
     slots = session.get_inputs()
+    keys = json.loads(session.get_modelmeta().custom_metadata_map.get(KEYS, "null"))
 
     def run_session(*inputs: Any) -> Any:
         tensors = [value for value in inputs if isinstance(value, Tensor)]
@@ -202,6 +205,8 @@ def attach(task: Task, names: Sequence[str], whole: bool, session: Any) -> None:
             )
         feeds = {slot.name: value.float().cpu().numpy() for slot, value in zip(slots, tensors)}
         made = [torch.from_numpy(one).to(tensors[0].device) for one in run_in_batches(session, feeds)]
+        if keys:
+            return dict(zip(keys, made, strict=True))
         return made[0] if len(made) == 1 else tuple(made)
 
     forward: Callable[..., Any] = run_session

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from mpt import accelerator
+from mpt.config.messages import few
 from mpt.config.precision_names import FLOAT32
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.state.evaluation import evaluate
@@ -184,8 +185,7 @@ def sentences(statement: Statement) -> list[str]:
                 "try --dtype bfloat16."
             )
     if statement.awkward:
-        more = len(statement.awkward) - NAMED_LAYERS
-        named = ", ".join(statement.awkward[:NAMED_LAYERS]) + (f" and {more} more" if more > 0 else "")
+        named = few(statement.awkward, NAMED_LAYERS)
         said.append(
             f"warning: dimensions that are no multiple of 8 are padded or slow on tensor cores: {named}. A network's "
             "first and last layer can rarely help it."

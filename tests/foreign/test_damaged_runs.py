@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mpt.commands import train
-from mpt.commands.shared.list_runs import list_runs
+from mpt.commands.listing import list_runs
 from mpt.commands.train import Command as TrainArguments
 from mpt.errors import MptError
 from mpt.report.all_runs import write_all_runs

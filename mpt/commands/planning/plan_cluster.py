@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,8 +14,7 @@ from rich.console import Console
 from mpt.commands.cli.arguments import AllowLossy, Card, Desktop, Network, PerMachine, PlannedConfig, Strategy
 from mpt.commands.cli.command_line import given
 from mpt.commands.cli.console import columns, open_console
-from mpt.commands.planning.plan_config import common_words, free_name, load_planned, sharded
-from mpt.commands.planning.plan_progress import progress
+from mpt.commands.planning.plan_config import common_words, load_planned, progress, sharded
 from mpt.commands.planning.plan_tables import print_scaling
 from mpt.config.differences import flatten
 from mpt.config.layers import write_override
@@ -31,6 +31,7 @@ from mpt.planner.recipes.cheapest import Candidate, Cheapest, find_cheapest, par
 from mpt.planner.recipes.planned import choose_gpu
 from mpt.planner.recipes.recipe import describe_patch, without_conflicts
 from mpt.report.units import show_seconds
+from mpt.run.process.files import free_path
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def show_scaling(config: Config, arguments: Command) -> None:
     base = Placement(arguments.nproc or scaling.LARGEST, network=arguments.network, per_machine=arguments.per_machine)
     check_placement(replace(base, strategy=arguments.strategy or base.strategy))
     cluster = base.cluster(gpu)
-    picture = free_name("scaling", ".png")
+    picture = free_path(Path("scaling.png"))
     with Session(gpu, load_calibration(gpu.name), config.granted, count_workers()) as session:
         found = scaling.plan_scaling(
             session, config, str(arguments.scaling), base, arguments.strategy, capacity.budget_bytes

@@ -1,14 +1,17 @@
-"""The configuration that is planned and the files that are written: what sub-commands of `mpt plan` share."""
+"""The configuration that is planned, the files that are written, and the progress of a search: what sub-commands of
+`mpt plan` share."""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from mpt.commands.cli.arguments import PlannedConfig
 from mpt.commands.cli.command_line import spell
@@ -17,7 +20,7 @@ from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError
-from mpt.run.process.files import write_atomically
+from mpt.run.process.files import free_path, write_atomically
 
 
 def load_planned(arguments: PlannedConfig, *first: str) -> Config:
@@ -45,7 +48,7 @@ def choose_output(arguments: PlannedConfig, output: str | None, stem: str, is_wr
     """
     given = {Path(patch).resolve() for patch in arguments.patches}
     if output is None:
-        path = free_name(stem, ".yaml")
+        path = free_path(Path(f"{stem}.yaml"))
     else:
         path = Path(output)
         if path.resolve() in given:
@@ -63,12 +66,19 @@ def write_patch(path: Path, patch: Mapping[str, Any], heading: Sequence[str], or
     write_atomically(path, "\n".join([*lines, write_text(dict(patch))]))
 
 
-def free_name(stem: str, suffix: str) -> Path:
-    """Return a name in this folder that is not there yet."""
-    numbered = (Path(f"{stem}-{number}{suffix}") for number in itertools.count(2))
-    return next(name for name in itertools.chain([Path(f"{stem}{suffix}")], numbered) if not os.path.lexists(name))
-
-
 def common_words(arguments: PlannedConfig, overrides: Sequence[str]) -> list[str]:
     """Return the words of a command about the same configuration: the file, changes, packages and patches."""
     return spell(replace(arguments, overrides=tuple(overrides)), ("config", "overrides", "patches", "allow"))
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """Show on the terminal, while a search runs, how many recipes are planned and how many of them fit."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda planned, fitting: None
+        return
+    with console.status("planning") as status:
+        yield lambda planned, fitting: status.update(
+            f"searching: {planned} recipe{'s' * (planned != 1)} planned, {fitting} fit"
+        )

@@ -18,8 +18,7 @@ from rich.console import Console
 
 from mpt.commands.cli.arguments import AllowLossy, PlannedConfig
 from mpt.commands.cli.console import columns, open_console
-from mpt.commands.planning.plan_config import common_words, load_planned, write_patch
-from mpt.commands.planning.plan_progress import progress
+from mpt.commands.planning.plan_config import common_words, load_planned, progress, write_patch
 from mpt.config.patch_origin import describe_origin
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes

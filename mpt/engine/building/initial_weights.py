@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mpt.config.messages import few
 from mpt.engine.building.position_grids import resample
 from mpt.engine.state.moving_averages import SUFFIX
 from mpt.errors import CheckpointError
@@ -249,9 +250,8 @@ def never_learnt(networks: Mapping[str, nn.Module], made: Sequence[str]) -> list
     ]
     if not frozen:
         return []
-    more = f" and {len(frozen) - SHOWN} more" if len(frozen) > SHOWN else ""
     return [
-        f"{', '.join(frozen[:SHOWN])}{more} {'are' if len(frozen) > 1 else 'is'} newly made and will not be trained: "
+        f"{few(frozen, SHOWN)} {'are' if len(frozen) > 1 else 'is'} newly made and will not be trained: "
         "let train.freeze leave it out, or name it in memory.lora.full"
     ]
 
@@ -266,7 +266,7 @@ def describe(match: Match, file: WeightsFile, path: Path) -> str:
 def details(match: Match, separator: str = "") -> str:
     """Return the resampled, the new and the omitted tensors."""
     parts = [
-        f"{title}: {', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
+        f"{title}: {few(names, SHOWN)}"
         for title, names in (("resampled", match.resampled), ("new", match.new), ("left out", match.unused))
         if names
     ]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mpt.config.messages import few
 from mpt.config.options import OptimizerOptions, setting_of
 from mpt.config.schema import Config
 from mpt.engine.building.initial_weights import Start, never_learnt
@@ -90,8 +91,7 @@ def untested_classes(test: DataSpec) -> list[str]:
     without = [name for name, count in zip(test.classes, counts, strict=False) if count == 0]
     if not without or not sum(counts):
         return []
-    named = ", ".join(without[:MOST_NAMED]) + (f" and {len(without) - MOST_NAMED} more" if without[MOST_NAMED:] else "")
     return [
-        f"none of the {sum(counts)} test samples is of {named}: nothing is measured for {len(without)} of "
-        f"{len(counts)} classes. Use a test folder, or a larger dataset.test_fraction"
+        f"none of the {sum(counts)} test samples is of {few(without, MOST_NAMED)}: nothing is measured for "
+        f"{len(without)} of {len(counts)} classes. Use a test folder, or a larger dataset.test_fraction"
     ]

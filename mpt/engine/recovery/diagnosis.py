@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mpt.config.messages import few
 from mpt.engine.recovery.module_places import LOSS, ModulePlaces, module_places, source_line
 from mpt.engine.state.state import capture_random, restore_random
 from mpt.engine.step.step import back_propagate, drop_gradients
@@ -78,8 +79,7 @@ def samples_of(result: Any, batch_size: int) -> str:
         places = bad.flatten().tolist()
         if not places or len(places) == batch_size:
             continue
-        more = f" and {len(places) - MOST_SAMPLES} more" if len(places) > MOST_SAMPLES else ""
-        return f", at samples {', '.join(map(str, places[:MOST_SAMPLES]))}{more} of the batch of {batch_size}"
+        return f", at samples {few(places, MOST_SAMPLES)} of the batch of {batch_size}"
     return ""
 
 

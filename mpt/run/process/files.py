@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import shutil
@@ -37,6 +38,12 @@ REMEDIES = {
     errno.ENOTDIR: "something that is not a directory stands in the way, maybe a symbolic link: remove it",
 }
 NOT_REGULAR = "not a regular file"
+
+
+def free_path(path: Path) -> Path:
+    """Return a path that nothing has yet: this one, or `name-2.suffix`, `name-3.suffix`, ... alongside it."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], numbered) if not os.path.lexists(one))
 
 
 def temporary_name() -> str:

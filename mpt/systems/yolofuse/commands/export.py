@@ -85,15 +85,7 @@ def run(command: Command) -> None:
     if command.output.suffix in WEIGHTS:
         write_weights(command)
         return
-    needed = ("onnx", "onnxscript", "onnxruntime")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"this needs the package {missing[0]}: pip install {' '.join(needed)}")
-    chosen = [option for option, is_set in (("--int8", command.int8), ("--half", command.half)) if is_set]
-    if len(chosen) > 1 or (command.nms and (chosen or command.ultralytics)):
-        raise ConfigError(
-            "--nms, --int8 and --half: choose one; and --nms has an output of its own, not --ultralytics'"
-        )
+    chosen = check_options(command)
     overrides = tuple(
         f"task.{key}={value}" for key, value in (("confidence", command.confidence), ("iou", command.iou)) if value
     )
@@ -115,7 +107,7 @@ def run(command: Command) -> None:
         exported = Stacked(network, [len(picture[0]) for picture in pictures], best)
         pictures = [torch.cat(pictures, 1)]
     partial = command.output.with_name(f".partial-{command.output.name}")
-    outputs, dtype = names.outputs, "float32"
+    outputs, dtype = names.outputs, "int8" if command.int8 else "float16" if command.half else "float32"
     try:
         with failures_explained(command.output):
             is_free = write_plain(partial, exported, names, pictures)
@@ -126,7 +118,6 @@ def run(command: Command) -> None:
                 print(check_suppression(partial, task, pictures))
             if chosen:
                 before = measured(partial, names, trained, run, task)
-                dtype = "int8" if command.int8 else "float16"
                 if command.int8:
                     quantise(partial, names, trained, run, task, command.int8)
                 else:
@@ -143,6 +134,20 @@ def run(command: Command) -> None:
     )
     print(f"wrote {command.output}, {command.output.stat().st_size / 2**20:.2f} MiB; {sides}")
     print(f"for TensorRT: {trtexec_line(command.output, names, pictures, is_free)}")
+
+
+def check_options(command: Command) -> list[str]:
+    """Return the options that ask for fewer bits. Raises ConfigError for missing packages and options that clash."""
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"this needs the package {missing[0]}: pip install {' '.join(needed)}")
+    chosen = [option for option, is_set in (("--int8", command.int8), ("--half", command.half)) if is_set]
+    if len(chosen) > 1 or (command.nms and (chosen or command.ultralytics)):
+        raise ConfigError(
+            "--nms, --int8 and --half: choose one; and --nms has an output of its own, not --ultralytics'"
+        )
+    return chosen
 
 
 def write_weights(command: Command) -> None:
