@@ -34,6 +34,18 @@ ADVICE = {
 
 
 @dataclass
+class Streak:
+    """How often something was seen in a row."""
+
+    length: int = 0
+
+    def seen(self, now: bool) -> int:
+        """Count a look."""
+        self.length = self.length + 1 if now else 0
+        return self.length
+
+
+@dataclass
 class CollapseWatch:
     """Looks at a training now and then. It begins anew at a resume and after a rollback."""
 
@@ -49,8 +61,7 @@ class CollapseWatch:
     ratios: list[float] = field(default_factory=list)
     """The logarithms of the discriminator's loss over the generator's, of all looks that were in range."""
     scales: dict[str, float] = field(default_factory=dict)
-    streaks: dict[str, int] = field(default_factory=dict)
-    """How often each sign was seen in a row."""
+    streaks: dict[str, Streak] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     data: Tensor | None = None
     """The features of the data, made at the first look."""
@@ -72,7 +83,7 @@ class CollapseWatch:
     @property
     def is_quiet(self) -> bool:
         """Whether the last looks showed no sign."""
-        return not any(self.streaks.values())
+        return not any(streak.length for streak in self.streaks.values())
 
     def is_new(self, kind: str) -> bool:
         """Return whether this is the first time that a sign counts."""
@@ -154,8 +165,7 @@ class CollapseWatch:
         )
 
     def _streak(self, name: str, now: bool) -> bool:
-        self.streaks[name] = self.streaks.get(name, 0) + 1 if now else 0
-        return self.streaks[name] >= self.limits.patience
+        return self.streaks.setdefault(name, Streak()).seen(now) >= self.limits.patience
 
     def to_record(self) -> dict[str, Any]:
         """Return its part of a log line."""

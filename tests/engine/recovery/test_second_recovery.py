@@ -13,7 +13,7 @@ import torch
 from mpt.engine.loop import loop, rollback
 from mpt.engine.loop.training import Training
 from mpt.engine.recovery import recovery
-from mpt.engine.recovery.collapse import CollapseWatch
+from mpt.engine.recovery.collapse import CollapseWatch, Streak
 from mpt.engine.recovery.recent_states import RecentStates
 from mpt.engine.recovery.remedies import Remedies
 from mpt.engine.state.progress import Progress
@@ -255,6 +255,8 @@ def test_a_second_collapse_returns_to_another_state_than_the_first(
 
 
 def test_a_sign_counts_at_the_third_look_in_a_row_and_from_the_step_that_is_named() -> None:
+    streak = Streak()
+    assert [streak.seen(now) for now in (True, True, False, True)] == [1, 2, 0, 1]
     run = classifier(collapse={"after": 100, "patience": 3, "diversity": 0.25})
     for variety, expected in ((0.2, [0, 0, 1]), (0.25, [0, 0, 0])):
         watch = CollapseWatch(run.config.train.collapse, ("disc", "gen"), True)
