@@ -49,9 +49,9 @@ class Recording:
         self.inner, self.room = inner, samples
         self.feeds: list[Feeds] = []
 
-    def get_inputs(self) -> Any:
-        """Return the session's inputs."""
-        return self.inner.get_inputs()
+    def __getattr__(self, name: str) -> Any:
+        """Return whatever else the session has."""
+        return getattr(self.inner, name)
 
     def run(self, names: Any, feeds: Feeds) -> Any:
         """Run the session."""
