@@ -28,6 +28,7 @@ from mpt.doctor.numerics import SMALLEST_SHARE
 from mpt.doctor.parting import Comparison, Parting, exceeds
 from mpt.doctor.reasons import Reasons
 from mpt.doctor.refusals import Refusal
+from mpt.engine.building.start_notes import lost_decay
 from mpt.errors import CheckpointError, ConfigError
 from mpt.seams import Batch, Phase
 
@@ -56,6 +57,8 @@ class Lockstep:
             if found.beyond is not None:
                 break
         for letter, side in (("A", self.first), ("B", self.second)):
+            lost = lost_decay(side.config, side.run.optimizer_settings, side.run.precision.numerics)
+            found.notes += [f"{letter}: {note}" for note in lost]
             for phase, scale in side.settled.items():
                 found.notes.append(
                     f"{letter}: gradients of {phase} overflowed until the loss scale was {scale:g}; these steps were "

@@ -152,6 +152,13 @@ def test_runs_are_compared_by_their_files_and_then_from_the_state_they_share(ask
     assert ask("one", "other", only_files=True, code=8)["replay"] is None
 
 
+def test_a_decay_that_rounding_takes_whole_is_the_reason_why_another_one_changes_nothing(ask: Ask, base: Path) -> None:
+    lost = ("precision=bf16-pure", "optimizer={name: adamw, lr: 0.001, weight_decay: 0.1}")
+    found = ask(str(base), *lost, variant="optimizer.weight_decay=0")["replay"]
+    assert found["bits"] is None
+    assert [note[:57] for note in found["notes"]] == ["A: net: weight_decay 0.1 at optimizer.lr 0.001 is lost: i"]
+
+
 def test_what_cannot_be_compared_is_refused_in_words(base: Path) -> None:
     with pytest.raises(ConfigError, match="found 1 of 2 to compare"):
         diff.run(DiffArguments((str(base),)))
