@@ -3,6 +3,9 @@
 An extra (`pip install 'mpt-trainer[fid]'`) with the weights from a local file: nothing is downloaded. The file is the
 one that torch-fidelity names pt_inception-2015-12-05-6726825d.pth. The library would unpickle whatever it is given, so
 it is given a copy of the tensors that mpt's own reader found in the file, and never the file.
+
+Two choices make features torch-fidelity's of the same pictures: 8-bit values are rounded, as in a file of pictures, and
+pictures are resized as TensorFlow 1 does. torchmetrics 1.9 resizes with antialiasing unless that is switched off.
 """
 
 from __future__ import annotations
@@ -34,26 +37,27 @@ class InceptionDistance:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / WEIGHTS_NAME
             torch.save(state, copy)
-            made: Any = FrechetInceptionDistance(normalize=True, feature_extractor_weights_path=str(copy))
+            made: Any = FrechetInceptionDistance(feature_extractor_weights_path=str(copy))
+        made.inception.use_antialias = False
         self.metric: Any = made.to(device)
 
     def features(self, image_bchw: Tensor) -> Tensor:
         """Return Inception's features (b, 2048) of images; the distance is the Frechet distance of two sets of them."""
-        features: Tensor = self.metric.inception((_as_colour(image_bchw) * 255).byte())
+        features: Tensor = self.metric.inception(_as_pixels(image_bchw))
         return features.reshape(len(image_bchw), -1)
 
     def update(self, image_bchw: Tensor, real: bool) -> None:
         """Add images of one kind."""
-        self.metric.update(_as_colour(image_bchw), real=real)
+        self.metric.update(_as_pixels(image_bchw), real=real)
 
     def compute(self) -> float:
         """Return the distance."""
         return float(self.metric.compute())
 
 
-def _as_colour(image_bchw: Tensor) -> Tensor:
-    """Return three float32 channels: grey is repeated, an alpha channel is left out."""
-    return image_bchw[:, :3].float().expand(-1, 3, -1, -1)
+def _as_pixels(image_bchw: Tensor) -> Tensor:
+    """Return three channels of 8 bits: grey is repeated, an alpha channel is left out."""
+    return (image_bchw[:, :3].float().clamp(0, 1) * 255).round().byte().expand(-1, 3, -1, -1)
 
 
 def require_inception(weights: str) -> dict[str, Tensor]:

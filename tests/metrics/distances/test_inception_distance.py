@@ -80,9 +80,25 @@ def test_it_is_the_frechet_distance_of_the_files_own_features(tmp_path: Path, mo
         distance.update(first, real=True)
         distance.update(second, real=False)
     extract = distance.metric.inception
-    features = [extract((image.expand(-1, 3, -1, -1) * 255).byte()) for image in (real, fake)]
+    features = [extract((image.expand(-1, 3, -1, -1) * 255).round().byte()) for image in (real, fake)]
     assert distance.compute() == pytest.approx(frechet_distance(*features), rel=1e-4)
     distance.update(torch.rand(2, 4, 16, 16, generator=numbers), real=False)  # with an alpha channel
+
+
+@pytest.mark.skipif(not HAS_EXTRA, reason="torch-fidelity is not installed")
+@pytest.mark.parametrize("size", [40, 320])
+def test_features_are_those_of_torch_fidelity(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchmetrics resizes with antialiasing unless told otherwise; FID is defined by TensorFlow 1's resize, without."""
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    path = tmp_path / WEIGHTS_NAME
+    save_random_inception(path, monkeypatch)
+    image = torch.randint(0, 256, (2, 3, size, size), generator=torch.Generator().manual_seed(0)).byte()
+    theirs = FeatureExtractorInceptionV3("reference", ["2048"], feature_extractor_weights_path=str(path)).eval()
+    with torch.no_grad():
+        expected = theirs(image)[0]
+    found = InceptionDistance(str(path), torch.device("cpu")).features(image / 255)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def save_random_inception(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

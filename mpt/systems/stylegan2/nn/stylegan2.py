@@ -231,7 +231,7 @@ class DiscriminatorBlock(nn.Module):
         width, wider, limit = settings.width(resolution), settings.width(resolution // 2), settings.conv_clamp
         self.first = EqualConv(width, width, 3, clamp=limit)
         self.second = EqualConv(width, wider, 3, halves=True, clamp=limit)
-        self.skip = EqualConv(width, wider, 1, halves=True, bias=False, activated=False, clamp=limit)
+        self.skip = EqualConv(width, wider, 1, halves=True, bias=False, activated=False)  # not clamped, as the original
 
     def forward(self, x: Tensor) -> Tensor:
         if self.half_dtype is not None:

@@ -121,16 +121,23 @@ def test_half_of_more_resolutions_than_there_are_spares_the_lowest() -> None:
     assert generator.synthesis.blocks[0].half_dtype == torch.float32
 
 
-def test_every_convolution_is_clamped() -> None:
+def test_every_convolution_but_those_around_a_block_is_clamped() -> None:
+    """As in stylegan2-ada-pytorch, whose DiscriminatorBlock gives its layer `skip` no conv_clamp."""
     generator, discriminator = small(conv_clamp=0.25)
     image = 100 * torch.randn(2, 3, 32, 32)
-    limits: list[float] = []
-    for child in [*generator.modules(), *discriminator.modules()]:
+    limits: dict[bool, list[float]] = {False: [], True: []}
+    for name, child in [*generator.named_modules(), *discriminator.named_modules()]:
         if isinstance(child, stylegan2_layers.StyledConv | stylegan2_layers.EqualConv):
-            child.register_forward_hook(lambda _, __, output: limits.append(output.abs().max().item()))
+            seen = limits[name.endswith(".skip")]
+            child.register_forward_hook(lambda _, __, output, seen=seen: seen.append(output.abs().max().item()))
+    with torch.no_grad():
+        for block in discriminator.blocks:
+            block.skip.weight.mul_(100)
     generator(torch.randn(2, 8))
     discriminator(image)
-    assert max(limits) == 0.25  # reached, never exceeded
+    assert max(limits[False]) == 0.25  # reached, never exceeded
+    assert len(limits[True]) == 3
+    assert min(limits[True]) > 0.25 * 0.5**0.5
 
 
 def test_demodulation_matches_a_kernel_per_sample() -> None:
