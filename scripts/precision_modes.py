@@ -25,7 +25,7 @@ from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.building.devices import choose_device
 from mpt.engine.step.step import update
 
-MODES = ("fp32", "amp", "O1", "O2", "bf16-pure", "bf16-sr", "bf16-kahan")
+MODES = ("fp32", "amp", "O1", "O2", "bf16-pure", "bf16-sr", "bf16-kahan", "bf16-24bit", "fp16-24bit")
 QUICK = ("train.checkpoint_every=0", "train.sample_every=0")
 
 

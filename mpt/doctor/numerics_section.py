@@ -236,7 +236,7 @@ def describe_updates(section: Section, about: str, found: Examination) -> None:
         about,
         f"{effect.still:.0%} of {worst} stay as they are in {found.dtype}, as the update is rounded away: "
         f"{effect.arrived:.0%} of it arrives{more}",
-        "a mode that keeps float32 weights (amp, bf16, O2), or bf16-sr or bf16-kahan; or a larger optimizer.lr",
+        "a mode that keeps float32 weights (amp, bf16, O2), bf16-sr, bf16-kahan, fp16-24bit; or a larger optimizer.lr",
     )
 
 

@@ -518,7 +518,7 @@ def test_the_cache_is_emptied_every_so_many_updates(monkeypatch: pytest.MonkeyPa
     assert len(emptied) == 2
 
 
-@pytest.mark.parametrize("mode", ["bf16-sr", "bf16-kahan"])
+@pytest.mark.parametrize("mode", ["bf16-sr", "bf16-kahan", "bf16-24bit"])
 def test_gradients_are_released_only_when_all_pieces_have_stepped(mode: str) -> None:
     plain, run = parts.classifier(mode), parts.classifier(mode, memory={"release_grads_after": True})
     before = mechanism.state(run)

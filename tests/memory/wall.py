@@ -44,16 +44,16 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 MODES = (
     *("fp32", "tf32", "O0", "amp", "bf16", "O1", "O2", "O3"),
-    *("fp16-pure", "bf16-pure", "bf16-sr", "bf16-kahan", "native"),
+    *("fp16-pure", "bf16-pure", "bf16-sr", "bf16-kahan", "bf16-24bit", "fp16-24bit", "native"),
 )
 LOW_BIT = ("fp8", "int8")
 """They need torchao, and on a CPU fp8's numbers are emulated; int8's are not."""
+LOW_BIT_STATES = frozenset({"low_bit_optimizer", *(f"low_bit_optimizer own {bits}" for bits in (4, 8, 16))})
 NEVER = {
     "O1": {"compile", "low_bit_base"},
     "O2": {"optimizer_in_backward"},
     "native": {"compile", "lora", "low_bit_base"},
-    "bf16-sr": {"cpu_optimizer", "low_bit_optimizer"},
-    "bf16-kahan": {"cpu_optimizer", "low_bit_optimizer"},
+    **{mode: {"cpu_optimizer", *LOW_BIT_STATES} for mode in ("bf16-sr", "bf16-kahan", "bf16-24bit", "fp16-24bit")},
 }
 """Of each mode, the tricks that it refuses with every network and optimizer."""
 TRICKS: dict[str, dict[str, Any]] = {
@@ -67,6 +67,9 @@ TRICKS: dict[str, dict[str, Any]] = {
     "release_grads_after": {"release_grads_after": True},
     "cpu_optimizer": {"cpu_optimizer": True},
     "low_bit_optimizer": {"low_bit_optimizer": True},
+    "low_bit_optimizer own 8": {"low_bit_optimizer": {"backend": "own"}},
+    "low_bit_optimizer own 4": {"low_bit_optimizer": {"backend": "own", "bits": 4}},
+    "low_bit_optimizer own 16": {"low_bit_optimizer": {"backend": "own", "bits": 16}},
     "park_optimizer": {"park_optimizer": True},
     "stream_weights": {"stream_weights": {"min_kibibytes": 0}},
     "lora": {"lora": 2},
@@ -80,7 +83,7 @@ TRICKS: dict[str, dict[str, Any]] = {
     "set_to_none off": {"set_to_none": False},
 }
 """Every trick, with settings by which it does something to a small network."""
-ROUNDED = frozenset({"micro_batch", "low_bit_optimizer", "lora", "low_bit_base", "channels_last", "compile"})
+ROUNDED = LOW_BIT_STATES | {"micro_batch", "lora", "low_bit_base", "channels_last", "compile"}
 """Those that do not claim to be bit-equal (the table in docs/benchmarks/memory.md)."""
 OPTIMIZERS = (
     *("sgd", "adam", "adamw", "adamax", "rmsprop", "lion", "muon", "adafactor", "schedule_free"),
@@ -93,6 +96,7 @@ COMPILED_WITH = ("sgd", "adam", "muon")
 WITH_EPS = frozenset({"adam", "adamw", "adamax", "rmsprop", "muon", "schedule_free"})
 REFUSALS = "|".join(
     (
+        "[a-z_]+: .*(bf16|fp16)-24bit takes the optimizer's steps",
         "cannot be combined with",
         "(lora|low_bit_base): no Linear layer",
         "low_bit_base: O1 casts call by call",
@@ -100,7 +104,7 @@ REFUSALS = "|".join(
         "cpu_optimizer: (bf16-(sr|kahan) takes|evaluations read ScheduleFreeAdamW)",
         "low_bit_optimizer: (bf16-(sr|kahan) takes|evaluations read|there is no 8-bit|needs bitsandbytes)",
         "optimizer_in_backward: (O2 copies|optimizer.clip_grad_norm needs)",
-        "stream_weights: trained weights travel, (and bf16-(sr|kahan) takes|whose gradients are on the host)",
+        "stream_weights: trained weights travel, (and bf16-(sr|kahan) takes|whose .* on the host)",
         "compile: (O1 casts call by call|task stylegan2 differentiates a gradient)",
     )
 )
@@ -137,7 +141,7 @@ def build(brick: Brick) -> Run:
     """Build a run. Raises ConfigError where its parts do not go together."""
     half_state = brick.mode in ("O3", "fp16-pure") and brick.optimizer in WITH_EPS  # 1e-8 is 0 in float16
     scaling: dict[str, Any] = (
-        {"init_scale": 16} if brick.mode in ("amp", "O1", "O2") else {}
+        {"init_scale": 16} if brick.mode in ("amp", "O1", "O2", "fp16-24bit") else {}
     )  # the first step is no overflow
     if brick.mode in ("O3", "fp16-pure"):
         scaling["loss_scale"] = 128  # small gradients underflow there by design

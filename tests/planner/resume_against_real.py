@@ -30,6 +30,7 @@ SETTINGS: list[tuple[str, Any, dict[str, Any]]] = [
     ("small_cnn", "fp32", {}),
     ("small_cnn", {"mode": "O2", "dtype": "bfloat16"}, {}),
     ("small_cnn", "bf16-kahan", {}),
+    ("small_cnn", "bf16-24bit", {}),
     ("dcgan", "amp", {}),
     ("small_cnn", "fp32", {"cpu_optimizer": True}),
 ]

@@ -31,6 +31,8 @@ EVERY_MODE: list[Any] = [
     "bf16-pure",
     "bf16-sr",
     "bf16-kahan",
+    "bf16-24bit",
+    {"mode": "fp16-24bit", "init_scale": 256.0},
     {"mode": "amp", **HALF},
     {"mode": "O1", **HALF},
     {"mode": "O2", **HALF},

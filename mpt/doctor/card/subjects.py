@@ -16,7 +16,10 @@ from mpt.seams import Batch, Dataset
 BATCH = 4
 SHIPPED_DATA = ("digits", "shapes")
 """Data sets that need no files of the user's, in addition to those of the demos."""
-MODES = ("fp32", "tf32", "amp", "bf16", "O1", "O2", "fp16-pure", "bf16-pure", "bf16-sr", "bf16-kahan")
+MODES = (
+    *("fp32", "tf32", "amp", "bf16", "O1", "O2", "fp16-pure", "bf16-pure"),
+    *("bf16-sr", "bf16-kahan", "bf16-24bit", "fp16-24bit"),
+)
 
 
 def subject_names() -> list[str]:

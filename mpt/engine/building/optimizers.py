@@ -31,7 +31,7 @@ def build_optimizers(
     check_globs(dict(task.trainable), list(config.optimizer.settings.parts))
     eps = setting_of(config.optimizer.settings, "eps", 1.0)
     half_state = any(p.dtype == torch.float16 for m in task.trainable.values() for p in precision.parameters(m))
-    if half_state and eps < SMALLEST_HALF:
+    if half_state and not precision.numerics.lifts_state and eps < SMALLEST_HALF:
         raise ConfigError(
             f"optimizer.eps: {eps:g} is zero in float16, so {config.precision.mode} would divide by zero at the second "
             "step; set optimizer.eps=1e-4, or use a mode with float32 weights (amp, O1, O2)"

@@ -52,7 +52,7 @@ def lost_decay(config: Config, settings: Mapping[str, OptimizerOptions], numeric
             found.append(
                 f"{name}: weight_decay {decay:g} at optimizer.lr {setting_of(own, 'lr', 0.0):g} is lost: it moves "
                 f"{kind} weights by less than half an ulp. Use a mode with float32 weights (amp, bf16, O2), bf16-sr or "
-                "bf16-kahan, or optimizer.weight_decay=0"
+                "bf16-kahan (or fp16-24bit), or optimizer.weight_decay=0"
             )
     return found
 

@@ -26,6 +26,7 @@ from torch.optim import _muon as torch_muon
 from mpt.optim.muon import COEFFICIENTS, MuonWithAdam
 from mpt.optim.shared.own_update import OwnUpdate
 from mpt.precision.shared.rounding import BLOCK, make_table, random_halves, round_at_random
+from mpt.precision.shared.saved_dtypes import put_back_dtypes
 
 BLOCKS = {8: 256, 4: 128}
 SMALLEST = 4096
@@ -161,12 +162,7 @@ class KeepsDtypes(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load, and put back the tensors that torch casts to the parameters' dtype."""
         super().load_state_dict(state_dict)
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        parameters = [one for group in self.param_groups for one in group["params"]]
-        for number, parameter in zip(numbers, parameters, strict=True):
-            for name, value in state_dict["state"].get(number, {}).items():
-                if isinstance(value, Tensor):
-                    self.state[parameter][name] = value.detach().clone().to(parameter.device)
+        put_back_dtypes(self, state_dict)
 
 
 class LowBitAdam(KeepsDtypes, OwnUpdate):

@@ -1,9 +1,10 @@
-"""Float32 numbers into bfloat16 storage without losing small updates: rounding at random, or keeping the remainder.
+"""Float32 numbers into half storage without losing small updates: rounding at random, or keeping the remainder.
 
 Rounded to the nearest, an update below half an ulp (1/512 of its weight) is lost. Rounded up or down at random, in
 proportion to the distance, it is kept on average; the random bits are a function of a key and the element's place, so
 that they are the same on every device, in any order of work, and after a resume. Kept as a second bfloat16 number, the
-remainder adds eight bits to the eight of the first.
+remainder adds eight bits to the eight of the first; so does a code of eight bits in parts of the first number's
+spacing, for float16 too.
 
 Sources: Gupta et al., "Deep learning with limited numerical precision", 2015; Zamirai et al., "Revisiting BFloat16
 training", 2020 (both ways, with the remainder as Kahan's compensation). Hash: Chris Wellons, "lowbias32", 2018;
@@ -79,11 +80,40 @@ def has_nan(numbers: Tensor) -> bool:
     return not isinstance(largest, FakeTensor) and bool(largest.isnan())
 
 
-def with_remainder(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float32 numbers as the nearest in bfloat16, and the rest in float32.
+def with_remainder(numbers: Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """Return float32 numbers as the nearest in a half dtype, and the rest in float32.
 
     That is to be rounded at random too: updates that are all alike are rounded alike to the nearest, and the error of
     up to half of 1/13 of an update of 1e-4 near 1 adds up instead of averaging out.
     """
-    nearest = numbers.to(torch.bfloat16)
+    nearest = numbers.to(dtype)
     return nearest, numbers - nearest
+
+
+def spacing(numbers: Tensor) -> Tensor:
+    """Return the distance of each number of a half dtype to the next one of larger magnitude, in float32.
+
+    That of bfloat16 below 2^-119 is returned as 2^-126.
+    """
+    bits = numbers.view(torch.int16).to(torch.int32)
+    if numbers.dtype == torch.float16:
+        exponents = bits.bitwise_right_shift_(10).bitwise_and_(31).clamp_(min=1).add_(102)
+    else:
+        exponents = bits.bitwise_right_shift_(7).bitwise_and_(255).sub_(7).clamp_(min=1)
+    return exponents.bitwise_left_shift_(23).view(torch.float32)
+
+
+def code_remainder(remainder: Tensor, nearest: Tensor, halves: Tensor) -> Tensor:
+    """Return int8 codes of what rounding to half left, in units of 1/256 of the half number's spacing.
+
+    They are rounded at random by int32 numbers with random upper halves. What is not finite has the code 0. `remainder`
+    and `halves` are used up.
+    """
+    random = halves.bitwise_right_shift_(16).add_(1 << 15).float().mul_(1 / 65536)
+    scaled = remainder.div_(spacing(nearest)).mul_(256).add_(random).floor_()
+    return scaled.nan_to_num_(0.0, 0.0, 0.0).clamp_(-128, 127).to(torch.int8)
+
+
+def coded_remainder(codes: Tensor, nearest: Tensor) -> Tensor:
+    """Return the float32 numbers that int8 codes stand for."""
+    return codes.float().mul_(spacing(nearest)).mul_(1 / 256)

@@ -1,4 +1,4 @@
-"""Pieces of bfloat16 weights and their optimizer state that are lifted to float32, stepped on, and rounded back."""
+"""Pieces of half weights and their optimizer state that are lifted to float32, stepped on, and rounded back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpt.precision.shared.rounding import random_halves, round_at_random, with_remainder
+from mpt.precision.shared.rounding import (
+    code_remainder,
+    coded_remainder,
+    random_halves,
+    round_at_random,
+    with_remainder,
+)
 
 PIECE = 2**21
 """Elements that are in float32 at a time, if the optimizer can be applied to parts of a tensor."""
@@ -73,7 +79,9 @@ class Bucket:
         for piece, weight, state in zip(self.pieces, weights, states):
             if COMPENSATION in state:
                 compensated.append(weight)
-                kept.append(piece.part(state[COMPENSATION]).float())
+                part = piece.part(state[COMPENSATION])
+                is_coded = part.dtype == torch.int8
+                kept.append(coded_remainder(part, piece.part(piece.parameter.detach())) if is_coded else part.float())
         if kept:
             torch._foreach_add_(compensated, kept)
         self.lifted = [nn.Parameter(weight) for weight in weights]
@@ -111,11 +119,12 @@ class Bucket:
 
     def put_back(self, rounding: Rounding) -> None:
         """Round the stepped pieces and their state into the parameters and their stored state."""
-        if rounding.compensates:
-            nearest, remainder = with_remainder(self._together("", self.pieces, list(self.lifted)))
+        if rounding.remainder is not None:
+            numbers = self._together("", self.pieces, list(self.lifted))
+            nearest, remainder = with_remainder(numbers, self.pieces[0].parameter.dtype)
             self._store([piece.part(piece.parameter.detach()) for piece in self.pieces], nearest)
-            rounded = rounding.round(COMPENSATION, self.pieces, remainder.view(-1))
-            self._store([self._slot(piece, COMPENSATION) for piece in self.pieces], rounded)
+            kept = rounding.keep(self.pieces, remainder.view(-1), nearest.view(-1))
+            self._store([self._slot(piece, COMPENSATION, kept.dtype) for piece in self.pieces], kept)
         else:
             flat = rounding.round("", self.pieces, self._together("", self.pieces, list(self.lifted)))
             self._store([piece.part(piece.parameter.detach()) for piece in self.pieces], flat)
@@ -146,12 +155,13 @@ class Bucket:
                 return flat
         return torch.cat([value.detach().reshape(-1) for value in values])
 
-    def _slot(self, piece: Piece, name: str) -> Tensor:
-        """Return the piece of a stored state, which is made if there is none yet."""
+    def _slot(self, piece: Piece, name: str, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """Return the piece of a stored state, which is made if there is none of its dtype yet."""
         stored = self.stored[piece.parameter]
-        if not isinstance(stored.get(name), Tensor):
+        kept = stored.get(name)
+        if not isinstance(kept, Tensor) or kept.dtype != dtype:
             like = piece.parameter.detach()
-            stored[name] = torch.empty_like(like, dtype=torch.bfloat16, memory_format=torch.contiguous_format)
+            stored[name] = torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
         return piece.part(stored[name])
 
     def _store(self, places: list[Tensor], flat: Tensor) -> None:
@@ -173,7 +183,8 @@ def small(value: Any) -> Any:
 class Rounding:
     """How the results of one update are rounded: by a key and by the elements' places among all of a run."""
 
-    compensates: bool
+    remainder: torch.dtype | None
+    """The dtype that keeps what the weights' rounding leaves; None: they are rounded at random."""
     key: tuple[int | str, ...]
     places: Mapping[nn.Parameter, int]
     """Parameter -> the place of its first element."""
@@ -181,6 +192,15 @@ class Rounding:
 
     def round(self, name: str, pieces: Sequence[Piece], numbers: Tensor) -> Tensor:
         """Return the flat numbers of some pieces rounded at random; they are used up."""
+        return round_at_random(numbers, self._halves(name, pieces, numbers))
+
+    def keep(self, pieces: Sequence[Piece], remainder: Tensor, nearest: Tensor) -> Tensor:
+        """Return what the rounding of some pieces' weights left, as it is kept; `remainder` is used up."""
+        if self.remainder == torch.int8:
+            return code_remainder(remainder, nearest, self._halves(COMPENSATION, pieces, remainder))
+        return self.round(COMPENSATION, pieces, remainder)
+
+    def _halves(self, name: str, pieces: Sequence[Piece], numbers: Tensor) -> Tensor:
         halves = torch.empty_like(numbers, dtype=torch.int32)
         done, start, count = 0, 0, 0
         for piece in pieces:
@@ -190,7 +210,7 @@ class Rounding:
                 done, start, count = done + count, place, 0
             count += len(piece)
         random_halves(self.table, (*self.key, name), start, halves[done:])
-        return round_at_random(numbers, halves)
+        return halves
 
     def round_other(self, name: str, piece: Piece, numbers: Tensor) -> Tensor:
         """Return the flat numbers of a state that has no entry per element, rounded at random."""

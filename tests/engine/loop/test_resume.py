@@ -96,6 +96,7 @@ MODES: list[Any] = [
     "O3",
     "bf16-sr",
     {"mode": "bf16-kahan", "accumulate": "float32"},
+    {"mode": "fp16-24bit", "init_scale": 16.0},
     {"mode": "amp", "dtype": "float16", "growth_interval": 3},
     {"mode": "O1", "dtype": "float16", "growth_interval": 3},
     {"mode": "O2", "dtype": "float16", "growth_interval": 3},

@@ -88,7 +88,7 @@ def test_it_is_the_frechet_distance_of_the_files_own_features(tmp_path: Path, mo
 @pytest.mark.skipif(not HAS_EXTRA, reason="torch-fidelity is not installed")
 @pytest.mark.parametrize("size", [40, 320])
 def test_features_are_those_of_torch_fidelity(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchmetrics resizes with antialiasing unless told otherwise; FID is defined by TensorFlow 1's resize, without."""
+    """torchmetrics resizes with antialiasing by default; FID is defined by TensorFlow 1's resize, without it."""
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
     path = tmp_path / WEIGHTS_NAME

@@ -1,0 +1,48 @@
+"""Optimizer state that is loaded in the dtypes in which it was saved.
+
+Torch casts the state of floating parameters to their dtype: codes of one byte would become numbers of the weights'
+dtype, and bfloat16 means of float16 weights would lose bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def parameters_of(optimizer: Optimizer, saved: Mapping[str, Any]) -> Iterator[tuple[int, Tensor]]:
+    """Yield the number of each parameter in a state dict, and the parameter."""
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    yield from zip(numbers, (one for group in optimizer.param_groups for one in group["params"]), strict=True)
+
+
+def put_back_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give an optimizer that has loaded a state dict the tensors as they were saved, on the parameters' devices."""
+    for number, parameter in parameters_of(optimizer, saved):
+        for name, value in saved["state"].get(number, {}).items():
+            if isinstance(value, Tensor):
+                optimizer.state[parameter][name] = value.detach().clone().to(parameter.device)
+
+
+def hold_state_in_bfloat16(optimizer: Optimizer) -> None:
+    """Let every later `load_state_dict` of an optimizer keep codes, and hold the means of half weights in bfloat16."""
+    loading: list[Mapping[str, Any]] = []
+
+    def before(_: Optimizer, saved: dict[str, Any]) -> None:
+        loading.append(saved)
+
+    def after(loaded: Optimizer) -> None:
+        for number, parameter in parameters_of(loaded, saved := loading.pop()):
+            if parameter.dtype == torch.float32:
+                continue
+            for name, value in saved["state"].get(number, {}).items():
+                if isinstance(value, Tensor) and value.dim():
+                    dtype = torch.bfloat16 if value.is_floating_point() else value.dtype
+                    loaded.state[parameter][name] = value.detach().to(parameter.device, dtype, copy=True)
+
+    optimizer.register_load_state_dict_pre_hook(before)
+    optimizer.register_load_state_dict_post_hook(after)
