@@ -21,6 +21,7 @@ PAGES = re.compile(r"\bdocs/[a-z_/-]+\.md")
 FENCES = re.compile(r"^```.*?^```", re.M | re.S)
 INLINE = re.compile(r"`(mpt [^`\n]+)`|^    (mpt .+)$", re.M)
 LINKS = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+ANCHORS = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)#([^)\s]+)\)")
 BLOCKS = re.compile(r"^```(?:sh|console|bash)?\n(.*?)^```", re.M | re.S)
 
 
@@ -74,6 +75,33 @@ def test_every_link_leads_to_a_file(path: Path) -> None:
         link for link in LINKS.findall(FENCES.sub("", path.read_text("utf-8"))) if not (path.parent / link).exists()
     ]
     assert missing == []
+
+
+def slugs_of(path: Path) -> set[str]:
+    """Return the anchors that the site gives to a page's headings."""
+    found: list[str] = []
+    for heading in re.findall(r"^#+ (.+)$", FENCES.sub("", path.read_text("utf-8")), re.M):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", words).strip().lower())
+        found.append(f"{slug}_{found.count(slug)}" if slug in found else slug)
+    return {*found, *re.findall(r"id=\"([\w-]+)\"", path.read_text("utf-8"))}
+
+
+def test_every_anchor_is_a_heading_of_its_page() -> None:
+    checked, lost = 0, []
+    for path in DOCUMENTS:
+        for page, anchor in ANCHORS.findall(FENCES.sub("", path.read_text("utf-8"))):
+            target = (path.parent / page).resolve() if page else path
+            checked += 1
+            if target.suffix == ".md" and anchor not in slugs_of(target):
+                lost.append(f"{named(path)}: {page}#{anchor}")
+    assert checked > 20
+    assert lost == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    listed = re.findall(r"^ +- (?:\w+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
 
 
 def test_every_page_that_code_names_is_there() -> None:
