@@ -259,12 +259,19 @@ def doctor(
 ) -> list[Section]:
     """Examine a configuration, a run or a checkpoint, or without one this machine, as `mpt doctor` does.
 
+    A training step of your own is examined by the name of the function that builds it, `FILE.py:FUNCTION` or
+    `package.module:function`, without arguments.
+
     `only` chooses among environment, data, numerics and speed. Returns a section for each, with findings (`level` is
     ok, note, warning or fault) and tables; the table `cure` of the numerics has the patch that was tried. Nothing is
     written.
     """
+    from mpt.planner.recipes.own_step import FACTORY, find_source
     from mpt.workflows.examination import BEGINNING, PARTS, Wish, check_parts, choose_points, examine_parts
+    from mpt.workflows.own_examination import OwnWish, examine_own
 
+    if isinstance(subject, str) and FACTORY.fullmatch(subject):
+        return examine_own(OwnWish(subject, find_source(subject, allow), {}, dtype, runs=Path(runs)), only)
     wanted = check_parts(only or (PARTS if subject is not None else ("environment",)), has_subject=subject is not None)
     wish = Wish(subject if isinstance(subject, str) else "CONFIG", dtype, batch_size, Path(runs))
     if subject is None:

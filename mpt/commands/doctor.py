@@ -21,10 +21,12 @@ from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
-from mpt.errors import NonFiniteError
+from mpt.errors import ConfigError, NonFiniteError
+from mpt.planner.recipes.own_step import FACTORY, find_source, read_arguments
 from mpt.run.process.files import write_atomically
 from mpt.run.records.layout import RunDirectory, find_run
 from mpt.workflows.examination import BEGINNING, PARTS, Point, Wish, check_parts, choose_points, examine_parts
+from mpt.workflows.own_examination import OwnWish, examine_own
 from mpt.workflows.sides import is_config
 
 if TYPE_CHECKING:
@@ -36,9 +38,13 @@ class Command:
     """Examine the machine, the data, the numerics and the speed."""
 
     subject: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG|RUN]", show_default="this machine", autocompletion=complete_run)
+        str | None,
+        typer.Argument(
+            metavar="[CONFIG|RUN|FILE.py:FUNCTION]", show_default="this machine", autocompletion=complete_run
+        ),
     ] = None
-    """A YAML file, a run or a checkpoint."""
+    """A YAML file, a run, a checkpoint, or a function that builds a training step of your own, as `mpt plan` takes it;
+    then its arguments may follow as NAME=VALUE."""
     overrides: Overrides = ()
     only: Annotated[tuple[str, ...], typer.Option("--only", metavar="PART")] = ()
     """environment, data, numerics or speed; may be given several times. device checks a GPU for some minutes and writes
@@ -64,9 +70,9 @@ MARKS = {"ok": "ok", "note": "note", "warning": "WARN", "fault": "FAULT"}
 
 def run(arguments: Command) -> None:
     """Examine what is asked for. Raises NonFiniteError (exit 6) when a fault was found."""
-    from mpt.doctor.findings import worst_of
-    from mpt.doctor.page import write_page
-
+    if arguments.subject is not None and FACTORY.fullmatch(arguments.subject):
+        conclude(arguments, arguments.subject, examine_own(read_own(arguments), arguments.only), [])
+        return
     has_subject = arguments.subject is not None
     wanted = check_parts(arguments.only or (PARTS if has_subject else ("environment",)), has_subject=has_subject)
     config, directory, points, subject = read_subject(arguments)
@@ -77,6 +83,32 @@ def run(arguments: Command) -> None:
     written = write_cure(arguments, sections)
     if directory is not None and "numerics" in wanted:
         write_atomically(directory.doctor_path, json.dumps({"sections": [one.to_record() for one in sections]}) + "\n")
+    conclude(arguments, subject, sections, written)
+
+
+def read_own(arguments: Command) -> OwnWish:
+    """Return what is asked of a training step of the user's own. Raises ConfigError."""
+    assert arguments.subject is not None
+    for name in ("patches", "batch_size"):
+        if getattr(arguments, name):
+            option = {"patches": "--with", "batch_size": "--batch-size"}[name]
+            raise ConfigError(f"{option} is of a configuration; {arguments.subject} takes its arguments as NAME=VALUE")
+    source = find_source(arguments.subject, arguments.allow)
+    return OwnWish(
+        arguments.subject,
+        source,
+        read_arguments(arguments.overrides),
+        arguments.dtype,
+        arguments.device or "auto",
+        Path(arguments.runs),
+    )
+
+
+def conclude(arguments: Command, subject: str, sections: Sequence[Section], written: Sequence[str]) -> None:
+    """Print the findings and write the page. Raises NonFiniteError (exit 6) when a fault was found."""
+    from mpt.doctor.findings import worst_of
+    from mpt.doctor.page import write_page
+
     if arguments.json:
         print(json.dumps({"subject": subject, "sections": [one.to_record() for one in sections], "written": written}))
     else:

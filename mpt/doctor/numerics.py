@@ -37,6 +37,27 @@ SMALLEST_SHARE = 1e-4
 
 
 @dataclass(frozen=True)
+class Mode:
+    """The arithmetic of a step that is examined."""
+
+    name: str
+    dtype: torch.dtype
+    rounds_weights: bool = False
+    """Whether it adds updates to weights in half and keeps nothing of what rounding takes."""
+
+    @classmethod
+    def of(cls, run: Run) -> Mode:
+        """Return a run's."""
+        numerics = run.precision.numerics
+        return cls(run.precision.name, numerics.dtype, numerics.rounds_weights)
+
+    @property
+    def dtype_name(self) -> str:
+        """Its dtype in words."""
+        return str(self.dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
 class ParameterError:
     """How wrong one parameter's gradient is."""
 
@@ -102,9 +123,9 @@ def examine(subject: Subject) -> list[Examination]:
         try:
             step = take_step(chosen, phase, subject.batch, watched=True)
         except Exception as error:  # whatever the model or torch raises, float32 does not
-            found.append(refused(phase.name, chosen, true, Refusal.of(error, chosen.task.modules)))
+            found.append(refused(phase.name, Mode.of(chosen), true, Refusal.of(error, chosen.task.modules)))
             continue
-        found.append(judge(phase.name, chosen, true, moved, step))
+        found.append(judge(phase.name, Mode.of(chosen), true, moved, step))
         if not found[-1].is_healthy:
             dtype = chosen.precision.numerics.dtype
             moved = rounded_step(reference, true_phase, subject.batch, dtype, watched=True)
@@ -133,7 +154,7 @@ def blame(subject: Subject, phase: str, true: Step, moved: Step, step: Step) -> 
         except Exception as error:
             Refusal.of(error, run.task.modules)
             break
-        if judge(phase, run, true, moved, step).is_healthy:
+        if judge(phase, Mode.of(run), true, moved, step).is_healthy:
             break
         more = find_culprits(true.results, step.results, moved.results)
         if all(one.module in modules for one in more):
@@ -142,17 +163,16 @@ def blame(subject: Subject, phase: str, true: Step, moved: Step, step: Step) -> 
     return found
 
 
-def refused(name: str, run: Run, true: Step, refusal: Refusal) -> Examination:
+def refused(name: str, mode: Mode, true: Step, refusal: Refusal) -> Examination:
     """Return the examination of a phase that raises in the mode and not in float32."""
-    dtype = str(run.precision.numerics.dtype).removeprefix("torch.")
     return Examination(
         phase=name,
-        mode=run.precision.name,
-        dtype=dtype,
+        mode=mode.name,
+        dtype=mode.dtype_name,
         scale=None,
         losses={key: (value, math.nan) for key, value in true.losses.items()},
         parameters=[],
-        faults=[f"fine in float32, and in {dtype} it raises {refusal.text}"],
+        faults=[f"fine in float32, and in {mode.dtype_name} it raises {refusal.text}"],
         refusal=refusal,
         results=true.results,
     )
@@ -192,7 +212,7 @@ class Verdict:
             except Exception as error:
                 Refusal.of(error, run.task.modules)
                 return False
-            if not judge(phase.name, run, true, moved, step).is_healthy:
+            if not judge(phase.name, Mode.of(run), true, moved, step).is_healthy:
                 return False
             scales.append(step.scale)
         return all(
@@ -202,16 +222,16 @@ class Verdict:
         )
 
 
-def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examination:
+def judge(name: str, mode: Mode, true: Step, moved: Step, step: Step) -> Examination:
     """Compare the mode's step with the float32 one and report the faults."""
     found = Examination(
         phase=name,
-        mode=run.precision.name,
-        dtype=str(run.precision.numerics.dtype).removeprefix("torch."),
+        mode=mode.name,
+        dtype=mode.dtype_name,
         scale=step.scale,
         losses={key: (true.losses[key], step.losses.get(key, math.nan)) for key in true.losses},
         parameters=compare_gradients(true, moved, step),
-        rounds_weights=run.precision.numerics.rounds_weights,
+        rounds_weights=mode.rounds_weights,
         results=true.results,
         seen=step.results,
         by_cuda_lists=step.by_cuda_lists,

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +25,11 @@ MUCH_UNDERFLOW = 0.25
 """Share of a gradient that float16 would lose, with the loss scale, above which a module is named."""
 STILL, ARRIVED = 0.5, 0.5
 """More weights that do not move, and less of the update, than this is a warning."""
+KEEP_SAFE = "watch it: precision.keep_fp32 would keep it safe"
+LARGER_SCALE = "a larger precision.init_scale, where it does not overflow"
+KEEP_WEIGHTS = (
+    "a mode that keeps float32 weights (amp, bf16, O2), bf16-sr, bf16-kahan, fp16-24bit; or a larger optimizer.lr"
+)
 MOST_FAULTS = 3
 MOST_PLACES = 6
 MOST_NEAR = 3
@@ -49,7 +54,7 @@ def describe_numerics(*points: Subject) -> Section:
             section.add("fault", "configuration", str(error))
             return section
         for one in found:
-            _describe(section, one, subject, many=len(points) > 1, is_last=point is last)
+            describe_phase(section, one, subject, many=len(points) > 1, is_last=point is last)
         if subject.reference_forms:
             text = "as written the step is not finite in float32 either; compared with float32 by stable forms"
             section.add("note", "reference", text)
@@ -97,12 +102,28 @@ def examine_with_stable_reference(subject: Subject) -> tuple[Subject, list[Exami
     return subject, found
 
 
-def describe_culprit(culprit: Result, subject: Subject) -> str:
+class Examined(Protocol):
+    """A subject as far as findings name it."""
+
+    @property
+    def step(self) -> int:
+        """How far it is trained."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of the step; 0 if that is not known."""
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """Where the batch's samples are in the data set, if that is known."""
+
+
+def describe_culprit(culprit: Result, subject: Examined) -> str:
     """Return the operator that is to blame, its inputs, and the samples that were not finite."""
     text = culprit.describe()
     if culprit.inputs:
         text += f"; its inputs go from {culprit.describe_inputs()}"
-    size = len(next(iter(subject.batch.values())))
+    size = subject.batch_size
     bad = culprit.bad_samples(size)
     if bad:
         more = f" and {len(bad) - MOST_SAMPLES} more" if len(bad) > MOST_SAMPLES else ""
@@ -112,7 +133,8 @@ def describe_culprit(culprit: Result, subject: Subject) -> str:
     return text
 
 
-def _describe(section: Section, found: Examination, subject: Subject, *, many: bool, is_last: bool) -> None:
+def describe_phase(section: Section, found: Examination, subject: Examined, *, many: bool, is_last: bool) -> None:
+    """Add what was found about a phase: faults with their operators, or the accuracy, and its rows of the tables."""
     step, scale = subject.step, found.scale or 1.0
     about = f"phase {found.phase}" + (f", step {step}" if many else "")
     _add_faults(section, about, found, subject)
@@ -131,7 +153,7 @@ def _describe(section: Section, found: Examination, subject: Subject, *, many: b
         section.tables.setdefault(name, []).extend(added)
 
 
-def _add_faults(section: Section, about: str, found: Examination, subject: Subject) -> None:
+def _add_faults(section: Section, about: str, found: Examination, subject: Examined) -> None:
     """Add the faults, with the operators that are to blame."""
     for text in found.faults[:MOST_FAULTS]:
         where = f"first wrong operator: {describe_culprit(found.culprits[0], subject)}" if found.culprits else ""
@@ -187,7 +209,7 @@ def note_little_headroom(section: Section, about: str, near: Mapping[str, float]
         place = f"comes within {bits:.1f} bits of" if bits > 0 else f"lies {-bits:.1f} bits beyond"
         more = f", and {others} more modules are near it or beyond" if others > 0 and number == MOST_NEAR else ""
         text = f"{name} {place} float16's largest number{more}"
-        section.add("note", about, text, "watch it: precision.keep_fp32 would keep it safe")
+        section.add("note", about, text, KEEP_SAFE)
 
 
 def note_small_gradients(section: Section, about: str, small: Mapping[str, float]) -> None:
@@ -199,7 +221,7 @@ def note_small_gradients(section: Section, about: str, small: Mapping[str, float
     shares = low if low == high else f"{low} to {high}"
     where = names if len(small) == 1 else f"{len(small)} modules ({names})"
     text = f"{shares} of the gradients in {where} are too small for float16"
-    section.add("note", about, text, "a larger precision.init_scale, where it does not overflow")
+    section.add("note", about, text, LARGER_SCALE)
 
 
 def name_places(section: Section, cure: Cure) -> None:
@@ -236,7 +258,7 @@ def describe_updates(section: Section, about: str, found: Examination) -> None:
         about,
         f"{effect.still:.0%} of {worst} stay as they are in {found.dtype}, as the update is rounded away: "
         f"{effect.arrived:.0%} of it arrives{more}",
-        "a mode that keeps float32 weights (amp, bf16, O2), bf16-sr, bf16-kahan, fp16-24bit; or a larger optimizer.lr",
+        KEEP_WEIGHTS,
     )
 
 

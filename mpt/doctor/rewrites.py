@@ -7,7 +7,7 @@ form that is offered was tried, each alone first, and the fewest together otherw
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,13 +73,6 @@ def smallest_forms(
     subject: Subject, verdict: Verdict, places: Sequence[Place], culprits: Sequence[Result]
 ) -> list[str] | None:
     """Return the fewest forms whose replacement makes the step right, or None; those near the fault are tried first."""
-    blamed = {one.line for one in culprits} - {""}
-    near = {one.module for one in culprits} - {LOSS}
-    order = sorted(
-        places, key=lambda one: (one.line not in blamed, one.module not in near, STABLE_FORMS.index(one.form))
-    )
-    forms = list(dict.fromkeys(place.form for place in order))
-    first = verdict.tried
 
     def helps(chosen: Sequence[str]) -> bool:
         try:
@@ -87,9 +80,29 @@ def smallest_forms(
         except ConfigError:  # refused together with another setting: a compiled network
             return False
 
+    return fewest_forms(places, culprits, helps)
+
+
+def fewest_forms(
+    places: Sequence[Place], culprits: Sequence[Result], helps: Callable[[Sequence[str]], bool]
+) -> list[str] | None:
+    """Return the fewest forms of some places that help, or None; each alone is tried first."""
+    blamed = {one.line for one in culprits} - {""}
+    near = {one.module for one in culprits} - {LOSS}
+    order = sorted(
+        places, key=lambda one: (one.line not in blamed, one.module not in near, STABLE_FORMS.index(one.form))
+    )
+    forms = list(dict.fromkeys(place.form for place in order))
+    tried = 0
+
+    def tries(chosen: Sequence[str]) -> bool:
+        nonlocal tried
+        tried += 1
+        return helps(chosen)
+
     for form in forms:
-        if helps([form]):
+        if tries([form]):
             return [form]
-    if len(forms) < 2 or not helps(forms):
+    if len(forms) < 2 or not tries(forms):
         return None
-    return fewest(forms, helps, lambda: verdict.tried - first < MOST_TRIALS)[0]
+    return fewest(forms, tries, lambda: tried < MOST_TRIALS)[0]

@@ -37,6 +37,11 @@ class Subject:
     reference_forms: Sequence[str] = ()
     """Forms that the float32 step computes by stable ones: none, unless it is not finite as it is written."""
 
+    @property
+    def batch_size(self) -> int:
+        """Samples of the batch."""
+        return len(next(iter(self.batch.values())))
+
     def build(self, config: Config) -> Run:
         """Build the run in some precision, with the weights."""
         run = build_run(config, self.device, self.data)

@@ -5,7 +5,6 @@ What were options of `mpt plan` once is answered with the command that it is now
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +13,8 @@ from typer.core import TyperGroup
 
 from mpt.commands.cli.command_line import OverridableCommand
 from mpt.errors import ConfigError
+from mpt.planner.recipes.own_step import FACTORY
 
-FACTORY = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
-"""A first word that names a function and not a configuration."""
 STEP = "step"
 
 COMMAND_OF = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,12 +14,11 @@ from rich.console import Console
 from mpt.commands.cli.arguments import Allow, Card, Desktop, Json
 from mpt.commands.cli.console import columns, open_console
 from mpt.commands.planning.plan_tables import headline, print_plan
-from mpt.config.layers import read_override
 from mpt.config.sizes import describe_bytes
-from mpt.errors import ConfigError, MemoryBudgetError
+from mpt.errors import MemoryBudgetError
 from mpt.planner.answers.own_plan import Way
 from mpt.planner.facts.verdict import judge
-from mpt.planner.recipes.own_step import OwnPlanned, plan_own_step
+from mpt.planner.recipes.own_step import OwnPlanned, plan_own_step, read_arguments
 from mpt.report.units import show_seconds
 
 
@@ -69,17 +67,6 @@ def run(arguments: Command) -> None:
         show(open_console(), planned, arguments)
     if planned.plan.fits is False and not any(way.plan.fits for way in planned.ways):
         raise MemoryBudgetError(f"nothing that was tried fits in {describe_bytes(planned.plan.budget)}")
-
-
-def read_arguments(words: Sequence[str]) -> dict[str, Any]:
-    """Return `key=value` words as a factory's arguments. Raises ConfigError."""
-    found: dict[str, Any] = {}
-    for word in words:
-        node, problems = read_override(word)
-        if problems:
-            raise ConfigError(f"{word}: {problems[0].text}")
-        found |= cast("dict[str, Any]", node.plain())
-    return found
 
 
 def as_data(planned: OwnPlanned) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 LOSS = "the loss"
 """The owner of an operator outside of every module."""
 PACKAGE = Path(__file__).parents[2]
-_OTHERS = (Path(torch.__file__).parent, *(PACKAGE / name for name in ("doctor", "engine", "precision")))
+_OTHERS = (Path(torch.__file__).parent, *(PACKAGE / name for name in ("doctor", "engine", "planner", "precision")))
 SKIPPED_FOLDERS = tuple(str(folder) for folder in _OTHERS)
 
 

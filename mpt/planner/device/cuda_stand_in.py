@@ -1,9 +1,11 @@
-"""A stand-in for `torch.cuda` while a step is planned on a machine without a GPU: the fake device.
+"""A stand-in for `torch.cuda` on a machine without a GPU: the fake device while a step is planned.
 
 A configuration's parts take their device as an argument. A training script of somebody else names it: `.cuda()`,
 `device="cuda"`, `torch.autocast("cuda")`, `torch.cuda.is_available()`. Inside `cuda_stands_in` these mean the fake
 device, and what a script asks of the card (its name, its memory, whether it has bfloat16) is answered for the GPU that
 is planned for. Its streams and events do nothing. What would need a real card, such as recorded graphs, still raises.
+
+The doctor takes real steps of such scripts with the CPU in its place.
 
 `x.device.type` is the fake device's name and not "cuda": a script that branches on it takes its other branch.
 """
@@ -28,16 +30,17 @@ CUDA = re.compile(r"cuda(:\d+)?")
 
 
 class CudaStandIn(TorchFunctionMode):
-    """Sends tensors that are wanted on `cuda` to the fake device; `is_used` says whether any was wanted there."""
+    """Sends tensors that are wanted on `cuda` to the device in its place; `is_used` says whether there were any."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: torch.device) -> None:
         super().__init__()
+        self.target = target
         self.is_used = False
         self.autocasts = 0
         """How often the script made an autocast, be it on or off."""
         self._special: dict[Any, Callable[..., Any]] = {
             Tensor.cuda: self._move,
-            Tensor.is_cuda.__get__: lambda tensor: tensor.device.type == DEVICE,  # type: ignore[attr-defined]
+            Tensor.is_cuda.__get__: lambda tensor: tensor.device.type == target.type,  # type: ignore[attr-defined]
             Tensor.pin_memory: lambda tensor, device=None: tensor,
             Tensor.record_stream: lambda tensor, stream: None,
             Tensor.is_pinned: lambda tensor, device=None: False,
@@ -52,11 +55,11 @@ class CudaStandIn(TorchFunctionMode):
         return func(*args, **{name: self._named(name, value) for name, value in kwargs.items()})
 
     def translate(self, value: Any) -> Any:
-        """Return the fake device for a name of `cuda` or such a device, and everything else as it is."""
+        """Return the target for a name of `cuda` or such a device, and everything else as it is."""
         is_name = isinstance(value, str) and CUDA.fullmatch(value)
         if is_name or (isinstance(value, torch.device) and value.type == "cuda"):
             self.is_used = True
-            return torch.device(DEVICE, 0)
+            return self.target
         return value
 
     def _named(self, name: str, value: Any) -> Any:
@@ -73,8 +76,10 @@ class CudaStandIn(TorchFunctionMode):
 class Inert:
     """A stream or an event, which does nothing: the step is planned as if it had one stream."""
 
+    device: torch.device
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = torch.device(DEVICE, 0)
+        pass
 
     def __enter__(self) -> Self:
         return self
@@ -87,11 +92,12 @@ class Inert:
 
 
 @contextmanager
-def cuda_stands_in(gpu: Gpu) -> Iterator[CudaStandIn]:
-    """Let `cuda` mean the fake device inside the block, which must be registered."""
-    stand_in = CudaStandIn()
+def cuda_stands_in(gpu: Gpu, target: torch.device | None = None) -> Iterator[CudaStandIn]:
+    """Let `cuda` mean another device inside the block: the fake one, which must be registered, if none is named."""
+    target = target or torch.device(DEVICE, 0)
+    stand_in = CudaStandIn(target)
     replaced = [
-        mock.patch.multiple("torch.cuda", **_answers(gpu)),
+        mock.patch.multiple("torch.cuda", **_answers(gpu, target)),
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", _autocast_on(stand_in)),
     ]
@@ -105,7 +111,7 @@ def cuda_stands_in(gpu: Gpu) -> Iterator[CudaStandIn]:
             one.stop()
 
 
-def _answers(gpu: Gpu) -> dict[str, Any]:
+def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
     """Return replacements for functions of `torch.cuda`."""
     has_bfloat16 = gpu.capability >= (8, 0)
     properties = SimpleNamespace(
@@ -113,11 +119,12 @@ def _answers(gpu: Gpu) -> dict[str, Any]:
     )
     calls = ("synchronize", "empty_cache", "set_device", "ipc_collect", "reset_peak_memory_stats")
     nothing = dict.fromkeys((*calls, "manual_seed", "manual_seed_all"), lambda *args, **kwargs: None)
+    inert = type("Inert", (Inert,), {"device": target})
     counted = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     return {
         **nothing,
         **{name: lambda *args, **kwargs: 0 for name in (*counted, "current_device")},
-        **dict.fromkeys(("Stream", "Event", "stream", "current_stream", "default_stream"), Inert),
+        **dict.fromkeys(("Stream", "Event", "stream", "current_stream", "default_stream"), inert),
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "is_bf16_supported": lambda including_emulation=True: has_bfloat16,

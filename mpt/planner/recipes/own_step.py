@@ -8,12 +8,14 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from mpt.config.layers import read_override
 from mpt.errors import ConfigError
 from mpt.planner.answers.own_plan import OwnPlan, Way
 from mpt.planner.answers.plan import Plan
@@ -23,6 +25,9 @@ from mpt.planner.facts.calibration import Calibration, load_calibration
 from mpt.planner.facts.capacity import Capacity, find_capacity
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.recipes.planned import choose_gpu
+
+FACTORY = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
+"""A word that names a function and not a configuration."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,17 @@ def plan_own_step(
             snapshot=str(snapshot.absolute()) if snapshot else "",
         ).get()
     return OwnPlanned(card, calibration, capacity, found)
+
+
+def read_arguments(words: Sequence[str]) -> dict[str, Any]:
+    """Return `key=value` words as a factory's arguments. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for word in words:
+        node, problems = read_override(word)
+        if problems:
+            raise ConfigError(f"{word}: {problems[0].text}")
+        found |= cast("dict[str, Any]", node.plain())
+    return found
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""The doctor for training steps that know nothing of mpt."""

@@ -1,0 +1,99 @@
+"""Where the time of somebody's own step goes: fetching, forward, backward, optimizer. On the device as it is."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from mpt.accelerator import synchronize
+from mpt.doctor.findings import Section
+from mpt.doctor.own.step import SEED, OwnSubject
+from mpt.doctor.speed import SLOW_DATA, STEPS, WARM_UP
+from mpt.engine.building.build import seed_everything
+from mpt.planner.own.factory import call_factory, find_factory
+from mpt.planner.own.trace import call
+from mpt.report.units import show_seconds
+
+MOST_SECONDS = 60.0
+"""After which no further step is begun."""
+
+
+def own_speed(subject: OwnSubject) -> Section:
+    """Time a few steps of a script."""
+    section = Section("speed")
+    seed_everything(SEED)
+    made = call(lambda: call_factory(subject.source, find_factory(subject.source), subject.arguments))
+    seconds: dict[str, list[float]] = defaultdict(list)
+    begun = time.perf_counter()
+    for step in range(WARM_UP + STEPS):
+        with laps(subject.device) as parts:
+            now = time.perf_counter()
+            call(made.step)
+            synchronize(subject.device)
+            whole = time.perf_counter() - now
+        parts["forward and the rest"] = whole - sum(parts.values())
+        is_late = time.perf_counter() - begun > MOST_SECONDS
+        if step >= WARM_UP or is_late:
+            for name, value in {"whole step": whole, **parts}.items():
+                seconds[name].append(value)
+        if is_late:
+            break
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    for name, value in medians.items():
+        section.tables.setdefault("step", []).append({"part": name, "milliseconds": round(1e3 * value, 3)})
+    whole = medians.pop("whole step")
+    said = ", ".join(f"{name} {show_seconds(value)}" for name, value in medians.items())
+    count = subject.batch_size
+    section.add("ok", "step", f"{show_seconds(whole)}{f' for {count} samples' if count else ''}: {said}")
+    data = medians.get("data")
+    if data is not None:
+        is_slow = data > SLOW_DATA * whole
+        advice = "more workers of the DataLoader, smaller files, or a set that fits in memory" if is_slow else ""
+        section.add("warning" if is_slow else "ok", "data", f"fetching a batch takes {show_seconds(data)}", advice)
+    return section
+
+
+@contextmanager
+def laps(device: torch.device) -> Iterator[dict[str, float]]:
+    """Add up the seconds of parts of the step inside the block."""
+    parts: dict[str, float] = defaultdict(float)
+    since: list[float] = []
+
+    def begin(*_: Any) -> None:
+        synchronize(device)
+        since.append(time.perf_counter())
+
+    def end(*_: Any) -> None:
+        synchronize(device)
+        parts["optimizer"] += time.perf_counter() - since.pop()
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            synchronize(device)
+            now = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                synchronize(device)
+                parts[name] += time.perf_counter() - now
+
+        return run
+
+    with ExitStack() as stack:
+        for owner, name, part in (
+            (torch.autograd, "backward", "backward"),
+            (_BaseDataLoaderIter, "__next__", "data"),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, timed(part, getattr(owner, name))))
+        stack.callback(register_optimizer_step_pre_hook(begin).remove)
+        stack.callback(register_optimizer_step_post_hook(end).remove)
+        yield parts

@@ -1,0 +1,128 @@
+"""Training steps with and without faults of precision, as people write them."""
+
+import os
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+class Net(nn.Module):
+    """Two layers; the first may overflow, and what follows divides that away."""
+
+    def __init__(self, large=1.0):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 10)
+        self.large = large
+        with torch.no_grad():
+            self.first.weight.mul_(large)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x) / self.large))
+
+
+def trained(loss_of, large=1.0, scaled=True, dtype=torch.float16, weights=torch.float32, on=True, rate=0.01):
+    net = Net(large).cuda().to(weights)
+    optimizer = torch.optim.AdamW(net.parameters(), rate)
+    scaler = torch.amp.GradScaler("cuda", enabled=scaled)
+
+    def step():
+        x = torch.randn(16, 32, device="cuda", dtype=weights)
+        labels = torch.randint(0, 10, (16,)).cuda()
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype, enabled=on):
+            loss = loss_of(net, x, labels)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    return step
+
+
+def entropy(net, x, labels):
+    return functional.cross_entropy(net(x), labels)
+
+
+def healthy(batch_size=16):
+    return trained(entropy)
+
+
+def recomputed():
+    """What is recomputed in backward is computed by CUDA's lists as in forward."""
+    return trained(lambda net, x, labels: checkpoint(lambda x: net(x).pow(2), x, use_reentrant=False).mean())
+
+
+def poor_logarithm():
+    def loss(net, x, labels):
+        share = torch.sigmoid(net(x) * 10 - 14)
+        return -(share + 1e-8).log()[torch.arange(16), labels].mean()
+
+    return trained(loss)
+
+
+def overflowing():
+    return trained(lambda net, x, labels: net(x).square().mean(), large=1e5)
+
+
+def unscaled():
+    def loss(net, x, labels):
+        return net(x).float().square().mean() * 1e-6
+
+    return trained(loss, scaled=False)
+
+
+def masked():
+    def loss(net, x, labels):
+        out = net(x)
+        return out.masked_fill(out > 0.5, -1e9).softmax(1)[:, 0].mean()
+
+    return trained(loss)
+
+
+def in_float32():
+    return trained(entropy, scaled=False, on=False)
+
+
+def half_weights():
+    return trained(entropy, scaled=False, on=False, weights=torch.bfloat16, rate=1e-6)
+
+
+def unseeded():
+    def loss(net, x, labels):
+        return net(x * (1 + os.urandom(1)[0])).square().mean()
+
+    return trained(loss)
+
+
+def two_networks():
+    maker, judge = nn.Linear(8, 32).cuda(), nn.Linear(32, 1).cuda()
+    optimizers = [torch.optim.Adam(one.parameters()) for one in (judge, maker)]
+    scaler = torch.amp.GradScaler("cuda")
+
+    def step():
+        with torch.autocast("cuda"):
+            made = maker(torch.randn(16, 8).cuda())
+            first = functional.softplus(judge(made.detach())).mean()
+        scaler.scale(first).backward()
+        scaler.step(optimizers[0])
+        optimizers[1].zero_grad()
+        with torch.autocast("cuda"):
+            second = functional.softplus(-judge(made)).mean()
+        scaler.scale(second).backward()
+        scaler.step(optimizers[1])
+        scaler.update()
+
+    return step
+
+
+def broken():
+    net = nn.Linear(8, 8)
+
+    def step():
+        net(torch.randn(4, 9)).sum().backward()
+
+    return step

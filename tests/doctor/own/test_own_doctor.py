@@ -1,0 +1,107 @@
+"""`mpt doctor FILE.py:FUNCTION`: faults of precision in training steps that know nothing of mpt."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import mpt
+from mpt.commands import doctor
+from mpt.commands.doctor import Command
+from mpt.doctor.findings import Section
+from mpt.doctor.own.arithmetic import Arithmetic
+from mpt.doctor.own.numerics import describe_own
+from mpt.doctor.own.step import OwnSubject, take
+from mpt.errors import ConfigError, NonFiniteError
+from mpt.planner.facts.gpus import DEFAULT, find_gpu
+from mpt.planner.own.factory import Source
+from tests.doctor.own import strange_steps
+
+STEPS = Path(strange_steps.__file__)
+CPU = torch.device("cpu")
+
+
+def subject(name: str) -> OwnSubject:
+    return OwnSubject(Source(str(STEPS), name, str(STEPS.parent)), {}, CPU, find_gpu(DEFAULT))
+
+
+def said(section: Section, level: str) -> list[str]:
+    return [f"{one.about}: {one.text} {one.advice}".strip() for one in section.findings if one.level == level]
+
+
+@pytest.mark.parametrize("name", ["healthy", "recomputed"])
+def test_a_step_without_faults_has_none(name: str) -> None:
+    section = describe_own(subject(name))
+    assert section.worst in ("ok", "note")
+    assert re.match("phase net: autocast in float16, loss scale [0-9]+: gradients are off by", said(section, "ok")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "cure"),
+    [
+        ("poor_logarithm", r"log in float32 \(strange_steps.py:62\)", r"write logaddexp\(logsigmoid\(x\)"),
+        ("overflowing", r"net.first: addmm in float16 \(strange_steps.py:2", "net.first: call it within torch"),
+        ("unscaled", "gradient of net.first.weight is wrong by 100%", r"scaler.scale\(loss\).backward\(\)"),
+        ("masked", "it raises .*cannot be converted .* strange_steps.py:[0-9]+", "the loss outside of torch.autocast"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_named_by_its_line_and_the_lines_that_cure_it_were_tried(name: str, fault: str, cure: str) -> None:
+    section = describe_own(subject(name))
+    assert re.search(fault, said(section, "fault")[0])
+    lines = [row["line"] for row in section.tables["lines"]]
+    assert len(lines) == 1
+    assert re.search(cure, lines[0])
+
+
+def test_a_step_in_float32_is_tried_with_autocast_and_not_blamed() -> None:
+    section = describe_own(subject("in_float32"))
+    assert (
+        said(section, "note")[0] == "precision: the script computes in float32; float16 was tried with autocast added"
+    )
+    assert section.worst in ("ok", "note")
+    assert section.tables["lines"][0]["line"].startswith('with torch.autocast("cuda", torch.float16)')
+
+
+def test_updates_that_half_weights_round_away_are_a_warning() -> None:
+    section = describe_own(subject("half_weights"))
+    assert any("stay as they are in bfloat16" in text for text in said(section, "warning"))
+    assert not any("optimizer.lr" in text for text in said(section, "warning"))
+
+
+def test_a_step_that_its_seeds_do_not_repeat_is_not_judged() -> None:
+    assert "two float32 steps from the same seeds differ" in said(describe_own(subject("unseeded")), "warning")[0]
+
+
+def test_each_optimizer_ends_a_phase_and_none_sees_anothers_update() -> None:
+    taken = take(subject("two_networks"), Arithmetic())
+    assert list(taken.phases) == ["judge", "maker"]
+    assert set(taken.phases["maker"].gradients) == {"maker.weight", "maker.bias"}
+    weights = taken.modules["judge"].weight
+    assert taken.moves["judge"]["judge.weight"].abs().max() == pytest.approx(1e-3, rel=1e-2)
+    torch.manual_seed(0)  # as the factory began
+    torch.nn.Linear(8, 32)
+    assert torch.equal(weights, torch.nn.Linear(32, 1).weight)
+
+
+def test_the_command_prints_a_fault_with_exit_6_and_takes_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NonFiniteError, match=r"gradient of net.first.weight is wrong"):
+        doctor.run(Command(f"{STEPS}:unscaled", only=("numerics",)))
+    assert "to write: scaler.scale(loss)" in capsys.readouterr().out
+    doctor.run(Command(f"{STEPS}:healthy", ("batch_size=8",), only=("numerics",), dtype="bfloat16", json=True))
+    told = json.loads(capsys.readouterr().out)
+    assert "autocast in bfloat16" in told["sections"][0]["findings"][0]["text"]
+    with pytest.raises(ConfigError, match="it takes batch_size"):
+        doctor.run(Command(f"{STEPS}:healthy", ("batch=8",), only=("numerics",)))
+    with pytest.raises(ConfigError, match="of a training step of your own there are environment, numerics, speed"):
+        doctor.run(Command(f"{STEPS}:healthy", only=("data",)))
+    with pytest.raises(ConfigError, match=r"strange_steps.py:1[0-9][0-9].*mat1 and mat2"):
+        doctor.run(Command(f"{STEPS}:broken", only=("numerics",)))
+
+
+def test_the_speed_of_a_step_that_wants_a_missing_gpu_is_not_timed() -> None:
+    sections = mpt.doctor(f"{STEPS}:healthy", only=["speed"])
+    assert "no such device here" in sections[0].findings[0].text
