@@ -180,12 +180,14 @@ def show_files(files: RunDifference) -> None:
     """Print what two runs' files say."""
     for line in files.environment:
         print(f"made with {line}")
-    for name, found in (("logged losses", files.logged), ("evaluations", files.evaluated)):
+    for name, kind, found in (("logged losses", "logged", files.logged), ("evaluations", "evaluated", files.evaluated)):
         if found:
             values = f"{found['first']} against {found['second']}"
             print(f"{name} differ first at step {found['step']}: {found['name']} {values}")
+        elif files.shared.get(kind):
+            print(f"{name}: the same at the {files.shared[kind]} steps that both have")
         else:
-            print(f"{name}: the same wherever both have them")
+            print(f"{name}: none of a step that both have")
     for row in files.checkpoints:
         said = (
             "the same to the bit" if not row["differing"] else f"{row['differing']} of {row['tensors']} tensors differ"

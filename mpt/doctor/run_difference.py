@@ -33,6 +33,8 @@ class RunDifference:
     logged: dict[str, Any] = field(default_factory=dict)
     """The first logged step whose losses differ: step, name, both values; empty if none does."""
     evaluated: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)
+    """How many steps both have: `logged`, `evaluated`."""
     not_finite: dict[str, Any] = field(default_factory=dict)
     """The first logged step at which a loss is NaN or infinite in both: step, name; empty if none is."""
     last_equal_log: int | None = None
@@ -42,6 +44,11 @@ class RunDifference:
     common: LoadedCheckpoint | None = None
     """The newest checkpoint whose state both have to the bit."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether both runs kept anything of one step."""
+        return bool(self.checkpoints) or any(self.shared.values())
 
     @property
     def differs(self) -> bool:
@@ -65,6 +72,7 @@ def compare_runs(one: RunRecord, other: RunRecord) -> RunDifference:
         found.environment.append("a test set with other samples")
     found.environment += different_parts(RunDirectory(one.path), RunDirectory(other.path))
     rows = {int(number(line.get("step"))): line for line in other.train}
+    found.shared["logged"] = sum(int(number(line.get("step"))) in rows for line in one.train)
     for line in one.train:
         step = int(number(line.get("step")))
         if step not in rows:  # logged at other intervals
@@ -79,6 +87,7 @@ def compare_runs(one: RunRecord, other: RunRecord) -> RunDifference:
             break
         found.last_equal_log = step
     rows = {int(number(line.get("step"))): line for line in other.evaluations}
+    found.shared["evaluated"] = sum(int(number(line.get("step"))) in rows for line in one.evaluations)
     for line in one.evaluations:
         step = int(number(line.get("step")))
         difference = first_difference(line.get("metrics"), rows.get(step, {}).get("metrics")) if step in rows else None

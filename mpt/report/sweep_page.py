@@ -45,8 +45,8 @@ def sweep_lines(sweep: Sweep) -> list[str]:
     lines = []
     for window in sweep.windows:
         words = [f"{window.mode}: {say_window(window)}"]
-        words.append(f"upper edge {say(window.upper_edge, 'beyond')}")
-        words.append(f"best at {say(window.best, 'at an end of the grid')}")
+        words.append(f"upper edge {say(window.upper_edge, 'beyond the grid')}")
+        words.append(f"best at {say(window.best, 'an end of the grid')}")
         if window is not sweep.baseline:
             base = sweep.baseline.mode
             words.append(f"upper edge {say_ratio(window.upper_ratio, base)}")

@@ -76,7 +76,12 @@ def compare_sides(
         if one.key not in SILENT and not is_default(one)
     ]
     files = compare_files(first, second)
-    known_same = files is not None and not files.differs and not differences
+    if only_files and files is not None and not files.can_tell:
+        raise ConfigError(
+            f"mpt diff: {first.label} and {second.label} kept no log line, evaluation or checkpoint of the same step; "
+            "leave out --only-files, and both are trained again"
+        )
+    known_same = files is not None and files.can_tell and not files.differs and not differences
     replayed = None if only_files or known_same else replay(steps, dtype, first, second, differences, files)
     return Parted(first, second, differences, files, replayed)
 

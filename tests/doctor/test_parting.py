@@ -193,6 +193,17 @@ def test_logs_that_are_both_not_finite_are_not_called_the_same(base: Path) -> No
         diff.run(DiffArguments(("one", "other"), only_files=True))
 
 
+def test_runs_that_kept_nothing_of_one_step_are_not_called_the_same(base: Path) -> None:
+    """As those of a training that logs at other intervals and keeps other checkpoints."""
+    train.run(TrainArguments(base, ("train.steps=1",), name="one", quiet=True))
+    shutil.copytree("runs/one", "runs/other")
+    Path("runs/other/metrics.jsonl").write_text("")
+    for checkpoint in Path("runs/other/checkpoints").glob("step-*"):
+        shutil.rmtree(checkpoint)
+    with pytest.raises(ConfigError, match="kept no log line, evaluation or checkpoint of the same step; leave out"):
+        diff.run(DiffArguments(("one", "other"), only_files=True))
+
+
 def test_a_model_that_raises_in_half_alone_parts_there(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

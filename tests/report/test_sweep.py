@@ -9,6 +9,7 @@ from mpt.report.comparison import Group
 from mpt.report.run_record import RunRecord
 from mpt.report.statistics import Margin
 from mpt.report.sweep import edge, estimate, read_sweep, summit
+from mpt.report.sweep_page import sweep_lines
 
 pytestmark = pytest.mark.tier("fast")
 VALUES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -78,6 +79,8 @@ def test_an_edge_beyond_the_grid_has_no_interval_and_no_ratio(tmp_path):
     assert found.windows[0].upper_edge.beyond == 3
     assert math.isnan(found.windows[0].upper_edge.low)
     assert found.windows[1].upper_ratio.beyond == 3
+    assert "; upper edge beyond the grid in 3 seeds; best at " in sweep_lines(found)[0]
+    assert "at at" not in sweep_lines(found)[0]
 
 
 def test_a_baseline_that_diverges_everywhere_is_refused(tmp_path):
