@@ -23,7 +23,7 @@ KINDS_OF_TASKS = {
 """Class of its own -> its members that every task had."""
 KINDS_OF_TRICKS = {
     "HoldsWeights": ("pack_weights", "host", "begin", "fold"),
-    "TakesUpdates": ("takes_updates", "private_pool", "news", "update"),
+    "TakesUpdates": ("private_pool", "news", "update"),
     "BetweenSteps": ("beside_steps",),
 }
 """Class of its own -> its members that every memory trick had."""
@@ -65,6 +65,7 @@ MEMBERS: dict[str, dict[str, str]] = {
     "MemoryTrick": {
         **of_kinds(KINDS_OF_TRICKS, "trick"),
         "replaces_optimizers": "replace_optimizer(optimizer, precision), which returns the new one",
+        "takes_updates": "gone: each update of a trick that derives from TakesUpdates of mpt.seams is its own",
         "keeps_gradients": 'gradients = "zeroed"',
         "releases_gradients": 'gradients = "consumed"',
     },

@@ -74,7 +74,7 @@ class CudaGraphs(TakesUpdates):
 
     def __init__(self, settings: Settings) -> None:
         self.warmup = settings.warmup
-        self.takes_updates = False
+        self.has_graphs = False
         """Whether the run's device has graphs, or is planned as one that has."""
         self.news: list[str] = []
         self.updates: dict[str, Known] = {}
@@ -96,7 +96,7 @@ class CudaGraphs(TakesUpdates):
             run.notes.append(f"memory.cuda_graphs: {run.device} has no CUDA graphs; nothing is done")
             return
         refuse(run)
-        self.takes_updates = True
+        self.has_graphs = True
         if not self.is_planned:
             self.stream = torch.Stream(run.device)
             self.pool = torch.cuda.graph_pool_handle()
@@ -106,7 +106,7 @@ class CudaGraphs(TakesUpdates):
 
         Recorded is the update of a logged step: it computes the gradients' norm too, which others leave out.
         """
-        if not self.takes_updates:
+        if not self.has_graphs:
             return perform(batch, is_logged)
         self.forget_what_has_changed()
         if phase.optimizer not in self.rates:

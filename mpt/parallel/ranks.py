@@ -223,8 +223,11 @@ class Ranks(World):
         return values or []
 
     def add(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sums of scalar tensors over the ranks, by name; one that a rank lacks counts as zero there."""
-        names = sorted({name for of_rank in self.collect(sorted(values)) for name in of_rank})
+        """Return the sums of scalar tensors over the ranks, by name and in the first rank's order.
+
+        One that a rank lacks counts as zero there.
+        """
+        names = list(dict.fromkeys(name for of_rank in self.collect(list(values)) for name in of_rank))
         if not names:
             return {}
         device = self.meeting_device(next((value.device for value in values.values()), torch.device("cpu")))

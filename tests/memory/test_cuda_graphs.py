@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tier("fast")
 def test_on_a_cpu_nothing_is_done_and_it_is_said() -> None:
     run = parts.classifier(memory={"cuda_graphs": True})
     assert run.notes == ["memory.cuda_graphs: cpu has no CUDA graphs; nothing is done"]
-    assert not run.tricks[0].takes_updates
+    assert not run.tricks[0].has_graphs
 
 
 def test_rates_are_tensors_inside_the_block_and_numbers_outside() -> None:

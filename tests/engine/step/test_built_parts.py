@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from inspect import get_annotations
 from typing import Any
@@ -15,7 +16,7 @@ from mpt.config.own_code import first_line
 from mpt.engine.step.built_parts import Networks, check_figures, check_losses, require
 from mpt.errors import ConfigError, PartError
 from mpt.precision.shared.policy import Policy
-from mpt.seams import Batch, Evidence, Legend, Loss, Phase, Precision, Samples, Task
+from mpt.seams import Batch, Evidence, Legend, Loss, MemoryTrick, Phase, Precision, Samples, Task
 
 
 class Judged(Task):
@@ -109,12 +110,28 @@ def test_a_member_of_before_and_a_misspelt_hook_are_said_in_one_line() -> None:
         require("task mine: its build", part, Task)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "new"),
+    [
+        ("fold", lambda self, modules: None, "HoldsWeights.fold"),
+        ("beside_steps", lambda self: None, "BetweenSteps.beside_steps"),
+        ("takes_updates", True, "gone: each update"),
+        ("keeps_gradients", True, 'gradients = "zeroed"'),
+    ],
+)
+def test_a_tricks_member_of_before_is_said_in_one_line(name: str, value: Any, new: str) -> None:
+    before = type("Before", (MemoryTrick,), {"name": "mine", name: value, "__module__": __name__})()
+    with pytest.raises(PartError, match=rf"whose {name} has no effect: MemoryTrick\.{name} is now {re.escape(new)}"):
+        require("memory.mine: its build", before, MemoryTrick)
+
+
 def test_the_base_classes_fit_on_a_screen() -> None:
     def members(kind: type) -> list[str]:
         return [name for name in {**vars(kind), **get_annotations(kind)} if not name.startswith("_")]
 
     assert len(members(Task)) <= 20
     assert len(members(Precision)) <= 18
+    assert len(members(MemoryTrick)) <= 12
 
 
 def test_reading_a_member_of_before_says_what_it_is_now() -> None:
