@@ -20,7 +20,7 @@ from mpt.commands.cli.arguments import Allow, Best, Device, Newest, NewestRun, R
 from mpt.commands.cli.console import columns, open_console
 from mpt.commands.cli.infer_handover import hand_over
 from mpt.engine.state.evaluation import inferring
-from mpt.errors import ConfigError, DataError
+from mpt.errors import ConfigError, DataError, InputOutputError
 from mpt.inference.exported import is_export
 from mpt.inference.inputs import (
     SAMPLES,
@@ -44,7 +44,6 @@ from mpt.inference.outputs import (
 from mpt.inference.slices import Work, choose_devices, infer_all
 from mpt.inference.trained import Trained
 from mpt.run.checkpoints.choice import read_wish
-from mpt.run.process.files import failures_explained
 from mpt.seams import Inference, Legend
 from mpt.workflows.half_compared import Statement, infer_half, rows_of, sentences
 from mpt.workflows.inference_batch import choose_batch
@@ -185,8 +184,10 @@ def prepare(arguments: Command) -> Prepared:
     if (arguments.single or seeds) and (samples or needs_inputs(trained.run.task)):
         raise ConfigError("this task makes no samples from noise: leave out --single and --walk")
     output = choose_output(arguments.output, arguments.overwrite, Path(trained.directory.path))
-    with failures_explained(output.folder):
+    try:
         output.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputOutputError(f"--output: cannot make {output.folder}: {error.strerror}") from error
     samples, bad = readable(trained, samples, arguments.skip_bad)
     count = arguments.count or SAMPLES
     batch_size = arguments.batch_size or trained.config.train.batch_size
