@@ -203,7 +203,7 @@ def attach(task: Task, names: Sequence[str], whole: bool, session: Any) -> None:
                 f"the exported file takes {', '.join(slot.name for slot in slots)}, and this asks for more: for a "
                 "generator's samples leave truncation out (--truncation 1), or name the run"
             )
-        feeds = {slot.name: value.float().cpu().numpy() for slot, value in zip(slots, tensors)}
+        feeds = {slot.name: value.to(kind_of(slot)).cpu().numpy() for slot, value in zip(slots, tensors)}
         made = [torch.from_numpy(one).to(tensors[0].device) for one in run_in_batches(session, feeds)]
         if keys:
             return dict(zip(keys, made, strict=True))
@@ -214,6 +214,13 @@ def attach(task: Task, names: Sequence[str], whole: bool, session: Any) -> None:
         assert isinstance(task, Exports)  # nothing else was written with preprocessing around it
         forward = lambda *inputs: task.from_whole(inputs, run_session)  # noqa: E731
     next(module for name, module in networks(task.modules) if name in names).forward = forward
+
+
+def kind_of(slot: Any) -> torch.dtype:
+    """Return the dtype that a graph's input takes: labels are whole numbers."""
+    return {"tensor(int64)": torch.int64, "tensor(int32)": torch.int32, "tensor(bool)": torch.bool}.get(
+        slot.type, torch.float32
+    )
 
 
 def run_in_batches(session: Any, feeds: Mapping[str, Any]) -> list[Any]:

@@ -176,6 +176,26 @@ def test_a_generator_is_judged_by_its_distance(tmp_path: Path, capsys: Any) -> N
     assert "reaches frechet_distance" in capsys.readouterr().out
 
 
+DENOISER: dict[str, Any] = {
+    "model": {"name": "small_denoiser", "image_size": 8},
+    "task": {"metric_samples": 16, "sampling_steps": 2},
+    "dataset": {"name": "digits"},
+    "precision": {"mode": "fp32"},
+    "train": {"batch_size": 16, "steps": 1},
+    "name": "denoiser",
+}
+
+
+def test_a_network_that_takes_labels_is_judged_and_refused_as_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its graph takes whole numbers for labels, and was given floats."""
+    honest = writing.loss_of
+    monkeypatch.setattr(writing, "loss_of", lambda *given: honest(*given) + 1e9)
+    with pytest.raises(GateError, match=r"reaches frechet_distance .* outside of the gate"):
+        go(save_run(tmp_path, DENOISER))
+
+
 def test_options_without_a_graph_and_eight_bits_without_data_are_refused(
     classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

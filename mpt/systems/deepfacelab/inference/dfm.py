@@ -12,15 +12,18 @@ import contextlib
 import copy
 import importlib
 import importlib.util
+import math
 import os
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from mpt.errors import CheckpointError, ConfigError
+from mpt.errors import CheckpointError, ConfigError, GateError
 from mpt.inference.export import check_finite
 from mpt.run.process.files import failures_explained
 from mpt.systems.deepfacelab.tasks.face_swap import Autoencoder
@@ -32,6 +35,21 @@ TOLERANCE = 1e-4
 """Allowed difference between ONNX Runtime and PyTorch, of values in [0, 1]."""
 HALF_TOLERANCE = 0.05
 """The same for a quantized file, against PyTorch in float32."""
+GATE = 40.0
+"""The least PSNR in dB of the file's swaps of real faces against PyTorch's in float32."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The outputs of a written file against PyTorch's in float32."""
+
+    difference: float
+    """The largest, of values in [0, 1]."""
+    psnr: float
+    """Of the swaps, in dB."""
+    faces: int
+    are_real: bool
+    """Whether the faces are of the run's data, and not noise."""
 
 
 class Swapper(nn.Module):
@@ -71,13 +89,22 @@ def cast_input(dtype: torch.dtype, module: nn.Module, inputs: tuple[Tensor, ...]
     return tuple(value.to(dtype) for value in inputs)
 
 
-def write_dfm(path: Path, autoencoder: nn.Module, size: int, *, in_half: bool = False) -> float | None:
-    """Write a model and run it; return by how much ONNX Runtime differs from PyTorch, None if it is not installed.
+def write_dfm(
+    path: Path,
+    autoencoder: nn.Module,
+    size: int,
+    *,
+    in_half: bool = False,
+    faces: Tensor | None = None,
+    gate: float = GATE,
+    about: Mapping[str, str] | None = None,
+) -> Checked | None:
+    """Write a model and run it on real faces (b 3 h w) or noise; return how it was checked, None without ONNX Runtime.
 
-    `in_half` writes it quantized, see there.
+    `in_half` writes it quantized, see there. `about` is written into the file.
 
     Raises ConfigError if the exporter is not installed, CheckpointError for weights that are not finite and for a
-    file that draws something else.
+    file that draws something else, GateError below the gate.
     """
     if importlib.util.find_spec("onnx") is None:
         raise ConfigError("a .dfm is written with the package onnx: pip install 'mpt-trainer[onnx]'")
@@ -87,6 +114,7 @@ def write_dfm(path: Path, autoencoder: nn.Module, size: int, *, in_half: bool = 
     autoencoder = autoencoder.cpu()
     swapper = Swapper(quantized(autoencoder) if in_half else autoencoder).eval()
     face = torch.rand(2, size, size, 3, generator=torch.Generator().manual_seed(0))
+    seen = face if faces is None else faces.flip(1).permute(0, 2, 3, 1).contiguous()
     written = path.with_name(f".partial-{path.name}")
     with failures_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,26 +131,39 @@ def write_dfm(path: Path, autoencoder: nn.Module, size: int, *, in_half: bool = 
                     dynamic_axes={name: {0: "batch"} for name in (INPUT, *OUTPUTS)},
                     dynamo=False,
                 )
+            if about:
+                described = onnx.load(str(written))
+                onnx.helper.set_model_props(described, dict(about))
+                onnx.save(described, str(written))
             onnx.checker.check_model(str(written))
-            difference = compare(written, Swapper(autoencoder).eval(), face, HALF_TOLERANCE if in_half else TOLERANCE)
+            tolerance = HALF_TOLERANCE if in_half else TOLERANCE
+            checked = compare(written, path.name, Swapper(autoencoder).eval(), seen, tolerance, faces is not None)
+            if checked is not None and checked.are_real and not checked.psnr >= gate:
+                raise GateError(
+                    f"{path.name}: its swaps of {checked.faces} faces are {checked.psnr:.1f} dB from float32's, and "
+                    f"--gate asks for {gate:g}; it was not kept"
+                )
             os.replace(written, path)
         finally:
             with contextlib.suppress(OSError):
                 written.unlink(missing_ok=True)
-    return difference
+    return checked
 
 
 @torch.no_grad()
-def compare(path: Path, swapper: Swapper, face: Tensor, tolerance: float) -> float | None:
-    """Return the largest difference of outputs; CheckpointError if it is too large."""
+def compare(path: Path, name: str, swapper: Swapper, face: Tensor, tolerance: float, are_real: bool) -> Checked | None:
+    """Return the difference of outputs; CheckpointError if it is too large."""
     if importlib.util.find_spec("onnxruntime") is None:
         return None
     session = importlib.import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    difference = 0.0
+    difference, error = 0.0, 0.0
     for faces in (face, face[:1]):
         made = session.run(None, {INPUT: faces.numpy()})
-        for array, expected in zip(made, swapper(faces), strict=True):
-            difference = max(difference, float((torch.from_numpy(array) - expected).abs().max()))
+        for output, array, expected in zip(OUTPUTS, made, swapper(faces), strict=True):
+            apart = (torch.from_numpy(array) - expected).abs()
+            difference = max(difference, float(apart.max()))
+            if output == OUTPUTS[1] and len(faces) == len(face):
+                error = float(apart.square().mean())
     if not difference <= tolerance:
-        raise CheckpointError(f"{path.name}: ONNX Runtime draws {difference:.2g} off; it was not kept")
-    return difference
+        raise CheckpointError(f"{name}: ONNX Runtime draws {difference:.2g} off; it was not kept")
+    return Checked(difference, -10 * math.log10(max(error, 1e-20)), len(face), are_real)

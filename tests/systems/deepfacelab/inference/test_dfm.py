@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpt.errors import CheckpointError
+from mpt.errors import CheckpointError, GateError
 from mpt.systems.deepfacelab.data.faces.face_pairs import describe_pairs
 from mpt.systems.deepfacelab.inference.dfm import write_dfm
 from mpt.systems.deepfacelab.nn import saehd
@@ -20,7 +20,7 @@ def test_deepfacelive_finds_its_names_and_gets_the_swap(tmp_path, archi):
     onnx = pytest.importorskip("onnx")
     model = autoencoder(archi)
     path = tmp_path / "model.dfm"
-    assert write_dfm(path, model, 64) < 1e-4
+    assert write_dfm(path, model, 64).difference < 1e-4
     assert [path.name for path in tmp_path.iterdir()] == ["model.dfm"]
     assert onnx.load(str(path)).opset_import[0].version == 12
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -47,7 +47,7 @@ def test_a_quantized_file_has_convolutions_in_half_and_dense_layers_in_float32(t
     onnx = pytest.importorskip("onnx")
     model = autoencoder(archi)
     write_dfm(tmp_path / "whole.dfm", model, 64)
-    assert 0 < write_dfm(tmp_path / "half.dfm", model, 64, in_half=True) < 5e-3
+    assert 0 < write_dfm(tmp_path / "half.dfm", model, 64, in_half=True).difference < 5e-3
     graph = onnx.load(str(tmp_path / "half.dfm")).graph
     assert {slot.type.tensor_type.elem_type for slot in (*graph.input, *graph.output)} == {onnx.TensorProto.FLOAT}
     kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
@@ -64,4 +64,30 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
     model["inter"].dense1.weight.data[0, 0] = torch.nan
     with pytest.raises(CheckpointError, match="not finite"):
         write_dfm(tmp_path / "model.dfm", model, 64)
+    assert not list(tmp_path.iterdir())
+
+
+def test_swaps_of_real_faces_pass_a_gate_and_the_file_says_where_it_comes_from(tmp_path):
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    model, path = autoencoder("df-ud"), tmp_path / "half.dfm"
+    faces = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(
+        GateError, match=r"half.dfm: its swaps of 3 faces are \d+\.\d dB from float32's, and --gate asks"
+    ):
+        write_dfm(path, model, 64, in_half=True, faces=faces, gate=200)
+    assert not list(tmp_path.iterdir())
+    checked = write_dfm(path, model, 64, in_half=True, faces=faces, about={"mpt_run": "mine"})
+    assert checked.faces == 3
+    assert checked.are_real
+    assert 40 < checked.psnr < 120
+    assert {one.key: one.value for one in onnx.load(str(path)).metadata_props} == {"mpt_run": "mine"}
+
+
+def test_a_file_that_draws_something_else_is_not_kept(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    monkeypatch.setattr("mpt.systems.deepfacelab.inference.dfm.HALF_TOLERANCE", 1e-9)
+    with pytest.raises(CheckpointError, match=r"half.dfm: ONNX Runtime draws .* off; it was not kept"):
+        write_dfm(tmp_path / "half.dfm", autoencoder("df-ud"), 64, in_half=True)
     assert not list(tmp_path.iterdir())
