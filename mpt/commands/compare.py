@@ -38,14 +38,14 @@ class Command:
     """Train in several modes or settings, and judge.
 
     All are trained with the same seeds and data; the verdict says whether the metric stays within the margin of the
-    first one's, which is fp32's where that takes part. Without a configuration and --seeds a small classifier is
+    first one's, which is fp32's if that takes part. Without a configuration and --seeds a small classifier is
     trained until its seeds decide.
     """
 
     what: Annotated[tuple[str, ...], typer.Argument(metavar="MODE|CONFIG|RUN|KEY=VALUE", show_default=False)] = ()
     """Precision modes, configurations, or finished runs."""
     config: Annotated[Path | None, typer.Option(metavar="FILE", show_default="a small classifier")] = None
-    """What to train."""
+    """The configurations, runs or modes."""
     variant: Annotated[tuple[str, ...], typer.Option("--variant", metavar="KEY=VALUE")] = ()
     """Compare with the configuration changed so, several settings in quotes; may be given several times."""
     over: Annotated[str | None, typer.Option(metavar="KEY=VALUES")] = None
@@ -55,7 +55,7 @@ class Command:
     until_decided: bool = False
     """Add seeds until every verdict is in; each look is stricter for it, so that the error rates hold."""
     max_seeds: int = 16
-    """Where --until-decided ends."""
+    """The last seed of --until-decided."""
     jobs: Annotated[int | None, typer.Option(metavar="N", show_default="free cores or cards")] = None
     """Runs at a time; 1 for step times of every seed. On a CPU the first seed's runs are alone, for the step times."""
     margin: Annotated[str | None, typer.Option(show_default="1%; 10% with --over")] = None
@@ -75,7 +75,7 @@ class Command:
 def run(arguments: Command, train: Train | None = None, check: Check | None = None) -> None:
     """Compare modes or finished runs; print and write the comparison.
 
-    `train` and `check` are what tests replace: by default each is a process of its own. Raises ConfigError for anything
+    Tests replace `train` and `check`: by default each is a process of its own. Raises ConfigError for anything
     that cannot be compared, GateError under `--gate` unless every mode is within the margin.
     """
     overrides = [word for word in arguments.what if "=" in word]
@@ -118,7 +118,7 @@ def sweep(
     train: Train | None = None,
     check: Check | None = None,
 ) -> None:
-    """Train each mode at several values of a setting; print and write where it trains."""
+    """Train each mode at several values of a setting; print and write the range in which it trains."""
     given = [name for name in ("until_decided", "gate") if getattr(arguments, name)]
     if given:
         raise ConfigError(f"mpt compare: --{given[0].replace('_', '-')} does not go with --over, which gives windows.")

@@ -1,4 +1,4 @@
-"""`mpt convert RUN --half --to pt|safetensors|onnx`: the small file of what inference needs.
+"""`mpt convert RUN --half --to pt|safetensors|onnx`: the small file for inference.
 
 `--to peft|diffusers|kohya`: the adapters of `memory.lora` alone.
 
@@ -74,7 +74,7 @@ class Command:
 
 
 PROOF_BATCH = 32
-"""Samples at once where a file is measured."""
+"""Samples at once when a file is measured."""
 FORMATS = ("pt", "safetensors", "onnx")
 """Of whole networks; `mpt.inference.adapters` has those of adapters alone."""
 
@@ -115,7 +115,7 @@ def run(arguments: Command) -> None:
 
 @dataclass(frozen=True)
 class Export:
-    """A run's networks as they are written, and what a written file is compared with."""
+    """A run's networks as they are written, and the reference of a written file."""
 
     trained: Trained
     full: Run
@@ -131,7 +131,7 @@ class Export:
 
 
 def prepare(arguments: Command, trained: Trained, called: Calls) -> Export:
-    """Rebuild the run in the precision that is written. Raises ConfigError for --inside where nothing is around."""
+    """Rebuild the run in the precision that is written. Raises ConfigError for --inside if nothing is around."""
     task, precision = trained.run.task, half_of(arguments) if arguments.half else "float32"
     if arguments.inside and whole_of(task, nn.Identity()) is None:
         raise ConfigError(f"--inside: task {trained.config.task.name} puts nothing around its networks; leave it out.")
@@ -149,7 +149,7 @@ def half_of(arguments: Command) -> str:
 
 
 def write_graphs(arguments: Command, export: Export, path: Path) -> None:
-    """Write an ONNX file for each network, checked, and print what it holds."""
+    """Write an ONNX file for each network, checked, and print its contents."""
     names = list(export.modules)
     files = {name: path if len(names) == 1 else path.with_name(f"{path.stem}-{name}.onnx") for name in names}
     refuse_taken(files.values(), arguments)
@@ -186,7 +186,7 @@ def write_tensors(arguments: Command, export: Export, path: Path) -> None:
 
 def proof(file: Path, expected: Mapping[str, Expected], arguments: Command) -> Callable[[Path], str]:
     """Return the check of a written file before it gets its name."""
-    if arguments.inside:  # one network, which cannot be read back without what is around it
+    if arguments.inside:  # one network, which cannot be read back without its surroundings
         (whole,) = expected.values()
         return lambda partial: prove_session(partial, str(file), whole)
     return lambda partial: prove(partial, str(file), expected, arguments.allow)
@@ -240,7 +240,7 @@ def wishes_of(arguments: Command, dtype: str) -> Wishes | None:
 
 
 def module_of(task: Task, name: str, inside: bool) -> nn.Module:
-    """Return a network of a task by its name, or with what goes around it."""
+    """Return a network of a task by its name, or with pre- and postprocessing."""
     network = dict(networks(task.modules))[name]
     whole = whole_of(task, network) if inside else network
     assert whole is not None
@@ -248,7 +248,7 @@ def module_of(task: Task, name: str, inside: bool) -> nn.Module:
 
 
 def drawn_inputs(run: Run) -> Inputs:
-    """Return two random samples of the data's layout: which networks are called does not depend on what they show."""
+    """Return two random samples of the data's layout: which networks are called does not depend on their content."""
     generator = torch.Generator().manual_seed(0)
     batch = run.data.zeros(2, "cpu")
     for value in batch.values():
@@ -258,7 +258,7 @@ def drawn_inputs(run: Run) -> Inputs:
 
 
 def choose_format(arguments: Command) -> str:
-    """Return `--to`, else what --output's suffix says, else safetensors. Raises ConfigError for another word."""
+    """Return `--to`, else the format of --output's suffix, else safetensors. Raises ConfigError for another word."""
     if arguments.to is None:
         suffix = Path(arguments.output or "").suffix.removeprefix(".")
         return suffix if suffix in FORMATS else "safetensors"
@@ -269,7 +269,7 @@ def choose_format(arguments: Command) -> str:
 
 
 def output_path(arguments: Command, wanted: str, trained: Trained) -> Path:
-    """Return where to write: the given file, or one named after the run in its folder."""
+    """Return the file to write: the given file, or one named after the run in its folder."""
     suffix = "" if wanted == "peft" else ".safetensors" if wanted in adapters.FORMATS else f".{wanted}"
     if arguments.output is None:
         half = "-half" if arguments.half else "-int8" if arguments.int8 else ""
@@ -296,12 +296,12 @@ def refuse_taken(files: Iterable[Path], arguments: Command) -> None:
 
 
 def whole_of(task: Task, network: nn.Module) -> nn.Module | None:
-    """Return an exported network with what goes around it inside; None if the task has nothing to put around it."""
+    """Return an exported network with pre- and postprocessing inside; None if the task has nothing to put around it."""
     return task.whole(network) if isinstance(task, Exports) else None
 
 
 def with_whole(task: Task, called: Calls) -> Calls:
-    """Return the calls of networks as calls of what goes around each."""
+    """Return the calls of networks as calls with pre- and postprocessing."""
     wholes = {name: whole_of(task, network) for name, (network, _, _) in called.items()}
     return {name: (whole, called[name][1], None) for name, whole in wholes.items() if whole is not None}
 

@@ -1,4 +1,4 @@
-"""`mpt diff A B`: the first step and the first operator or parameter where two trainings part, and why.
+"""`mpt diff A B`: the first step and the first operator or parameter at which two trainings part, and why.
 
 Two runs are compared by their files first. Then both configurations are trained for some steps side by side: from the
 newest checkpoint that the runs have in common to the bit, else from the beginning.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """Find where two configurations or runs first part.
+    """Find the point at which two configurations or runs first part.
 
     Both are trained for a few steps side by side, from the same seed or from the newest checkpoint that two runs have
     in common to the bit. Exit code 0 if they are the same or differ by rounding, 8 if they part by more.
@@ -40,15 +40,15 @@ class Command:
     what: Annotated[tuple[str, ...], typer.Argument(metavar="A B [KEY=VALUE]", autocompletion=complete_run)]
     """Two of: a YAML file, a run, a checkpoint, a precision mode (then B is A in that mode)."""
     variant: Annotated[str | None, typer.Option(metavar="KEY=VALUE")] = None
-    """In place of B: what is changed of A, several settings in quotes."""
+    """In place of B: changes of A, several settings in quotes."""
     steps: Annotated[int, typer.Option(min=1)] = 10
     """Steps to take at most."""
     seed: int | None = None
-    """The seed of both, where theirs should not count."""
+    """The seed of both, if theirs should not count."""
     dtype: str | None = None
-    """float16 or bfloat16: what a mode that may choose computes in; float16 on a CPU is computed as on a GPU."""
+    """float16 or bfloat16: the dtype of a mode that may choose; float16 on a CPU is computed as on a GPU."""
     only_files: bool = False
-    """Compare what two runs left, and train nothing."""
+    """Compare the files of two runs, and train nothing."""
     nproc: Annotated[int | None, typer.Option(min=2)] = None
     """In place of B: A on that many processes of this machine, each step from the same state."""
     device: Device = None
@@ -58,7 +58,7 @@ class Command:
 
 
 def run(arguments: Command) -> None:
-    """Find where two trainings part.
+    """Find the point at which two trainings part.
 
     Raises GateError (exit 8) if they part by more than rounding, NonFiniteError (exit 6) if neither is finite, so
     that nothing can be said.
@@ -130,7 +130,7 @@ def read_sides(arguments: Command) -> tuple[Side, Side]:
 
 
 def split_words(arguments: Command) -> tuple[list[str], list[str]]:
-    """Return the settings that are changed, and the names of what is compared."""
+    """Return the settings that are changed, and the names of both sides."""
     overrides = [word for word in arguments.what if "=" in word]
     for key, value in (("train.device", arguments.device), ("seed", arguments.seed)):
         if value is not None:
@@ -177,7 +177,7 @@ def show(
 
 
 def show_files(files: RunDifference) -> None:
-    """Print what two runs' files say."""
+    """Print the differences of two runs' files."""
     for line in files.environment:
         print(f"made with {line}")
     for name, kind, found in (("logged losses", "logged", files.logged), ("evaluations", "evaluated", files.evaluated)):

@@ -48,9 +48,9 @@ class Command:
     overrides: Overrides = ()
     only: Annotated[tuple[str, ...], typer.Option("--only", metavar="PART")] = ()
     """environment, data, numerics or speed; may be given several times. device checks a GPU for some minutes and writes
-    device.json, or what -o says, which helps others when it is sent (docs/how-to/help.md)."""
+    device.json, or the file of -o, which helps others when it is sent (docs/how-to/help.md)."""
     dtype: str | None = None
-    """float16 or bfloat16: what a mode that may choose is examined in; on a CPU float16, as on most GPUs."""
+    """float16 or bfloat16: the dtype in which a mode that may choose is examined; on a CPU float16, as on most GPUs."""
     batch_size: Annotated[int | None, typer.Option(min=1)] = None
     """Samples of the step whose numerics are examined."""
     points: Annotated[int, typer.Option(min=1)] = 4
@@ -128,7 +128,7 @@ def conclude(arguments: Command, subject: str, sections: Sequence[Section], writ
 def read_subject(
     arguments: Command,
 ) -> tuple[Config | None, RunDirectory | None, Sequence[Point], str]:
-    """Return the configuration, the run, the points of its training to examine, and what is examined in words."""
+    """Return the configuration, the run, the points of its training to examine, and the subject in words."""
     if arguments.subject is None:
         return None, None, [], "this machine"
     path = Path(arguments.subject)

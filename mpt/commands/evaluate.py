@@ -144,7 +144,7 @@ def saved_figure(trained: Trained, arguments: Command, exported: bool) -> float 
 
 
 def write_files(found: Evaluated, folder: Path, data: Dataset) -> None:
-    """Write the record, with what the task found further, and the page."""
+    """Write the record, with further findings of the task, and the page."""
     details = {**found.measured[-1].details, **as_json(found)}
     write_details(folder / "evaluation.json", details, found.step, data)
     write_page(folder, found)
@@ -172,7 +172,7 @@ def as_json(found: Evaluated) -> dict[str, Any]:
 
 
 def show(found: Evaluated, folder: Path) -> None:
-    """Print the table, what training measured, and where the page is."""
+    """Print the table, the training's figures, and the path of the page."""
     console = open_console()
     console.print(f"{found.name}, step {found.step}, on {found.data} ({found.samples} samples, {found.device})")
     table = columns("", *(f">{heading}" for heading in found.headings), is_boxed=True)

@@ -59,7 +59,7 @@ def run(arguments: Command) -> None:
 
 
 def tell_problems(path: Path, arguments: Command) -> None:
-    """Say what is still to be decided before it trains."""
+    """Name the settings that are still to be decided before it trains."""
     try:
         load_config(path, allow=arguments.allow)
     except ConfigError as error:

@@ -1,7 +1,7 @@
 """`mpt infer`: sample grids from a generator, a table of labels from a classifier, pictures from the others.
 
 Without `--half` and `--dtype` a run infers as it was trained. `--dtype float32` infers in float32, `--dtype float16` or
-`bfloat16` under autocast with float32 weights. `--half` stores the weights in half and says what that gained and cost
+`bfloat16` under autocast with float32 weights. `--half` stores the weights in half and reports gain and cost
 (`mpt.workflows.half_compared`).
 """
 
@@ -66,7 +66,7 @@ class Command:
     overwrite: bool = False
     """Overwrite existing files."""
     top: Annotated[int, typer.Option(min=0)] = 1
-    """How many labels per image, with probabilities; 0 tells the probabilities of all classes."""
+    """How many labels per image, with probabilities; 0 gives the probabilities of all classes."""
     pictures: bool = False
     """Write the inputs with their labels below them too, labels.png."""
     skip_bad: bool = False
@@ -99,7 +99,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run infers, and where that is written."""
+    """Outputs of a run's inference, and their files."""
 
     trained: Trained
     samples: list[Sample]
@@ -212,7 +212,7 @@ def work_of(prepared: Prepared, arguments: Command) -> Work:
 
 
 def write_all(prepared: Prepared, arguments: Command, results: Sequence[Inference], made: int) -> None:
-    """Write everything that was asked for, and print where it is."""
+    """Write everything that was asked for, and print the paths."""
     trained, samples, output = prepared.trained, prepared.samples, prepared.output
     task = trained.run.task
     names = names_of(trained, samples, made)
@@ -272,7 +272,7 @@ def walk_seeds(text: str | None) -> list[int]:
 
 
 def print_statement(statement: Statement) -> None:
-    """Print what half gains and costs."""
+    """Print gains and costs of half precision."""
     console = open_console()
     table = columns("", f">{statement.full.name}", f">{statement.half.name}", ">ratio", is_boxed=True)
     for row in rows_of(statement):

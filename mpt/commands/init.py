@@ -69,7 +69,7 @@ def run(arguments: Command, registry: Registry = INSTALLED) -> None:
 
 
 def init_part(arguments: Command) -> None:
-    """Write the skeleton of a part, and say what to do with it."""
+    """Write the skeleton of a part, and say how to use it."""
     if arguments.path is None:
         raise ConfigError(f"mpt init --part {arguments.part}: the part's NAME is missing")
     written = write_part(str(arguments.part), str(arguments.path), arguments.into)

@@ -50,7 +50,7 @@ HEADINGS = {
     "metrics": ("metrics", "Further metrics of a classifier (task.metrics)"),
     "losses": ("losses", "Losses of a classifier (task.loss)"),
 }
-"""What the user may ask for -> the subpackage and its heading."""
+"""Word of the command line -> the subpackage and its heading."""
 CONFIGS, RUNS = "configs", "runs"
 RUN_HEADINGS = ("run", "trained", "steps", "model", "data", "precision", "result(*best)", "given")
 OTHER_MODELS = {
@@ -108,7 +108,7 @@ def describe_subpackage(subpackage: str, registry: Registry) -> dict[str, str]:
 
 
 def tell(part: Part, description: str) -> str:
-    """Return the line about a part; one from outside of mpt says where it is from."""
+    """Return the line about a part; one from outside of mpt names its package."""
     return f"{description} From {part.package.origin}." if part.package.outside else description
 
 

@@ -1,4 +1,5 @@
-"""`mpt plan`: what a configuration needs on a GPU that need not be there, and the fastest recipe that fits a budget.
+"""`mpt plan`: the memory and time of a configuration on a GPU that need not be there, and the fastest recipe that fits
+a budget.
 
 Torch is not imported here: plans are made in processes of their own (`mpt.planner.client.session`).
 """
@@ -60,7 +61,7 @@ from mpt.report.units import show_seconds
 
 @dataclass(frozen=True)
 class Command(PlannedConfig):
-    """Predict peak memory without a GPU; find what fits.
+    """Predict peak memory without a GPU; find settings that fit.
 
     Plans one training of CONFIG; with --vram, the fastest recipe that fits is searched and written. Sub-commands:
     infer, presets, tune, calibrate, lock, check, cluster; `mpt plan infer -h` explains one.
@@ -146,7 +147,7 @@ def plan_config(config: Config, arguments: Command) -> Planned:
 
 
 def warn_of_patches_for_other_cards(planned: Planned, arguments: Command) -> None:
-    """Say on standard error which patches were made for another card, where one is named here."""
+    """Say on standard error which patches were made for another card, if one is named here."""
     if arguments.gpu is not None and planned.capacity.budget_bytes is not None:
         for warning in find_other_cards(arguments.patches, planned.gpu.name, planned.budget):
             print(f"warning: {warning}", file=sys.stderr)
@@ -233,7 +234,7 @@ def train_command(arguments: Command, path: Path, best: Recipe) -> str:
 
 
 def plan_command(arguments: Command) -> str:
-    """Return the command that was given, but for what it prints."""
+    """Return the command that was given, but for its output options."""
     printed = ("json", "verbose", "gate", "snapshot")
     names = [field.name for field in dataclasses.fields(arguments) if field.name not in printed]
     return shlex.join(["mpt", "plan", *spell(arguments, names)])

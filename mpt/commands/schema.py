@@ -18,7 +18,7 @@ class Command:
 
     output: Output = None
     plan: bool = False
-    """The schema of what `mpt plan CONFIG --json` prints."""
+    """The schema of the output of `mpt plan CONFIG --json`."""
 
 
 def run(arguments: Command) -> None:

@@ -1,4 +1,4 @@
-"""`mpt train`: what is asked for on the command line, in how many processes, and what to type where memory runs out.
+"""`mpt train`: the command line, the number of processes, and the command to type if memory runs out.
 
 The training itself is `mpt.workflows.train`.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """Train what CONFIG describes."""
+    """Train the model of CONFIG."""
 
     config: Annotated[
         str | None, typer.Argument(metavar="CONFIG", show_default=False, autocompletion=complete_config)
@@ -47,7 +47,7 @@ class Command:
     out."""
     overrides: Overrides = ()
     resume: Annotated[str | None, typer.Option(metavar="[auto|PATH]", autocompletion=complete_run)] = None
-    """Go on with the newest run of this name, or with PATH."""
+    """Continue the newest run of this name, or with PATH."""
     name: str | None = None
     """The run's folder below --runs."""
     device: Device = None
@@ -102,7 +102,7 @@ def run(arguments: Command) -> None:
 
 
 def with_config(arguments: Command) -> Command:
-    """Return the arguments with the configuration of the run that --resume names, where they have none."""
+    """Return the arguments with the configuration of the run that --resume names, if they have none."""
     first = None if arguments.config is None else str(arguments.config)
     if first is not None and ("=" not in first or Path(first).exists()):
         return arguments
@@ -141,7 +141,7 @@ def try_everything(config: Config, arguments: Command, steps: int, world: World 
 
 
 def start_processes(arguments: Command) -> int:
-    """Train in several processes of this machine and return the exit code. What is wrong is said once, before."""
+    """Train in several processes of this machine and return the exit code. Mistakes are reported once, before."""
     from mpt.parallel.launch import launch
 
     read_config(arguments)

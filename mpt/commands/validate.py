@@ -1,8 +1,8 @@
-"""`mpt validate`: refuse what `mpt train` would refuse from settings alone. Torch is not imported in this process.
+"""`mpt validate`: refuse settings that `mpt train` would refuse. Torch is not imported in this process.
 
-Mistakes in the text come first, all at once. What only the built run shows (a size that a network cannot make, a
-precision mode that a model does not have) is found by building it and stepping it on fake tensors, as `mpt plan` does,
-in a process of its own: one set of rules, those of the parts.
+Mistakes in the text come first, all at once. Mistakes that only the built run shows (a size that a network cannot make,
+a precision mode that a model does not have) are found by building it and stepping it on fake tensors, as `mpt plan`
+does, in a process of its own: one set of rules, those of the parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mpt.planner.facts.gpus import find_gpu
 class Command:
     """Check CONFIG and say every mistake at once.
 
-    What is written is checked first; then the run is built and stepped on fake tensors, so that what passes trains.
+    The text is checked first; then the run is built and stepped on fake tensors, so that a valid one trains.
     """
 
     config: ConfigFile
@@ -32,14 +32,14 @@ class Command:
     patches: Patches = ()
     allow: Allow = ()
     quick: bool = False
-    """Check only what is written, in a fraction of a second; a size that the network refuses is not found."""
+    """Check only the text, in a fraction of a second; a size that the network refuses is not found."""
     quiet: Quiet = False
 
 
 CARD = "h100"
 """The fake card to build for: one that computes in every dtype, since the card is not a setting."""
 CANNOT_PLAN = "cannot plan: "
-"""How the planner begins what it has no answer to. Training may have one."""
+"""First words of the planner's refusals. Training may have one."""
 
 
 def run(arguments: Command) -> None:
@@ -59,7 +59,7 @@ def run(arguments: Command) -> None:
 def try_build(config: Config) -> str | None:
     """Build the run and step it on fake tensors; return why that was not possible, if it is no mistake of a setting.
 
-    Raises ConfigError for what a part refuses.
+    Raises ConfigError for settings that a part refuses.
     """
     with Session(find_gpu(CARD), Calibration(), config.granted) as session:
         return refuse(session.plan([config], whole_run=True)[0])

@@ -1,9 +1,9 @@
 """Arguments and options that several commands have. No torch.
 
-What a command may be asked is declared in its own file, `class Command` in `commands/NAME.py`, by mpt and by part
+A command's arguments are declared in its own file, `class Command` in `commands/NAME.py`, by mpt and by part
 packages alike. A field is an option named after it, with the text below it as help; one whose type is annotated with
-`typer.Argument` is positional, and `typer.Option` says what name and type cannot. `mpt.commands.cli.command_line` makes
-the command of it, and the command gets an instance.
+`typer.Argument` is positional, and `typer.Option` adds facts that name and type cannot show.
+`mpt.commands.cli.command_line` makes the command of it, and the command gets an instance.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ PerMachine = Annotated[int, typer.Option("--per-machine", min=1, metavar="N", he
 
 @dataclass(frozen=True)
 class PlannedConfig:
-    """What every plan of a configuration is asked with."""
+    """Arguments of every plan of a configuration."""
 
     config: ConfigFile
     overrides: Overrides = ()

@@ -87,7 +87,7 @@ WAYS = {
     "A B [KEY=VALUE]": "name two runs, or two configurations",
     "INPUT...": "name files or folders",
 }
-"""What to do where an argument is missing, by how its help calls it."""
+"""The remedy if an argument is missing, by how its help calls it."""
 PARTS = "--parts"
 Parts = Annotated[
     list[str] | None,
@@ -149,7 +149,7 @@ def given(arguments: Any, names: Iterable[str]) -> Iterator[str]:
 
 
 def spell(arguments: Any, names: Collection[str] | None = None) -> list[str]:
-    """Return the words that give a command these arguments, all or those named; what has its default is left out."""
+    """Return the words that give a command these arguments, all or those named; defaults are left out."""
     hints = get_type_hints(type(arguments), include_extras=True)
     words: list[str] = []
     options: list[str] = []
@@ -227,7 +227,7 @@ def config_in(words: Sequence[str]) -> str | None:
 
 
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
-"""What a wrong command line raises; typer's public names have only its kinds, which differ by its version."""
+"""Exceptions of a wrong command line; typer's public names have only its kinds, which differ by its version."""
 
 
 def explain_usage(error: Any) -> str | None:
@@ -256,7 +256,7 @@ def explain_usage(error: Any) -> str | None:
 
 
 def option_called(said: str, context: Any) -> str | None:
-    """Return the option of a command that does what another program's does, by the words of click's refusal."""
+    """Return the option of a command that has the effect of another program's, by the words of click's refusal."""
     found = re.search(r"--([\w-]+)", said)
     name = found[1].replace("-", "_") if found else ""
     ours = OPTIONS.get(name)
@@ -277,7 +277,7 @@ def setting_called(name: str) -> str | None:
 
 
 def split_annotation(annotation: Any) -> tuple[Any, OptionInfo | ArgumentInfo]:
-    """Return a field's type and a copy of what typer is told about it, a plain option by default."""
+    """Return a field's type and a copy of its declaration for typer, a plain option by default."""
     if get_origin(annotation) is Annotated:
         kind, *told = get_args(annotation)
         for info in told:

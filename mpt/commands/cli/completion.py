@@ -1,8 +1,8 @@
-"""What the shell completes in addition to commands and options: configurations, runs, and settings with their values.
+"""Completions of the shell in addition to commands and options: configurations, runs, and settings with their values.
 
-Settings come from the JSON Schema of a configuration; where the words before name a configuration or choose a part
-(`model=dcgan`), only the settings of what is chosen are offered. bash takes `key=value` for three words, so a value is
-also completed where `=` is before it as a word of its own. Nothing is raised here: a shell shows no error.
+Settings come from the JSON Schema of a configuration; if the words before name a configuration or choose a part
+(`model=dcgan`), only the settings of the chosen part are offered. bash takes `key=value` for three words, so a value is
+also completed if `=` is before it as a word of its own. Nothing is raised here: a shell shows no error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpt.run.records.layout import is_run
 
 YAML = (".yaml", ".yml")
 NAMES = {"precision": "mode"}
-"""The key by which a section chooses its part, where it is not `name`."""
+"""The key by which a section chooses its part, if it is not `name`."""
 
 
 def complete_config(incomplete: str) -> list[str]:
@@ -53,7 +53,7 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
     chosen = chosen_parts(ctx.params.get("config"), before)
     if before[-1:] == ["="] and len(before) > 1:
         return values(schema, before[-2], incomplete, chosen)
-    if not incomplete and before and "=" not in before[-1]:  # what is typed is the sign itself, which typer takes away
+    if not incomplete and before and "=" not in before[-1]:  # the typed word is the sign itself, which typer takes away
         return values(schema, before[-1], "", chosen)
     key, equals, value = incomplete.partition("=")
     if equals:
@@ -73,7 +73,7 @@ def files(incomplete: str, suffixes: Sequence[str]) -> list[str]:
 
 
 def chosen_parts(config: Any, words: Sequence[str]) -> dict[str, str]:
-    """Return section -> the name that a configuration or an override chooses; what cannot be read chooses nothing."""
+    """Return section -> the name that a configuration or an override chooses; an unreadable one chooses nothing."""
     chosen: dict[str, str] = {}
     try:
         path = shipped_configs().get(str(config).removeprefix(MARK)) or Path(str(config))
@@ -93,7 +93,7 @@ def chosen_parts(config: Any, words: Sequence[str]) -> dict[str, str]:
 
 
 def keys(schema: Schema, typed: str, chosen: dict[str, str]) -> list[str]:
-    """Return the settings that go on from what is typed: a dot follows a mapping, an equals sign the others."""
+    """Return the settings that continue the typed word: a dot follows a mapping, an equals sign the others."""
     parent, _, start = typed.rpartition(".")
     found: dict[str, bool] = {}
     for one in at(schema, parent, chosen):

@@ -9,7 +9,7 @@ from mpt.config.load import load_config
 from mpt.errors import MptError
 
 BATCH_WORDS = ("per_device_train_batch_size", "batch_size", "batch", "train_batch_size", "bs", "b")
-"""What the batch of one pass is called on the same command line."""
+"""Names of the batch of one pass on the same command line."""
 
 
 def explain_unit(name: str, value: str, given: Mapping[str, str], config: str | None) -> str | None:

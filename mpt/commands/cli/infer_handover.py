@@ -1,10 +1,10 @@
-"""What `mpt infer` leaves to a system's own command: videos, folders of frames, frames with their aligned faces.
+"""Inputs that `mpt infer` leaves to a system's own command: videos, folders of frames, frames with their aligned faces.
 
 A command of a part package that can do more with some inputs than a task, which sees a batch, declares
 `from_infer(task, inputs)`: given the name of the run's task and each `--input` as (name or None, path) it returns its
 own fields for these inputs, or None if they are not for it. A file in the place of a run that mpt did not write is
 asked about in the same way, without a task and as the first of the inputs. `mpt infer` then runs that command, with its
-own options where the command has the same ones.
+own options if the command has the same ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`mpt plan` and its sub-commands: words that name no sub-command are a plan of a configuration.
 
-What were options of `mpt plan` once is answered with the command that it is now.
+Former options of `mpt plan` are answered with the present command.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PlanGroup(TyperGroup):
 
 
 class PlanCommand(OverridableCommand):
-    """The plan of a configuration, which answers what is a sub-command now."""
+    """The plan of a configuration, which answers former options with the sub-command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as any command does. Raises ConfigError for an option of before, with the command in its place."""

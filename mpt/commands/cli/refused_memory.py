@@ -1,4 +1,4 @@
-"""The message of a command that ran out of memory: what was refused, and which of its own options ask for less."""
+"""The message of a command that ran out of memory: the refused bytes, and the options that ask for less."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from mpt.errors import ConfigError, InputOutputError
 
 SHORT = {"data set": "dataset", "precision mode": "precision", "memory trick": "trick"}
 SUBPACKAGE_OF = {SHORT.get(kind, kind): folder for folder, kind in KINDS.items()}
-"""What `--part` may say -> the folder it goes to."""
+"""Value of `--part` -> its folder."""
 SECTIONS = {
     "nn": "model: @NAME@",
     "tasks": "model: small_cnn\ntask: @NAME@",

@@ -21,7 +21,7 @@ from mpt.run.records.used_parts import missing_parts_explained
 
 @dataclass(frozen=True)
 class Command:
-    """Learn from a run's measured peak and time what plans of its card lack."""
+    """Learn from a run's measured peak and time the figures that plans of its card lack."""
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False, autocompletion=complete_run)]
     """A run that trained on the card."""

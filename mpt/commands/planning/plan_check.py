@@ -39,7 +39,7 @@ class Command:
 
 
 def run(arguments: Command) -> None:
-    """Plan again what a lock was made of.
+    """Plan again the configuration of a lock.
 
     Raises GateError (exit 8) if the peak or its tensors rose, or the step slowed, by more than the tolerance.
     """

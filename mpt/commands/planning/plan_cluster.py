@@ -59,7 +59,7 @@ OF_SCALING = ("vram", "gpu", "desktop", "nproc", "strategy", "scaling")
 
 
 def run(arguments: Command) -> None:
-    """Print the plan. Raises ConfigError if it is not said what to plan, MemoryBudgetError for no set."""
+    """Print the plan. Raises ConfigError if the subject is missing, MemoryBudgetError for no set."""
     if arguments.cards:
         for option in given(arguments, OF_SCALING):
             raise ConfigError(f"{option}: --cards names the cards and finds how many and how; leave it out")

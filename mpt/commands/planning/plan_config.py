@@ -1,5 +1,5 @@
-"""The configuration that is planned, the files that are written, and the progress of a search: what sub-commands of
-`mpt plan` share."""
+"""The configuration that is planned, the files that are written, and the progress of a search: the common part of
+the sub-commands of `mpt plan`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from mpt.run.process.files import free_path, write_atomically
 def load_planned(arguments: PlannedConfig, *first: str) -> Config:
     """Return the configuration that is to be planned, with warnings about patches that were made for another.
 
-    `first` are changes that come before those of the command line, so that what goes with them alone may be changed.
+    `first` are changes that come before those of the command line, so that settings that go with them alone may be
+    changed.
     """
     overrides = (*first, *arguments.overrides)
     config = load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
@@ -36,7 +37,7 @@ def load_planned(arguments: PlannedConfig, *first: str) -> Config:
 
 
 def sharded(strategy: str | None) -> tuple[str, ...]:
-    """Return the change that --strategy asks for: what goes with fsdp alone (parallel.shard) may be given then."""
+    """Return the change that --strategy asks for: settings of fsdp alone (parallel.shard) may be given then."""
     return ("parallel.strategy=fsdp",) if strategy == "fsdp" else ()
 
 
@@ -61,7 +62,7 @@ def choose_output(arguments: PlannedConfig, output: str | None, stem: str, is_wr
 
 
 def write_patch(path: Path, patch: Mapping[str, Any], heading: Sequence[str], origin: str | None = None) -> None:
-    """Write a patch below comments on where it comes from. Raises InputOutputError."""
+    """Write a patch below comments on its origin. Raises InputOutputError."""
     lines = [f"# {line}".rstrip() for line in heading] + ([] if origin is None else [origin])
     write_atomically(path, "\n".join([*lines, write_text(dict(patch))]))
 

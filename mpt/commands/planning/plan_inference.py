@@ -1,4 +1,5 @@
-"""`mpt plan infer CONFIG`: what inference needs on a GPU that need not be there, and the batch or tile that fits.
+"""`mpt plan infer CONFIG`: memory and time of inference on a GPU that need not be there, and the batch or tile that
+fits.
 
 `mpt infer --vram` asks the same planner for its batch.
 """

@@ -1,7 +1,7 @@
 """`mpt plan presets CONFIG`: a patch for each usual size of card, and a table of their cost.
 
-Kernels and times are those of an RTX 2060 unless --gpu names another card: what it runs, later cards run too, in no
-more memory.
+Kernels and times are those of an RTX 2060 unless --gpu names another card: kernels that it runs, later cards run too,
+in no more memory.
 """
 
 from __future__ import annotations

@@ -24,14 +24,14 @@ from mpt.report.units import show_seconds
 
 @dataclass(frozen=True)
 class Command:
-    """Plan a training step of your own code, which need not know mpt, and what to write into it.
+    """Plan a training step of your own code, which need not know mpt, and the changes to write into it.
 
     FACTORY is a function, as FILE.py:NAME or PACKAGE.MODULE:NAME, that returns the step, or (model, optimizer, batch,
     step). `mpt plan FACTORY` does the same.
     """
 
     factory: Annotated[str, typer.Argument(metavar="FACTORY", show_default=False)]
-    """Where the function is."""
+    """The function's file or module."""
     overrides: Annotated[tuple[str, ...], typer.Argument(metavar="[NAME=VALUE]...", show_default=False)] = ()
     """Arguments for it; with batch_size among them --largest can vary it."""
     vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
@@ -47,7 +47,7 @@ class Command:
 
 
 def run(arguments: Command) -> None:
-    """Plan a step and print what it needs and what to write into the script.
+    """Plan a step and print its memory and time, and the changes to the script.
 
     Raises MemoryBudgetError if neither it nor any way fits.
     """

@@ -1,4 +1,4 @@
-"""What `mpt plan` says: tables for people, and the same as JSON."""
+"""The output of `mpt plan`: tables for people, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def held_tables(plan: Plan | InferencePlan) -> Table:
 
 
 def add_rank_rows(table: Table, ranks: PlannedRanks) -> None:
-    """Add what is about a rank of several."""
+    """Add the lines about a rank of several."""
     seconds = ranks.seconds
     where = ranks.link if ranks.nproc <= ranks.per_machine else f"{ranks.link} and {ranks.network}"
     table.add_row(
@@ -219,7 +219,7 @@ def describe_largest(plan: Plan) -> tuple[str, str]:
 
 
 def print_search(console: Console, found: Search, plan: Plan) -> None:
-    """Print the best few recipes, what their costs mean, and how many there were."""
+    """Print the best few recipes, the meaning of their costs, and how many there were."""
     budget = describe_bytes(plan.budget)
     fitting = [recipe for recipe in found.recipes if recipe.fits]
     if fitting:
@@ -251,7 +251,7 @@ def print_search(console: Console, found: Search, plan: Plan) -> None:
 
 
 def worth_showing(ranked: list[Recipe]) -> list[Recipe]:
-    """Leave out what comes after a gentler recipe and saves next to nothing, neither time nor memory."""
+    """Leave out recipes that come after a gentler one and save next to nothing, neither time nor memory."""
     shown: list[Recipe] = []
     for recipe in ranked:
         if not any(is_better(one, recipe) for one in shown):

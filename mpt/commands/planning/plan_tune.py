@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command(PlannedConfig):
-    """Measure here which kernels are fastest, and write what gains.
+    """Measure here which kernels are fastest, and write the settings that gain.
 
     Optimizer kernels and the order of channels are tried on this device.
     """
@@ -35,7 +35,7 @@ def run(arguments: Command) -> None:
 
 
 def show_tuning(config: Config, arguments: Command, path: Path, words: list[str]) -> None:
-    """Measure, print a row for each candidate as it comes, and write what gains to `path`.
+    """Measure, print a row for each candidate as it comes, and write the settings that gain to `path`.
 
     `words` is the command that trains the configuration.
     """
@@ -87,7 +87,7 @@ def patch_of(chosen: Trial) -> dict[str, Any]:
 
 
 def heading_of(tuning: Tuning, chosen: Trial, config: Config, command: str) -> list[str]:
-    """Return where and how a patch was measured."""
+    """Return the machine and method of a patch's measurement."""
     import torch
 
     subject = f"{config.model.name}, batch {config.train.batch_size}, {config.precision.mode}"

@@ -30,7 +30,7 @@ SMOKE: dict[str, Any] = {
     "tensorboard": False,
     "boards": [],
 }
-"""What a smoke run changes in the settings of `train`, in addition to the number of steps."""
+"""Changes of a smoke run to the settings of `train`, in addition to the number of steps."""
 
 
 class Train(Protocol):
@@ -42,7 +42,7 @@ class Train(Protocol):
 
 
 def smoke(config: Config, steps: int, device: str | None, train: Train, world: World | None) -> None:
-    """Run N steps in two halves with a resume between them, then inference. Raises what a real run would raise."""
+    """Run N steps in two halves with a resume between them, then inference. Raises the errors of a real run."""
     from mpt.commands import infer
 
     short = dataclasses.replace(config, train=config.train.model_copy(update={"steps": steps, **SMOKE}))

@@ -1,7 +1,7 @@
 """A plan as data: the one declaration that the planning process fills, commands read and the JSON Schema follows from.
 
 `as_data` and `from_data` are its form in JSON. Fields that a plan of an earlier version lacks have defaults, and fields
-that it had besides these are passed over, so that files written then are still read.
+that it had in addition are passed over, so that files written then are still read.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Plan:
     tight: bool
     """It fits only by giving cached memory back to the driver in the middle of a step."""
     reserved_in_budget: Bytes
-    """What the allocator reserves when the budget holds it back; `reserved` without a budget."""
+    """Bytes that the allocator reserves when the budget holds it back; `reserved` without a budget."""
     held_throughout: Bytes
     """The most that weights, gradients, optimizer state and buffers take together at any moment."""
     growing: MaybeGrowing
@@ -223,7 +223,7 @@ class Plan:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Plan:
-        """Return the plan of what `as_data` gave, here or in an earlier version. Raises ValueError."""
+        """Return the plan of a result of `as_data`, here or in an earlier version. Raises ValueError."""
         plan: Plan = _adapter(Plan).validate_python(data)
         return plan
 
@@ -248,7 +248,7 @@ class InferencePlan:
     tight: bool
     """It fits only by giving cached memory back to the driver."""
     reserved_in_budget: Bytes
-    """What the allocator reserves when the budget holds it back; `reserved` without a budget."""
+    """Bytes that the allocator reserves when the budget holds it back; `reserved` without a budget."""
     largest_batch: int | None
     """Of the class that fits (`mpt.planner.facts.verdict`), else `largest_at_all`; None without a budget."""
     largest_at_all: int | None
@@ -279,7 +279,7 @@ class InferencePlan:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> InferencePlan:
-        """Return the plan of what `as_data` gave. Raises ValueError."""
+        """Return the plan of a result of `as_data`. Raises ValueError."""
         plan: InferencePlan = _adapter(InferencePlan).validate_python(data)
         return plan
 

@@ -1,4 +1,4 @@
-"""What kernels of the CPU return where torch's rules for fake tensors say otherwise, for plans alongside a run on a
+"""Results of the CPU's kernels if torch's rules for fake tensors say otherwise, for plans alongside a run on a
 CPU.
 
 Found by comparing traces on fake and on real tensors, with torch 2.13 (2.11's LSTM keeps 0.6 % more under autocast):

@@ -2,8 +2,9 @@
 
 A configuration's parts take their device as an argument. A training script of somebody else names it: `.cuda()`,
 `device="cuda"`, `torch.autocast("cuda")`, `torch.cuda.is_available()`. Inside `cuda_stands_in` these mean the fake
-device, and what a script asks of the card (its name, its memory, whether it has bfloat16) is answered for the GPU that
-is planned for. Its streams and events do nothing. What would need a real card, such as recorded graphs, still raises.
+device, and a script's questions about the card (its name, its memory, whether it has bfloat16) are answered for the GPU
+that is planned for. Its streams and events do nothing. Calls that need a real card, such as recorded graphs, still
+raise.
 
 The doctor takes real steps of such scripts with the CPU in its place.
 

@@ -3,7 +3,7 @@
 Fake tensors, checkpointing and optimizers say `import torch._dynamo` for a setting, or to be left out of graphs. The
 import takes nearly as long as that of torch. `postpone` puts a module in its place that has the few files fake tensors
 ask for, leaves functions as they are where they are to be kept out of graphs, and becomes the real one when anything
-else of it is wanted. From then on what a model compiles alone runs eagerly, because a plan follows operators.
+else of it is wanted. From then on parts that a model compiles alone run eagerly, because a plan follows operators.
 
 So are torchvision's data sets and what it tells the ONNX exporter, which come with every model of it, Triton, of which
 the settings want one type, and symbolic shapes with sympy (`mpt.planner.device.plain_shapes`).

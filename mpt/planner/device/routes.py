@@ -7,8 +7,8 @@ else.
 
 The list was made by asking torch 2.13 to 2.15 which operators have both a composite kernel and one for a device
 (`find_split_operators`), and by reading the device checks of 2.13. `unknown_routes` asks the installed torch
-again: what it finds beyond the list is reported with the plan. Attention follows `sdp_utils.cpp`, except that cuDNN's
-own, which torch prefers on compute capabilities 9.0 and 10.0, is taken to hold what flash attention holds. What cuDNN
+again: operators beyond the list are reported with the plan. Attention follows `sdp_utils.cpp`, except that cuDNN's
+own, which torch prefers on compute capabilities 9.0 and 10.0, is taken to hold as much as flash attention. What cuDNN
 keeps for a recurrent layer's backward pass is not documented, and is taken to be the gates and states.
 """
 

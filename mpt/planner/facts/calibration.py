@@ -118,7 +118,7 @@ class Measurement:
     reserved: int
     step_seconds: float
     context: int | None = None
-    """Bytes in use on the device outside the process's allocator, where the driver tells. More than any context is
+    """Bytes in use on the device outside the process's allocator, if the driver reports it. More than any context is
     another process, and teaches nothing.
     """
     memory_bytes: int = 0

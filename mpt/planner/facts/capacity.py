@@ -1,6 +1,6 @@
 """How much memory there is to plan for: the user's words, the card's true size and the desktop's share.
 
-`--vram 6GiB` is what the user has. If a card is named as well, it gives no more than it has for programs
+`--vram 6GiB` is the user's card. If a card is named as well, it gives no more than it has for programs
 (`mpt.planner.facts.gpus`), which is less than it is sold with, and a budget beyond that is cut to it and said.
 """
 

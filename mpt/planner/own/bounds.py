@@ -1,8 +1,8 @@
 """Values and shapes that only a real step has, in somebody's own step on fake tensors.
 
 Values that are read are zero, but for small tensors that a script wrote out itself. A result whose shape depends on
-values (`x[mask]`, `nonzero`, `unique`) is given the largest shape that it can have, which is at least what a real step
-needs. An integer that is read may become a size: then the plan is too small, so these are counted apart.
+values (`x[mask]`, `nonzero`, `unique`) is given the largest shape that it can have, which is at least as large as a
+real step needs. An integer that is read may become a size: then the plan is too small, so these are counted apart.
 """
 
 from __future__ import annotations

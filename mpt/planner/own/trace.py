@@ -1,7 +1,7 @@
 """Somebody's own training step on fake tensors, with the recorder watching.
 
-Nothing is told which tensor is what: networks are those that were made while the factory ran, a backward pass is a call
-of `torch.autograd.backward` or `grad`, an optimizer's step is what torch's own hooks report. Values that are read
+Tensors carry no labels: networks are those that were made while the factory ran, a backward pass is a call
+of `torch.autograd.backward` or `grad`, an optimizer's step is reported by torch's own hooks. Values that are read
 (`loss.item()`, a GradScaler's check) are taken as zero, and counted (`mpt.planner.own.bounds`).
 
 A script that names `cuda` puts there what it means to (`mpt.planner.device.cuda_stand_in`). One that never does, since

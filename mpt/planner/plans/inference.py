@@ -146,7 +146,7 @@ def largest_batches(
 ) -> tuple[int, int]:
     """Return the largest batch that fits, or if none does that may, and the largest that fits or may; 0 for none.
 
-    `room` is the budget and what of it is the context. Without a line over batches each is traced, up to a limit.
+    `room` is the budget and its part for the context. Without a line over batches each is traced, up to a limit.
     """
 
     @functools.cache
@@ -208,7 +208,7 @@ def find_tile(
     """Return height and width of the largest tile of a frame that fits, of the largest that may fit if none does,
     None if not even the smallest may.
 
-    `room` is the budget and what of it is the context. Bytes are lines over a tile's pixels, as they are over the
+    `room` is the budget and its part for the context. Bytes are lines over a tile's pixels, as they are over the
     samples of a batch. Raises ConfigError for a task that does not cut frames into tiles.
     """
     if not isinstance(run.task, Tiles):

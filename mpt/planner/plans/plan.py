@@ -2,7 +2,7 @@
 
 Traces once at the configured batch and, when the largest batch is asked for, once more at twice of it; everything
 else is replaying. That goes for growing segments too: they change where tensors lie and not which there are, so each
-plan that is held back by its budget says what they would make of it. Runs inside the worker process
+plan that is held back by its budget has their effect. Runs inside the worker process
 (`mpt.planner.server.worker`); the result is plain data.
 """
 

@@ -1,6 +1,6 @@
 """Worlds of many sizes out of two traces, if every rank has as many samples in each: `ddp`, the batch growing.
 
-Such a rank starts the same operators in the same order in any world. Only what holds the whole batch grows, and that
+Such a rank starts the same operators in the same order in any world. Only tensors of the whole batch grow, and that
 with the number of ranks, so two traces give every storage's and every operator's line, as for batch sizes
 (`mpt.planner.trace.batch_fit`); the rest of a plan is replaying. If the two traces differ in anything else, each
 world is traced. Under `fsdp` shards shrink as they are rounded, which is no line: those are always traced.

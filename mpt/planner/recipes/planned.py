@@ -1,4 +1,4 @@
-"""A configuration's plan on a GPU that need not be here, and the recipes that fit a budget: what `mpt plan` prints.
+"""A configuration's plan on a GPU that need not be here, and the recipes that fit a budget: the output of `mpt plan`.
 
 Torch is not imported here but for `auto`, the GPU that is: plans are made in processes of their own
 (`mpt.planner.client.session`).

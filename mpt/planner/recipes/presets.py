@@ -1,6 +1,6 @@
 """The fastest recipe for each usual size of card.
 
-One set of traces serves all sizes: they differ in the budget alone, which is what programs can have of such a card
+One set of traces serves all sizes: they differ in the budget alone, the part of such a card that programs can have
 (`mpt.planner.facts.gpus`).
 """
 

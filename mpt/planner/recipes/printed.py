@@ -1,7 +1,7 @@
 """Output of `mpt plan --json`, and its JSON Schema: `mpt schema --plan`. Torch is not imported.
 
-The plan is the planner's own (`mpt.planner.answers.plan`); what is added for the reader is here. Nothing is left open:
-a field that is not declared is refused, so that a test finds what was added without a word.
+The plan is the planner's own (`mpt.planner.answers.plan`); additions for the reader are here. Nothing is left open:
+a field that is not declared is refused, so that a test finds undeclared additions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PrintedRecipe(PrintedPlan):
 
     patch: Patch
     cost: str
-    """"exact", or what it changes."""
+    """"exact", or its changes."""
     lossy: bool
     """It changes the learned result, beyond rounding; with --allow-lossy only."""
     total_bytes: int
@@ -68,7 +68,7 @@ class PlanOutput:
     """With --vram, in the order of recommendation."""
     refused: list[Refused]
     hopeless: list[Patch]
-    """Patches proven too large by what other recipes hold."""
+    """Patches proven too large by the memory of other recipes."""
     written: list[str]
     """Files."""
 

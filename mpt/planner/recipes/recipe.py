@@ -142,7 +142,7 @@ def rank(recipes: Iterable[Recipe]) -> list[Recipe]:
     """Return recipes in the order of recommendation: those that fit well, those that just fit, the rest.
 
     Within each the fastest come first; among those within the time model's error of the fastest, the gentlest. One that
-    changes nothing, or is not lossy where the fastest is, is preferred until the gain exceeds the band of the time
+    changes nothing, or is not lossy if the fastest is, is preferred until the gain exceeds the band of the time
     model. A tight recipe waits for the driver in every step, which the time model does not know.
     """
     left = sorted(recipes, key=lambda one: (not one.fits_well, not one.fits, one.plan.step_seconds))

@@ -1,8 +1,8 @@
-"""From one card to thousands: memory per rank, step time and efficiency by the number of ranks, and what limits them.
+"""From one card to thousands: memory per rank, step time and efficiency by the number of ranks, and their limits.
 
 Every row is a plan of its own, by trace; those that differ in a growing batch alone share two
 (`mpt.planner.plans.worlds`). `weak` keeps the samples per card, so the batch grows with the cards; `strong` keeps the
-batch of all. Efficiency is computing's share of what the cards could do: samples per second and card against those of
+batch of all. Efficiency is computing's share of the cards' capability: samples per second and card against those of
 one card, or of the fewest cards that were planned.
 """
 

@@ -11,13 +11,13 @@ round on two kinds more are left out:
   of the same precision fits that changes nothing and takes no longer.
 - Hopeless ones: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
   smaller. If a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. And
-  where two micro-batches of a recipe show that even one of nothing would be too much, smaller ones are not.
+  if two micro-batches of a recipe show that even one of nothing would be too much, smaller ones are not.
 
 Recipes that a configuration refuses (a trick that clashes with another, an optimizer that a mode cannot run) are left
-out too, with its reason. Growing segments need no trace of their own: each plan says what they would make of it.
+out too, with their reasons. Growing segments need no trace of their own: each plan has their effect.
 
-The ranking is by predicted time; what a recipe costs in exactness decides between recipes of about the same time, and
-is said: the tricks' own `exact`, the change of precision, and the warnings of the build.
+The ranking is by predicted time; a recipe's cost in exactness decides between recipes of about the same time, and
+is reported: the tricks' own `exact`, the change of precision, and the warnings of the build.
 """
 
 from __future__ import annotations

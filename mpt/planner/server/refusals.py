@@ -1,7 +1,7 @@
 """Configurations that a planning process need not build again to know that they are refused.
 
-What a memory trick refuses (a loss scale, an optimizer that it does not know), it refuses together with other tricks as
-well, and a search tries many pairs.
+Settings that a memory trick refuses (a loss scale, an optimizer that it does not know), it refuses together with other
+tricks as well, and a search tries many pairs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`memory.compile` on fake tensors: torch's own tracing and partition, and what its compiler would write to memory.
+"""`memory.compile` on fake tensors: torch's own tracing and partition, and the memory that its compiler would write.
 
 `nn.Module.compile` is replaced while planning. At its first call a compiled network is traced by AOTAutograd, with the
 backend's own decompositions, and cut into forward and backward by the partitioner that the backend uses
@@ -7,14 +7,14 @@ kept between the two is torch's own choice. Both graphs then run operator by ope
 like eager ones.
 
 With `aot_eager` that is what a real run does. Inductor also fuses. Its rules, as far as memory goes, are here: a result
-of an elementwise operator that only elementwise operators and reductions read is computed where it is read and never
+of an elementwise operator that only elementwise operators and reductions read is computed at each reader and never
 written, unless it is read several times and much has to be read for it (`realize_reads_threshold`); an elementwise
 result is written over a tensor of its size that is not needed any more, unless a scatter wrote into that one
 (`SchedulerNode.decide_inplace_update`); weights and inputs of convolutions are copied to channels last, and the copies
-kept for backward, where torch's own rule says so (`decide_layout_opt`). Not here: Inductor's order of operators, its
+kept for backward, if torch's own rule says so (`decide_layout_opt`). Not here: Inductor's order of operators, its
 pattern replacements, kernels that write several results at once and graph breaks (a network is one graph).
 
-In the modes that record CUDA graphs, what the graphs allocate comes from a pool of their own, which all networks share
+In the modes that record CUDA graphs, the graphs' allocations come from a pool of their own, which all networks share
 and which gives nothing back (`torch/_inductor/cudagraph_trees.py`), and each graph copies what is neither a parameter,
 a buffer nor another graph's result into memory that it keeps: the batch, and the gradients that come from the loss.
 
@@ -41,10 +41,10 @@ from mpt.planner.trace.trace import Recorder
 _aten = torch.ops.aten
 VIEWS = frozenset({_aten.unsqueeze.default, _aten._unsafe_view.default, _aten.reshape.default})
 SCATTERS = frozenset({_aten.scatter_add.default, _aten.index_put.default, _aten._unsafe_index_put.default})
-"""They write into what they are given first, and compute the rest where they read it."""
+"""They write into their first operand, and compute the rest as they read it."""
 
 MANY_OPERATORS = 30
-"""Inductor writes a result that is read more than once where more operators than these would be repeated."""
+"""Inductor writes a result that is read more than once if more operators than these would be repeated."""
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def compiling_on_fake(recorder: Recorder) -> Iterator[list[str]]:
 
 
 def import_compiler(recorder: Recorder) -> None:
-    """Import what networks are traced with, before the first step: an import within one would keep that one's batch."""
+    """Import the tracer's modules before the first step: an import within one would keep that one's batch."""
     before, recorder.is_paused = recorder.is_paused, True
     try:
         with warnings.catch_warnings():  # of torch about itself
@@ -101,7 +101,7 @@ class PlannedNetwork:
         self.module._compiled_call_impl, self.recorder.is_paused = None, True
         try:
             found = self._traced(len(weights) + len(buffers))
-            examples = tree_map_only(Tensor, _example, (args, kwargs))  # AOTAutograd keeps what it traced with
+            examples = tree_map_only(Tensor, _example, (args, kwargs))  # AOTAutograd keeps its example inputs
             found(weights, buffers, *examples[0], **examples[1])
             self._graphs[key] = found
         except Exception as error:
@@ -146,7 +146,7 @@ class PlannedNetwork:
 
 
 class GraphRun:
-    """One graph of a compiled network: runs its operators in order and lets go of each value after its last use."""
+    """One graph of a compiled network: runs its operators in order and releases each value after its last use."""
 
     _boxed_call = True
     """Tells AOTAutograd that it may be given a list to empty."""
@@ -159,7 +159,7 @@ class GraphRun:
         self.in_place = self._find_in_place() if fuses else set[fx.Node]()
 
     def _find_ends(self) -> list[list[fx.Node]]:
-        """Return which values are let go of after each node; what a fused one reads is needed where it is read."""
+        """Return the values released after each node; inputs of a fused one are needed by its readers."""
         order = {node: place for place, node in enumerate(self.nodes)}
         ends: dict[fx.Node, int] = {}
         freed: list[list[fx.Node]] = [[] for _ in self.nodes]

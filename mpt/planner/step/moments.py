@@ -1,10 +1,10 @@
 """A run's work outside its steps, on the same fake tensors: an evaluation's batch, samples of its own, the preview.
 
 Training that fits may still run out of memory after an epoch, when it evaluates: other layers' kernels, larger maps,
-all of a batch at once where the steps took micro-batches. Each of these is run once after the traced steps, where the
-optimizer's state and what the allocator kept of the steps are there as well. Saving is the checkpoint's own code, up to
-the host's copies; an export (`mpt convert`) builds the networks on the host and takes nothing of the device. Values
-that are read meanwhile, as some metrics do, are taken to be zero, and that is reported
+all of a batch at once if the steps took micro-batches. Each of these is run once after the traced steps, where the
+optimizer's state and the memory that the allocator kept of the steps are there as well. Saving is the checkpoint's own
+code, up to the host's copies; an export (`mpt convert`) builds the networks on the host and takes nothing of the
+device. Values that are read meanwhile, as some metrics do, are taken to be zero, and that is reported
 (`mpt.planner.device.zero_values`). The training's own batch, which stays on the device meanwhile, is not counted.
 """
 

@@ -1,11 +1,12 @@
 """One rank of a world that is not there: the real exchange of `mpt.parallel`, with collectives that only note bytes.
 
 The rank's part of the batch, the whole batch that it gathers, its buckets and the order in which they leave are those
-of `mpt.parallel.ranks` and `mpt.parallel.exchange` themselves, run on fake tensors. Only what would talk to other
-processes is replaced.
+of `mpt.parallel.ranks` and `mpt.parallel.exchange` themselves, run on fake tensors. Only calls that would talk to other
+processes are replaced.
 
-Not seen by tensors: NCCL's buffers (`mpt.planner.facts.links`), and what NCCL's backend adds to a gather into a list of
-tensors, a flat copy of the result (`ProcessGroupNCCL::allgather`, `newLikeFlat`), which is allocated here.
+Not seen by tensors: NCCL's buffers (`mpt.planner.facts.links`), and the memory that NCCL's backend adds to a gather
+into a list of tensors, a flat copy of the result (`ProcessGroupNCCL::allgather`, `newLikeFlat`), which is allocated
+here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Some programs need more memory to resume than to train: the checkpoint is read onto the GPU, alongside the weights that
 it replaces. Here it is read into host memory (`mpt.run.checkpoints.checkpoint.load`) and copied tensor by tensor; that
-is traced with the run's own functions, so that what a mode or a trick takes meanwhile is in the plan. What the
+is traced with the run's own functions, so that the memory of a mode or a trick meanwhile is in the plan. What the
 checkpoint takes in host memory is its own size.
 """
 

@@ -1,9 +1,9 @@
 """Gradients of a tensor that is used twice, which autograd adds up in place on a real device.
 
 It does so if nothing else holds the first of them (`can_accumulate_inplace` in torch's `input_buffer.cpp`): no third
-tensor of that size is made. Under a dispatch mode, as the planner's, it adds out of place, since it cannot know what
-the mode would make of it. So the planner has to see which sums are autograd's, and that nothing holds the summand. What
-a run on a CPU measures is measured under such a mode too, and planned as that.
+tensor of that size is made. Under a dispatch mode, as the planner's, it adds out of place, since it cannot know
+the mode's treatment of it. So the planner has to see which sums are autograd's, and that nothing holds the
+summand. What a run on a CPU measures is measured under such a mode too, and planned as that.
 
 Not seen: a sum inside of one of autograd's own formulas, of a gradient that came in, is taken for one of these.
 """

@@ -114,7 +114,7 @@ def is_depthwise(weight: Tensor, groups: int) -> bool:
 
 
 def window_operations(weight: Tensor, flops: int) -> int:
-    """Return what a depthwise convolution computes, beyond its memory traffic; 0 where the traffic takes longer."""
+    """Return the time of a depthwise convolution beyond its memory traffic; 0 if the traffic takes longer."""
     sides = weight.shape[2:]
     is_special = len(sides) == 2 and sides[0] == sides[1] and sides[0] in SPECIAL_SIDES
     return 0 if is_special or weight.dtype in HALF else int(flops * DEPTHWISE_LOADS)

@@ -1,6 +1,6 @@
 """Births and deaths of storages during a step, with time, module and purpose.
 
-A dispatch mode sees every operator's results; a weak reference tells when each storage dies. Nothing is executed
+A dispatch mode sees every operator's results; a weak reference reports each storage's death. Nothing is executed
 twice and nothing is estimated, so the same recorder serves fake tensors (planning) and real ones (checking the plan).
 The result is a plain list of events that can be replayed through an allocator at any limit
 (`mpt.planner.trace.replay`).
@@ -105,7 +105,7 @@ SHRUNK = frozenset({"aten::col2im"})
 result's does not.
 """
 EMPTIED = "empty_cache"
-"""The operator of a storage of no bytes, which marks where unused memory is given back."""
+"""The operator of a storage of no bytes, which marks the return of unused memory."""
 DEVICE_QUERY = torch.ops.prim.device.default
 """Asked of every fake tensor many times over; it computes nothing and is no operator of the step."""
 
@@ -152,7 +152,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def in_graphs(self) -> Iterator[None]:
-        """Record graphs inside the block, as far as memory goes: what is allocated comes from their pool.
+        """Record graphs inside the block, as far as memory goes: allocations come from their pool.
 
         A recording gives unused memory back first, and cuBLAS's workspaces before and after it.
         """

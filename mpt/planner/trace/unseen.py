@@ -1,7 +1,7 @@
 """Memory that no tensor shows: library workspaces, scratch inside kernels, and the CUDA context.
 
 The trace sees tensors. cuBLAS, cuDNN and attention kernels also ask the caching allocator for scratch space, and the
-CUDA context takes memory outside it. Each such part is here, with where its size comes from, and nowhere else; the
+CUDA context takes memory outside it. Each such part is here, with the source of its size, and nowhere else; the
 calibration of one real run (`mpt.planner.facts.calibration`) replaces the parts that cannot be known beforehand.
 
 - cuBLAS: one workspace per handle and stream, 8 MiB + 128 KiB by default, 32 MiB on compute capability 9.0

@@ -19,7 +19,7 @@ class Command:
     """Encode pictures and captions once, for fine-tuning.
 
     Writes train.safetensors and test.safetensors, as dataset latents reads them, and train.yaml, which trains a LoRA
-    on them. Encoders are not needed after that. What is there already and was made of the same is kept.
+    on them. Encoders are not needed after that. Files that were made of the same are kept.
     """
 
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE", show_default=False)]
@@ -33,7 +33,7 @@ class Command:
     buckets: Annotated[int | None, typer.Option(min=8, metavar="STEP", show_default=False)] = None
     """Keep proportions: several sizes of at most --size's pixels, their sides multiples of this; 64 is usual."""
     masks: Path | None = None
-    """A folder of masks by the pictures' names: the loss counts where they are white. Also read: a-masklabel.png."""
+    """A folder of masks by the pictures' names: the loss counts at white pixels. Also read: a-masklabel.png."""
     prior: Path | None = None
     """A folder of pictures of the class, with captions, that the network is to keep: as many as of PICTURES."""
     prior_weight: Annotated[float, typer.Option(min=0)] = 1.0

@@ -6,7 +6,7 @@
 sizes are in a tensor for each, `latent_64x48` (h x w), and masks likewise; the samples are numbered through these by
 height and width, as in the other fields. A batch holds one size, and samples of several that are fetched at once (a
 preview, a check) are cut or padded to the first's. The metadata may have `classes`, a JSON list of names, and
-`made_by`, the hash of what made them. Half tensors stay half on disk and in memory and are delivered as float32.
+`made_by`, the hash of their sources. Half tensors stay half on disk and in memory and are delivered as float32.
 """
 
 from __future__ import annotations

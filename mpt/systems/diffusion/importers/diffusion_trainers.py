@@ -45,7 +45,7 @@ def recognises(given: Mapping[str, Any], words: str) -> bool:
 
 
 def translate(into: Translation) -> None:
-    """Take what both have, by either's names. kohya's TOML may have sections, which mean nothing there."""
+    """Take the settings that both have, by either's names. kohya's TOML may have sections, which mean nothing there."""
     if not any(name in into.given for name in ONE_TRAINER):
         into.given = {name.rpartition(".")[2]: value for name, value in into.given.items()}
     epochs = into.take("max_train_epochs", "epochs")
@@ -87,7 +87,7 @@ def translate(into: Translation) -> None:
 
 
 def translate_optimizer(into: Translation, passes: int) -> None:
-    """Take the optimizer, its rate and its schedule; `passes` of what they count make an update."""
+    """Take the optimizer, its rate and its schedule; `passes` of their steps make an update."""
     written = str(into.take("optimizer_type", "optimizer.optimizer", default="AdamW"))
     name = OPTIMIZERS.get(written.casefold())
     into.put("optimizer.name", name or "adamw", f"optimizer: {written}")

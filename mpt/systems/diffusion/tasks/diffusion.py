@@ -42,7 +42,7 @@ Conditions = tuple[Tensor, ...]
 
 
 class Settings(Options):
-    """What the network answers, at which levels it is trained, and how it is sampled."""
+    """The network's target, the levels of training, and the sampler."""
 
     objective: Literal["flow", "epsilon", "v", "edm"] = "flow"
     """Rectified flow; DDPM with the noise or the velocity as the answer; EDM."""
@@ -84,7 +84,7 @@ class Settings(Options):
     min_snr: float | None = Field(None, gt=0)
     """Of epsilon and v: limit of the signal-to-noise ratio by which steps are weighted; 5 is usual, null is none."""
     unmasked_weight: float = Field(0.0, ge=0, le=1)
-    """How much the loss counts where a sample's mask is black, of data that have masks; where it is white it is 1."""
+    """Weight of the loss at black pixels of a sample's mask, of data that have masks; at white ones it is 1."""
     sigma_data: float = Field(0.5, gt=0)
     """Of edm: the data's standard deviation."""
     sigma_log_mean: float = -1.2
@@ -326,9 +326,9 @@ class Diffusion(Samples, Legend):
         return self.sampler.walk(seeds, frames)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Return samples, samples from scaled noise, ways between samples, and what the network saw over time.
+        """Return samples, samples from scaled noise, ways between samples, and the network's inputs over time.
 
-        Of a batch: what the network takes for clean in it, and samples under its text if a decoder shows them.
+        Of a batch: the network's estimate of the clean pictures, and samples under its text if a decoder shows them.
         """
         if batch is not None:
             return self.infer_batch(batch)

@@ -29,7 +29,7 @@ GRID_OF = 256
 
 @dataclass(frozen=True)
 class Wishes:
-    """What to draw; seeds and layers as texts such as 0-8,11."""
+    """The pictures to draw; seeds and layers as texts such as 0-8,11."""
 
     seeds: str
     truncation: float = 1.0
@@ -44,7 +44,7 @@ class Wishes:
 
 
 def draw(where: tuple[str, Path, str, bool], folder: Path, wishes: Wishes) -> None:
-    """Open a generator and write what is wanted. Raises ConfigError for wishes that it cannot fulfil."""
+    """Open a generator and write the pictures. Raises ConfigError for wishes that it cannot fulfil."""
     if wishes.noise not in NOISE_MODES:
         raise ConfigError(f"--noise: found {wishes.noise!r}; allowed are {', '.join(NOISE_MODES)}")
     seeds = numbers_of(wishes.seeds, "--seeds")

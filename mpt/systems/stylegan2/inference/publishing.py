@@ -86,7 +86,7 @@ def discriminator_arguments(settings: Settings) -> dict[str, Any]:
 def published_tensors(settings: Settings, gen: Generator, twin: Generator, disc: Discriminator) -> dict[str, Tensor]:
     """Return the tensors of G, D and G_ema under their names.
 
-    The mean style and the fixed noise are the networks' own where they keep them; else the mean is computed, and the
+    The mean style and the fixed noise are the networks' own if they keep them; else the mean is computed, and the
     noise drawn from one seed.
     """
     found: dict[str, Tensor] = {}

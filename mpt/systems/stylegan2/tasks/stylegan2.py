@@ -270,7 +270,7 @@ class StyleGan2(gan.Gan):
         return {"path_mean": self.path_mean, "lengths": self.lengths, "signs": self.signs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         device = self.path_mean.device
         self.path_mean, self.signs = state["path_mean"].to(device), state["signs"].to(device)
         self.lengths = state.get("lengths", self.lengths).to(device)

@@ -1,1 +1,1 @@
-"""What the commands of this package share."""
+"""The common part of this package's commands."""

@@ -30,7 +30,7 @@ LEAST_TEST = 2
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be encoded, and how."""
+    """The pictures to encode, and how."""
 
     pipeline: Path
     pictures: Path
@@ -72,7 +72,7 @@ def prepare(wish: Wish) -> None:
 
 
 def write_split(path: Path, pipeline: Pipeline, pictures: Sequence[Captioned], wish: Wish) -> None:
-    """Write one file, unless what is there was made of the same."""
+    """Write one file, unless the present one was made of the same."""
     pictures = sorted(pictures, key=lambda one: size_for(one, wish)[::-1])
     made_by = made_of(pipeline, pictures, wish)
     if hash_in(path) == made_by:
@@ -88,7 +88,7 @@ def write_split(path: Path, pipeline: Pipeline, pictures: Sequence[Captioned], w
 
 
 def made_of(pipeline: Pipeline, pictures: Sequence[Captioned], wish: Wish) -> str:
-    """Return the hash of the encoders, the pictures, their captions and what is done to them."""
+    """Return the hash of the encoders, the pictures, their captions and their preparation."""
     files = encoder_files(pipeline.folder, pipeline.kind)
     files |= {f"picture {number}": one.path for number, one in enumerate(pictures)}
     files |= {f"mask {number}": one.mask for number, one in enumerate(pictures) if one.mask is not None}

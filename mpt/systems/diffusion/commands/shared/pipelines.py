@@ -1,6 +1,6 @@
 """Local folders in diffusers' layout: which family they are of, and their encoders of pictures and captions.
 
-Text goes through the pipeline's own `encode_prompt`, so that training sees what sampling will give. Nothing is
+Text goes through the pipeline's own `encode_prompt`, so that training sees the embeddings of sampling. Nothing is
 downloaded, and the denoising network is not read.
 """
 
@@ -63,7 +63,7 @@ class Pipeline:
 
     @property
     def family(self) -> Family:
-        """What is known of its kind."""
+        """The facts about its kind."""
         return FAMILIES[self.kind]
 
     @property
@@ -166,7 +166,7 @@ def import_library() -> Any:
     """Return diffusers. Raises ConfigError if it, or transformers, is not installed."""
     from mpt import vision_ops
 
-    vision_ops.import_torchvision()  # transformers imports it, and fails where its binary does not fit torch
+    vision_ops.import_torchvision()  # transformers imports it, and fails if its binary does not fit torch
     missing = [name for name in ("diffusers", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(

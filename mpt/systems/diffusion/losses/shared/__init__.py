@@ -1,1 +1,1 @@
-"""Training objectives: how pictures are noised, what a network is to answer, and how its answer is used."""
+"""Training objectives: how pictures are noised, the target of a network, and how its output is used."""

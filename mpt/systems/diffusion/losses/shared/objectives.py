@@ -1,7 +1,7 @@
 """Objectives of denoising networks behind one interface: DDPM (noise or velocity), EDM, and rectified flow.
 
 All mix data x with normal noise n at a level: alpha x + sigma n. They differ in which levels are drawn, how the network
-sees input and level, what it answers, and in the weight of the squared error. `advance` moves a sample from one level
+sees input and level, its target, and in the weight of the squared error. `advance` moves a sample from one level
 to the next along a constant direction, which is DDIM for DDPM and Euler's method for the others.
 
 Levels are whole steps (0 is the least noise) for DDPM and sigma otherwise. Nothing here looks at a tensor's values.
@@ -26,7 +26,7 @@ TIME_SCALE = 1000.0
 
 
 class Objective:
-    """How pictures are noised and what a network answers. Levels are (b,); pictures (b, ...) in about [-1, 1]."""
+    """How pictures are noised and a network's target. Levels are (b,); pictures (b, ...) in about [-1, 1]."""
 
     def draw(self, count: int, device: torch.device) -> Tensor:
         """Return random levels (count,) to train at."""
@@ -125,7 +125,7 @@ class Ddpm(Objective):
         return alpha * noise - sigma * clean
 
     def weight(self, level_b: Tensor) -> Tensor | None:
-        """Return min(SNR, gamma) in units of the clean picture's error, where `min_snr` is given."""
+        """Return min(SNR, gamma) in units of the clean picture's error, if `min_snr` is given."""
         if self.min_snr is None:
             return None
         ratio = (self.alpha[level_b] / self.sigma[level_b]) ** 2

@@ -1,4 +1,4 @@
-"""What the task asks of a denoising network."""
+"""The interface of a denoising network for the task."""
 
 from __future__ import annotations
 

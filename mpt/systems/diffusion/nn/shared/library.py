@@ -1,4 +1,4 @@
-"""The package diffusers, imported where it is asked for."""
+"""The package diffusers, imported on request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def import_diffusers(reader: str) -> Any:
     """Return the package diffusers. Raises ConfigError if it is not installed."""
     from mpt import vision_ops
 
-    vision_ops.import_torchvision()  # transformers imports it, and fails where its binary does not fit torch
+    vision_ops.import_torchvision()  # transformers imports it, and fails if its binary does not fit torch
     try:
         import diffusers
     except ImportError as error:

@@ -59,7 +59,7 @@ def ask(answer: Answer, objective: Objective, noisy: Tensor, level_b: Tensor) ->
 def integrate_by_library(answer: Answer, scheduler: Any, noise: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield after each step of diffusers' scheduler the pictures, and the clean ones if it names them.
 
-    What a scheduler draws at random comes from a generator of its own with a fixed seed.
+    A scheduler's random numbers come from a generator of its own with a fixed seed.
     """
     scheduler.set_timesteps(steps, device=noise.device)
     drawn = torch.Generator(noise.device).manual_seed(0)

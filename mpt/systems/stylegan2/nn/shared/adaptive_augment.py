@@ -44,7 +44,7 @@ class AdaptiveAugment(nn.Module):
 
     @torch.no_grad()
     def steer(self, sign: Tensor, target: float, step: float) -> None:
-        """Raise the probability by `step` where the mean sign of the real scores exceeds the target, else lower it."""
+        """Raise the probability by `step` if the mean sign of the real scores exceeds the target, else lower it."""
         self.probability.add_(torch.sign(sign - target) * step).clamp_(0, 1)
 
 
@@ -60,7 +60,7 @@ class Draws:
         return next(self.columns)
 
     def gate(self, value: Tensor, neutral: float, probability: Tensor | None = None) -> Tensor:
-        """Return values (b,) or (..., b) where the next draw is below the probability, else the neutral one."""
+        """Return values (b,) or (..., b) if the next draw is below the probability, else the neutral one."""
         chance = self.probability if probability is None else probability
         return torch.where(self.uniform() < chance, value, torch.full_like(value, neutral))
 

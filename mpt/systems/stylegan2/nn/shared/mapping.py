@@ -53,7 +53,7 @@ class Mapping(nn.Module):
 
 
 def normalised(x_bd: Tensor) -> Tensor:
-    """Return rows of unit root mean square, in float32, where 1e-8 is not zero as in float16."""
+    """Return rows of unit root mean square, in float32, in which 1e-8 is not zero as in float16."""
     x = x_bd.float()
     return x * (x.square().mean(1, keepdim=True) + 1e-8).rsqrt()
 

@@ -108,7 +108,7 @@ class _SampleTransposed(torch.autograd.Function):
     def forward(context: Any, slope: Tensor, grid: Tensor, shape: torch.Size, corners: bool) -> Tensor:
         context.save_for_backward(grid)
         context.corners = corners
-        slope = slope.to(grid.dtype)  # what follows may have run in half
+        slope = slope.to(grid.dtype)  # later operators may have run in half
         image = slope.new_zeros(shape)
         bilinear, reflection = 0, 2
         found: Tensor = torch.ops.aten.grid_sampler_2d_backward(
@@ -146,7 +146,7 @@ def symlet() -> Tensor:
 
 
 def sample_affine_filtered(image_bchw: Tensor, matrix_b23: Tensor, taps: Tensor) -> Tensor:
-    """Return what `sample_affine` does, between two low-pass filters: read at twice the resolution, then halved.
+    """Return the result of `sample_affine` between two low-pass filters: read at twice the resolution, then halved.
 
     `taps` are those of `symlet`. As in the original (Karras et al. 2020, ADA, appendix B) the image goes on beyond its
     border by reflection; it is doubled through the filter, read bilinearly, and halved through the filter the other way

@@ -1,10 +1,10 @@
-"""The layers of StyleGAN2: equalised learning rate, modulation and demodulation, and what half precision needs of them.
+"""The layers of StyleGAN2: equalised learning rate, modulation and demodulation, and measures for half precision.
 
-Weights are kept with unit variance and scaled where they are used. Four measures make the convolutions safe in
-float16 without a loss scale: activations are clamped (`conv_clamp`), and where the arithmetic is float16 and
+Weights are kept with unit variance and scaled at their use. Four measures make the convolutions safe in
+float16 without a loss scale: activations are clamped (`conv_clamp`), and if the arithmetic is float16 and
 demodulation cancels the factor anyway, weights are divided by their largest entry per output channel and styles by
 their largest per sample, and the demodulation coefficients are computed in float32. Every weight is cast to its
-input's dtype where it is used, so the same layers run under autocast, with half weights, or with a dtype per block
+input's dtype at its use, so the same layers run under autocast, with half weights, or with a dtype per block
 (`mpt.precision.native`).
 
 Modulation scales the input and the output of one shared convolution instead of making a kernel per sample: the same
@@ -46,8 +46,8 @@ class Convolution(nn.Module):
 
     clamp: float | None
     is_differentiated_twice = False
-    """Set while gradients are differentiated again: the activation then keeps what torch's own operators keep, so that
-    second derivatives are added up in their order."""
+    """Set while gradients are differentiated again: the activation then keeps the tensors of torch's own operators, so
+    that second derivatives are added up in their order."""
 
     def finish(self, y: Tensor, gain: float = 1.0) -> Tensor:
         """Return the activation of the convolution's biased result."""
@@ -173,7 +173,7 @@ def clamp(x: Tensor, limit: float | None, gain: float = 1.0) -> Tensor:
 
 
 def activated_and_clamped(x: Tensor, limit: float | None, gain: float = 1.0) -> Tensor:
-    """Apply leaky ReLU, its gain, the layer's gain and the clamp, each with what torch keeps for it.
+    """Apply leaky ReLU, its gain, the layer's gain and the clamp, each with the tensors that torch keeps for it.
 
     Nothing is changed in place: `memory.recompute` could keep no result then, and computed all that leads to it again.
     """
@@ -187,7 +187,7 @@ def activate_and_clamp(x: Tensor, limit: float | None, gain: float = 1.0) -> Ten
     """Apply leaky ReLU, its gain, the layer's gain and the clamp; for the backward only the result is kept.
 
     Forward and gradients are those of `activated_and_clamped`, which keeps two tensors of that size, but for the
-    gradient of what is clamped and has the limit's value already: it is zero, as in the original's kernel.
+    gradient of a value that is clamped and has the limit's value already: it is zero, as in the original's kernel.
     """
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = ActivateAndClamp.apply(x, limit, gain)  # type: ignore[no-untyped-call]

@@ -67,7 +67,7 @@ class NetworkPickle:
         self.path, self.networks, self._machine = path, networks, machine
 
     def described(self, names: tuple[str, ...] = NETWORKS) -> dict[str, Described]:
-        """Return where the tensors of some networks lie. Raises CheckpointError for anything that is no tree of
+        """Return the places of the tensors of some networks. Raises CheckpointError for anything that is no tree of
         modules."""
         try:
             return {
@@ -121,17 +121,17 @@ class NetworkMachine(TorchMachine):
         self.readers: dict[str, tuple[Storage, ReadStorage]] = {}
         self.held: list[bytes] = []
         self.places: dict[str, int] = {}
-        """Where the numbers of a storage end in the file."""
+        """The end of a storage's numbers in the file."""
         self._ends: dict[int, int] = {}
 
     def do(self, name: str, argument: Any) -> None:
-        """Perform one operation, and note where bytes lie."""
+        """Perform one operation, and note the places of bytes."""
         if name in BYTES_HEADS:
             self._ends[id(argument)] = self.position + BYTES_HEADS[name] + len(argument)
         super().do(name, argument)
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """Describe what a call would make."""
+        """Describe the result of a call."""
         name = function.name if isinstance(function, GlobalName) else ""
         if name not in (PERSISTENT, FROM_BYTES, DTYPE, *SCALARS):
             return super().call(function, arguments)
