@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +9,6 @@ from typing import Annotated
 import typer
 
 from mpt.commands.cli.arguments import Device
-
-SIZE = re.compile(r"(\d+)(?:x(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Command:
     masks: Path | None = None
     """A folder of masks by the pictures' names: the loss counts at white pixels. Also read: a-masklabel.png."""
     prior: Path | None = None
-    """A folder of pictures of the class, with captions, that the network is to keep: as many as of PICTURES."""
+    """A folder of pictures of the class with captions (`mpt diffusion prior`), of which as many are trained on."""
     prior_weight: Annotated[float, typer.Option(min=0)] = 1.0
     """How much the loss of those counts."""
     caption: str | None = None
@@ -49,13 +46,10 @@ class Command:
 
 def run(command: Command) -> None:
     """Encode as the arguments say."""
-    from mpt.errors import ConfigError
     from mpt.systems.diffusion.commands.shared.encoding import Wish, prepare
+    from mpt.systems.diffusion.commands.shared.sizes import read_size
 
-    match = SIZE.fullmatch(command.size)
-    if match is None:
-        raise ConfigError(f"--size: found {command.size!r}; write a side or WIDTHxHEIGHT, such as 512 or 832x1216")
-    width, height = int(match[1]), int(match[2] or match[1])
+    width, height = read_size(command.size)
     prepare(
         Wish(
             command.pipeline,

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mpt.errors import ConfigError, DataError
-from mpt.systems.diffusion.commands import prepare
+from mpt.systems.diffusion.commands import prepare, prior
 from mpt.systems.diffusion.commands.shared.captions import find_pictures, split
 from mpt.systems.diffusion.commands.shared.encoding import nearest_size
 from mpt.systems.diffusion.data.latents import Latents
@@ -144,6 +144,25 @@ def test_proportions_are_kept_masks_are_as_the_latents_and_the_class_counts_less
         assert float(one["mask"][..., half:].mean()) == pytest.approx(float(is_prior), abs=0.2), "resized softly"
         assert float(one["mask"][..., :half].mean()) == pytest.approx(1, abs=0.2)
     assert batch["latent"].shape[0] == 6
+
+
+def test_pictures_of_the_class_are_made_once_each_with_its_own_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = make_pipeline("StableDiffusionPipeline", tmp_path / "pipeline"), tmp_path / "class"
+    asked = {"pipeline": folder, "caption": "a dog", "output": out, "size": "16", "steps": 1, "device": "cpu"}
+    prior.run(prior.Command(**asked, count=1))
+    first = (out / "00000.png").read_bytes()
+    prior.run(prior.Command(**asked, count=2))
+    assert capsys.readouterr().out.endswith("1 pictures made, 1 were there\n")
+    assert first == (out / "00000.png").read_bytes() != (out / "00001.png").read_bytes()
+    (out / "00000.png").unlink()
+    prior.run(prior.Command(**asked, count=2))
+    assert first == (out / "00000.png").read_bytes()
+    assert [one.caption for one in find_pictures(out, None)] == ["a dog"] * 2
+    assert opened(out / "00001.png").size == (16, 16)
+    with pytest.raises(ConfigError, match=r"--size: 15x15: .* divisible by"):
+        prior.run(prior.Command(**{**asked, "size": "15"}, count=3))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Local folders in diffusers' layout: which family they are of, and their encoders of pictures and captions.
 
 Text goes through the pipeline's own `encode_prompt`, so that training sees the embeddings of sampling. Nothing is
-downloaded, and the denoising network is not read.
+downloaded, and the denoising network is not read unless pictures are to be made.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Pipeline:
     folder: Path
     kind: str
     parts: Any
-    """diffusers' pipeline without its denoising network."""
+    """diffusers' pipeline, without its denoising network if pictures are encoded alone."""
 
     @property
     def family(self) -> Family:
@@ -136,8 +136,11 @@ def read_settings(path: Path) -> Mapping[str, Any]:
     return settings
 
 
-def open_pipeline(folder: Path, device: torch.device) -> Pipeline:
-    """Open a folder's encoders. Raises ConfigError for a folder of another layout or family, and missing encoders."""
+def open_pipeline(folder: Path, device: torch.device, whole: bool = False) -> Pipeline:
+    """Open a folder's encoders, or the `whole` of it.
+
+    Raises ConfigError for a folder of another layout or family, and missing encoders.
+    """
     folder = folder.expanduser()
     kind = str(read_settings(folder / "model_index.json").get("_class_name"))
     family = FAMILIES.get(kind)
@@ -148,7 +151,7 @@ def open_pipeline(folder: Path, device: torch.device) -> Pipeline:
         raise ConfigError(f"PIPELINE: {folder} lacks {', '.join(missing)}, without which nothing can be encoded")
     library = import_library()
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    without: dict[str, Any] = {family.network: None}
+    without: dict[str, Any] = {} if whole else {family.network: None}
     if kind == "StableDiffusionPipeline":
         without |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
     try:
