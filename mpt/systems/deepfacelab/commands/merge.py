@@ -177,6 +177,7 @@ def run(command: Command) -> None:
             face_type=face_type,
             dtype=dtype or "float32",
             frames=str(command.frames.resolve()),
+            aligned=str(command.aligned.resolve()),
             xseg=None if segment is None else str(command.xseg),
         ),
     )

@@ -103,5 +103,6 @@ def run(command: Command) -> None:
             output=command.output,
             device=command.device,
             runs=runs,
+            overwrite=True,  # frames of this command that an earlier step of the training drew
         )
     )

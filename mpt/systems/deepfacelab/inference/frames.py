@@ -42,6 +42,8 @@ from mpt.systems.deepfacelab.inference.merging import (
 )
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+MOST_PIXELS = 8192 * 8192
+"""Of a frame."""
 RECORD = "merge.json"
 MOST_THREADS = 4
 """Frames that are merged at once; each takes some ten times its picture in memory."""
@@ -66,7 +68,7 @@ class Frames:
             for index in sorted(wanted):
                 path = self.paths[index]
                 with failures_explained(path):
-                    picture = open_image(read_bytes(path, LARGEST_PICTURE_BYTES), str(path)).convert("RGB")
+                    picture = open_image(read_bytes(path, LARGEST_PICTURE_BYTES), str(path), MOST_PIXELS).convert("RGB")
                 yield index, torch.from_numpy(np.array(picture)).permute(2, 0, 1)
         elif wanted:
             for index, frame in enumerate(read_frames(self.source, 0, max(wanted) + 1)):
@@ -80,6 +82,13 @@ def open_frames(source: Path) -> Frames:
         paths = sorted(path for path in source.iterdir() if path.suffix.lower() in PICTURES)
         if not paths:
             raise DataError(f"--frames: {source} holds no pictures")
+        first = {path.stem: path for path in reversed(paths)}
+        twice = next((path for path in paths if path is not first[path.stem]), None)
+        if twice is not None:
+            raise DataError(
+                f"--frames: {source} holds {first[twice.stem].name} and {twice.name}, whose results would have one "
+                "name; remove or rename one"
+            )
         return Frames(source, [path.stem for path in paths], paths)
     if not source.exists():
         raise DataError(f"--frames: {source} does not exist; name a folder of frames or a video")

@@ -19,6 +19,7 @@ from mpt.run.records.layout import create_run
 from mpt.systems.deepfacelab.data.faces.face_files import list_faces, open_image
 from mpt.systems.deepfacelab.data.faces.face_geometry import invert
 from mpt.systems.deepfacelab.data.faces.resampling import cut
+from mpt.systems.deepfacelab.inference.frames import open_frames
 from mpt.systems.deepfacelab.inference.planning import peak_bytes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -89,9 +90,24 @@ def test_other_settings_do_not_mix_into_a_folder_that_was_begun(place, tmp_path,
     assert merge(place, out, "--mask", "full", "--overwrite", "--sharpen", "3") == 0
     record = json.loads((out / "merge.json").read_text())
     assert (record["mask"], record["sharpen"]) == ("full", 3)
+    shutil.copy(FIXTURES / "wf_xseg.pak", tmp_path / "fewer.pak")  # stands for faces of which bad ones were removed
+    assert merge(place, out, "--mask", "full", "--sharpen", "3", "--aligned", tmp_path / "fewer.pak") == 2
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thing.txt").touch()
     assert merge(place, tmp_path / "other") == 5
+
+
+def test_frames_that_differ_in_the_suffix_alone_are_refused(place, tmp_path, capsys):
+    shutil.copytree(place / "frames", tmp_path / "frames")
+    Image.open(tmp_path / "frames" / "00000.png").save(tmp_path / "frames" / "00000.jpg")
+    assert merge(place, tmp_path / "out", frames=tmp_path / "frames") == 3
+    assert "00000.jpg and 00000.png" in capsys.readouterr().err
+
+
+def test_frames_of_8k_are_read(tmp_path):
+    Image.new("L", (7680, 4320)).save(tmp_path / "a.png")
+    ((_, frame),) = open_frames(tmp_path).read({0})
+    assert frame.shape == (3, 4320, 7680)
 
 
 def test_any_batch_size_and_half_draw_the_same_faces(place, tmp_path):

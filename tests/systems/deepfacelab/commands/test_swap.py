@@ -44,3 +44,8 @@ def test_a_swap_of_two_videos_is_made_from_frames_to_a_video_and_continues(tmp_p
     assert describe_video(tmp_path / "out.mp4").frame_count == 3
     before, after = (next(iter(read_frames(tmp_path / name))) for name in ("dst.mp4", "out.mp4"))
     assert (before.int() - after.int()).abs().max() > 30
+    with pytest.raises(SystemExit) as done:
+        cli.main([*asked, "train.steps=3", "--size", "96"])  # trained on, so all frames are merged again
+    printed = capsys.readouterr()
+    assert not done.value.code, printed.err
+    assert "3 frames to do" in printed.out

@@ -70,6 +70,20 @@ def test_plain_images_take_their_masks_from_a_folder(tmp_path):
     assert batch["src_eyes_mouth"].sum() == 0
 
 
+def test_a_plain_picture_is_turned_upright_as_its_mask_was_painted(tmp_path):
+    pixels, mask = np.zeros((64, 64, 3), np.uint8), np.zeros((64, 64), np.uint8)
+    pixels[:20] = (255, 0, 0)
+    mask[:20] = 255
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(mask).save(tmp_path / "masks" / "face.png")
+    orientation = Image.Exif()
+    orientation[274] = 6  # stored turned by a quarter to the left
+    stored = Image.fromarray(pixels).transpose(Image.Transpose.ROTATE_90)
+    stored.save(tmp_path / "face.jpg", exif=orientation.tobytes(), quality=95)
+    red, _, _, masked, _ = list_faces(tmp_path, "src")[0].load(64)
+    assert ((red > 0.5) == (masked > 0.5)).float().mean() > 0.98
+
+
 def test_a_stored_mask_is_preferred_to_the_hull(tmp_path):
     file = io.BytesIO()
     Image.fromarray(np.full((8, 8), 255, np.uint8)).save(file, "PNG")

@@ -147,6 +147,13 @@ def test_a_bad_pair_stops_the_run_by_name(tmp_path: Path, fault: str) -> None:
     assert "2" in str(caught.value)
 
 
+def test_a_picture_that_cannot_be_decoded_names_this_data_sets_own_setting(tmp_path: Path) -> None:
+    picture = make_pairs(tmp_path) / "imagesIR/train/2.png"
+    picture.write_bytes(picture.read_bytes()[:60])
+    with pytest.raises(DataError, match=r"imagesIR/train/2\.png: .*, or set dataset\.on_bad=skip"):
+        opened(tmp_path, mosaic=0.0).fetch([2], 0)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_pair_is_left_out_and_counted_where_that_is_asked(tmp_path: Path, fault: str) -> None:
     spoil(make_pairs(tmp_path), fault)

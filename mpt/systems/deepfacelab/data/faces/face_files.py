@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mpt.data.pictures.decoding import turn_of
 from mpt.errors import DataError
 from mpt.foreign.files import LARGEST_PICTURE_BYTES, open_foreign, read_bytes
 from mpt.systems.deepfacelab.data.faces.face_geometry import NUMBERS, PADDING, TYPES, Matrix, Points, face_matrix
@@ -83,10 +84,13 @@ class FaceFile:
 
         `rule` says which mask, see `faceset.Settings.mask`. DataError when the file is damaged.
         """
-        picture = open_image(self.read(), self.name).convert("RGB")
+        picture = open_image(self.read(), self.name)
+        if self.mask_path is not None:
+            picture = upright(picture)
+        picture = picture.convert("RGB")
         image = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
         if self.mask_path is not None:
-            mask = open_image(read_encoded(self.mask_path), str(self.mask_path)).convert("L")
+            mask = upright(open_image(read_encoded(self.mask_path), str(self.mask_path))).convert("L")
             mask = mask.resize(picture.size, Image.Resampling.BILINEAR) if mask.size != picture.size else mask
             masks = torch.from_numpy(np.array(mask, np.float32))[None] / 255
             masks = torch.cat((masks, torch.zeros_like(masks)))
@@ -349,8 +353,14 @@ def read_pak(path: Path) -> Iterator[FaceFile]:
             yield with_metadata(FaceFile(path, name, edges[index], len(data)), data, config)
 
 
-def open_image(data: bytes, name: str) -> Image.Image:
-    """Decode an image; DataError when it is damaged, cut off, or has more than 16 million pixels.
+def upright(picture: Image.Image) -> Image.Image:
+    """Return a plain picture turned as its EXIF orientation says, which painting programs show and keep masks of."""
+    turn = turn_of(picture)
+    return picture if turn is None else picture.transpose(turn)
+
+
+def open_image(data: bytes, name: str, most_pixels: int = MOST_PIXELS) -> Image.Image:
+    """Decode an image; DataError when it is damaged, cut off, or has more pixels than that.
 
     It stays as stored, whatever its EXIF orientation: DeepFaceLab reads faces and frames so, and landmarks are in
     these pixels.
@@ -359,10 +369,8 @@ def open_image(data: bytes, name: str) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             picture = Image.open(io.BytesIO(data))
-        if picture.width * picture.height > MOST_PIXELS:
-            raise DataError(
-                f"{name}: has {picture.width}x{picture.height} pixels; aligned faces have at most 4096x4096"
-            )
+        if picture.width * picture.height > most_pixels:
+            raise DataError(f"{name}: has {picture.width}x{picture.height} pixels; at most {most_pixels} are read")
         picture.load()
     except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError, Warning) as error:
         raise DataError(f"{name}: cannot be decoded ({error}); remove it or extract it again") from error

@@ -48,7 +48,10 @@ def checked(rows: Sequence[Sequence[float]], classes: int) -> Rows:
 
 
 def read_yolo(path: Path, classes: int) -> Rows:
-    """Read `class centre_x centre_y width height` lines, relative; longer lines are polygons, read as their boxes."""
+    """Read `class centre_x centre_y width height` lines, relative; longer lines are polygons, read as their boxes.
+
+    A box that stands twice counts once, as in Ultralytics.
+    """
     rows: list[list[float]] = []
     for number, line in enumerate(_text(path).splitlines(), 1):
         if not line.strip():
@@ -69,7 +72,7 @@ def read_yolo(path: Path, classes: int) -> Rows:
             rows.append([kind, min(across), min(down), max(across), max(down)])
         else:
             raise BadLabel(f"line {number} has {len(values) + 1} values; 5 make a box")
-    return checked(rows, classes)
+    return checked(list(dict.fromkeys(map(tuple, rows))), classes)
 
 
 def read_voc(path: Path, classes: Sequence[str]) -> tuple[Rows, Size]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 
 from mpt.data.pictures.counts import Levels, read_grey
-from mpt.data.pictures.decoding import EXTENSIONS, decode_bytes
+from mpt.data.pictures.decoding import EXTENSIONS, BadImageError, decode_bytes
 from mpt.errors import DataError
 from mpt.systems.yolofuse.data.shared.detection_labels import (
     NO_ROWS,
@@ -269,11 +269,20 @@ def read_picture(path: Path, camera: str, max_pixels: int, levels: Levels) -> Im
 
 
 def read_scene(pair: Pair, layout: Layout, max_pixels: int, levels: Levels) -> Scene:
-    """Read a pair at no more than the size at which it is needed. Raises DataError, BadImageError among them, and
-    ConfigError if no range of an infrared picture is set."""
-    pictures = [
-        read_picture(path, camera, max_pixels, levels) for path, camera in zip(pair.paths, layout.cameras, strict=True)
-    ]
+    """Read a pair at no more than the size at which it is needed.
+
+    Raises DataError, and ConfigError if no range of an infrared picture is set.
+    """
+    try:
+        pictures = [
+            read_picture(path, camera, max_pixels, levels)
+            for path, camera in zip(pair.paths, layout.cameras, strict=True)
+        ]
+    except BadImageError as error:
+        raise DataError(
+            f"{error.path}: {error.reason}. Replace or remove the file, or set dataset.on_bad=skip to leave such "
+            "samples out"
+        ) from error
     sizes = {picture.size for picture in pictures}
     if len(sizes) > 1:
         found = " and ".join(f"{width}x{height}" for width, height in (picture.size for picture in pictures))

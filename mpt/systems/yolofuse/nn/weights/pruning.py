@@ -40,8 +40,9 @@ def hidden_channels(network: nn.Module) -> Iterator[Hidden]:
             first, second = module.ffn if isinstance(module, PositionBlock) else module.mlp
             yield Hidden(_conv(first), (), _conv(second).conv)
         elif isinstance(module, Detect):
-            for branch in (*module.cv2, *module.cv3):
-                yield from _branch(list(branch.children()))
+            for boxes, kinds in module.branches():
+                for branch in (*boxes, *kinds):
+                    yield from _branch(list(branch.children()))
 
 
 def _branch(layers: list[nn.Module]) -> Iterator[Hidden]:

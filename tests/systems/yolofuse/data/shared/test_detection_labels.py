@@ -25,6 +25,11 @@ def test_a_box_over_the_edge_is_cut(tmp_path: Path) -> None:
     np.testing.assert_allclose(read_yolo(written(tmp_path, "0 0.05 0.5 0.2 0.4"), 1), [[0, 0, 0.3, 0.15, 0.7]])
 
 
+def test_a_line_that_stands_twice_is_one_box(tmp_path: Path) -> None:
+    rows = read_yolo(written(tmp_path, "1 0.5 0.5 0.2 0.4\n0 0.5 0.5 0.2 0.4\n1 0.50 0.5 0.2 0.4\n"), 2)
+    assert rows[:, 0].tolist() == [1, 0]
+
+
 def test_an_empty_file_has_no_boxes(tmp_path: Path) -> None:
     assert read_yolo(written(tmp_path, "\n"), 1).shape == (0, 5)
 

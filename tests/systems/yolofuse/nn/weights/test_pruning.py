@@ -46,3 +46,11 @@ def test_pruned_shapes_do_not_depend_on_values() -> None:
     other = YoloFuse(Settings(fusion="mid"), 1)
     narrow(other, 0.5)
     assert {k: v.shape for k, v in net.state_dict().items()} == {k: v.shape for k, v in other.state_dict().items()}
+
+
+def test_both_heads_of_a_network_with_two_are_narrowed() -> None:
+    net = YoloFuse(Settings(fusion="rgb", family="yolo26"), 1)
+    narrow(net, 0.5)
+    shapes = {name: tuple(value.shape) for name, value in net.head.state_dict().items()}
+    answering = {name.removeprefix("one2one_"): shape for name, shape in shapes.items() if name.startswith("one2one_")}
+    assert answering == {name: shape for name, shape in shapes.items() if not name.startswith("one2one_")}
