@@ -62,8 +62,11 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
 
 
 def read_text(path: Path, most_bytes: int, errors: str = "strict") -> str:
-    """Return a UTF-8 text with `\\n` as its line ends. Raises OSError, and UnicodeDecodeError by `errors`."""
-    text = read_bytes(path, most_bytes).decode("utf-8", errors)
+    """Return a UTF-8 text with `\\n` as its line ends, without a byte order mark.
+
+    Raises OSError, and UnicodeDecodeError by `errors`.
+    """
+    text = read_bytes(path, most_bytes).decode("utf-8-sig", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

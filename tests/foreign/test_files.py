@@ -67,6 +67,11 @@ def test_what_is_no_file_of_its_size_is_an_error_with_a_reason(
         read(tmp_path / "x", 1000)
 
 
+def test_the_mark_that_notepad_writes_before_a_text_is_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf0 .5 .5 .2 .2\r\n")
+    assert files.read_text(tmp_path / "a.txt", 100) == "0 .5 .5 .2 .2\n"
+
+
 def test_files_are_read_behind_links_and_with_any_line_ends(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b'{"a":\r\n1}\r')
     (tmp_path / "link").symlink_to("x")

@@ -86,9 +86,8 @@ def run(command: Command) -> None:
         write_weights(command)
         return
     chosen = check_options(command)
-    overrides = tuple(
-        f"task.{key}={value}" for key, value in (("confidence", command.confidence), ("iou", command.iou)) if value
-    )
+    wishes = {"task.confidence": command.confidence, "task.iou": command.iou}
+    overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
     trained = open_trained(command.run, Path(command.runs), "cpu", overrides)
     run = rebuild(trained, FLOAT32)
     task = yolo_detector(run, "mpt yolofuse export")

@@ -165,6 +165,13 @@ def test_weights_have_the_names_of_ultralytics_models(runs: dict[str, Path], tmp
     assert {name: list(value.shape) for name, value in state.items()} == listing
 
 
+def test_a_least_score_of_zero_is_refused_as_in_detection(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mpt("yolofuse", "export", runs["rgb"], tmp_path / "a.onnx", "--nms", "--confidence", "0") == 2
+    assert "task.confidence" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "options",
     [("--nms", "--half"), ("--half", "--int8", "4"), ("--nms", "--ultralytics")],
