@@ -42,7 +42,7 @@ def kept_packages(directory: RunDirectory) -> dict[str, Path]:
     found = {}
     for one in read_used_parts(directory.parts_path):
         folder = directory.path / FOLDER / one["name"]
-        if all(hash_of(folder / file) == recorded for file, recorded in one["files"].items()):
+        if all(recorded is not None and hash_of(folder / file) == recorded for file, recorded in one["files"].items()):
             found[one["name"]] = folder
     return found
 
