@@ -56,6 +56,8 @@ class Wish:
     """Evaluation, samples and preview too, of a process alone."""
     budgets: Sequence[int] = ()
     """Budgets that the same trace is judged by too."""
+    only_if_built_fits: bool = False
+    """Not to be planned further than its networks if these alone exceed the budget."""
     snapshot: str = ""
     """A file for the planned timeline as a memory snapshot of torch; empty for none."""
 
@@ -68,13 +70,14 @@ def trace_placed(
     placement: Placement,
     batch: int | None = None,
     whole_run: bool = False,
+    most_built: int | None = None,
 ) -> FakeRun:
     """Trace a process alone, or one of several, at the configured batch or another one. Raises the errors of a plan."""
     unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
     batch = batch or config.train.batch_size
     if placement.nproc > 1:
         return trace_rank(config, data, batch, gpu, unseen, placement)
-    return trace_config(config, data, batch, gpu, unseen, whole_run=whole_run)
+    return trace_config(config, data, batch, gpu, unseen, whole_run=whole_run, most_built=most_built)
 
 
 def plan_config(
@@ -92,8 +95,12 @@ def plan_config(
     communicators = sum(map(cluster.communicator_bytes, groups))
     context_bytes = calibration.context_bytes + communicators
 
+    most = None
+    if wish.only_if_built_fits and wish.budget_bytes is not None:
+        most = max(wish.budget_bytes, *wish.budgets, 0) - context_bytes
+
     def trace(batch: int, whole_run: bool = False) -> FakeRun:
-        return trace_placed(config, data, gpu, calibration, placement, batch, whole_run)
+        return trace_placed(config, data, gpu, calibration, placement, batch, whole_run, most)
 
     fake = fake or trace(batch_size, wish.whole_run)
     plan = describe(

@@ -4,14 +4,14 @@ Every recipe is the user's configuration with a small patch, built and traced li
 cheap changes to costly ones: first each precision, and the fastest of them first each with each single trick; then
 numbers to be found, such as the share of activations that may stay (a trick's `DIALS`), by bisection; then pairs of a
 trick for activations and one for the optimizer; then micro-batches. A precision that alone takes longer than what fits
-in another one, by more than the time model's band, gets no tricks, the file's own only the first round. From the second
-round on two kinds more are left out:
+in another one, by more than the time model's band, gets no tricks, the file's own only the first round. Left out are:
 
 - Needless ones: a trick costs time, so a recipe is not tried if a part of it fits already, or if a recipe
   of the same precision fits that changes nothing and takes no longer.
 - Hopeless ones: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
-  smaller. If a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. And
-  if two micro-batches of a recipe show that even one of nothing would be too much, smaller ones are not.
+  smaller. If a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. A
+  recipe whose networks alone, as they are built, exceed the budget is not traced further than that. And if two
+  micro-batches of a recipe show that even one of nothing would be too much, smaller ones are not.
 
 Recipes that a configuration refuses (a trick that clashes with another, an optimizer that a mode cannot run) are left
 out too, with their reasons. Growing segments need no trace of their own: each plan has their effect.
@@ -32,7 +32,7 @@ from typing import Any
 from mpt.config.lighter_modes import is_scaled, lighter_modes
 from mpt.config.relief import reliefs, splitter
 from mpt.config.schema import Config
-from mpt.errors import ConfigError
+from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Answer, Session
 from mpt.planner.facts.gpus import Gpu
@@ -162,7 +162,8 @@ class _Search:
         if changed.to_data() in self._seen:
             return None
         self._seen.append(changed.to_data())
-        return patch, changed, self.session.submit(changed, budget_bytes=self.budget_bytes, timeline=True)
+        planned = self.session.submit(changed, budget_bytes=self.budget_bytes, timeline=True, only_if_built_fits=True)
+        return patch, changed, planned
 
     def keep(self, attempt: _Attempt | None) -> None:
         """Wait for an answer and note it, and also its outcome with growing segments."""
@@ -171,7 +172,10 @@ class _Search:
         patch, changed, future = attempt
         answer = future.result()
         if answer.found is None:
-            self.refused.append((patch, answer.error))
+            if answer.exit_code == MemoryBudgetError.exit_code:  # its networks alone are too much
+                self.hopeless.append(patch)
+            else:
+                self.refused.append((patch, answer.error))
             return
         plan = answer.found
         self.recipes.append(Recipe(patch, changed, plan))
@@ -212,7 +216,8 @@ class _Search:
         for precision in sorted(precisions, key=self.seconds_alone):
             if precision and self.is_outdone(precision):
                 continue
-            for attempt in [self.submit(joined(precision, tricks)) for tricks in tried.single]:
+            patches = [joined(precision, tricks) for tricks in tried.single if tricks]
+            for attempt in [self.submit(patch) for patch in patches if not self.is_hopeless(patch)]:
                 self.keep(attempt)
 
     def try_split(self, precisions: Sequence[Patch], heavy: Sequence[Patch], tried: Combinations) -> None:
@@ -284,10 +289,14 @@ class _Search:
             patch.get("precision")
         ):
             return False
+        return not self.is_hopeless(patch)
+
+    def is_hopeless(self, patch: Patch) -> bool:
+        """Return whether other recipes prove that a patch does not fit; note it."""
         if any(one.proves_hopeless(patch, self.budget_bytes) for one in self.recipes) or self.cannot_shrink(patch):
             self.hopeless.append(patch)
-            return False
-        return True
+            return True
+        return False
 
     def is_pointless(self, precision: Any) -> bool:
         """Return whether more tricks with a precision are pointless for the time they take.

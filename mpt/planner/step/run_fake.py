@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from mpt.config.schema import Config
+from mpt.config.sizes import describe_bytes
 from mpt.engine.building.build import build_run
 from mpt.engine.state.moving_averages import follow_step
 from mpt.engine.step.rank_inputs import gathers_inputs, inputs_of
 from mpt.engine.step.step import update
+from mpt.errors import MemoryBudgetError
 from mpt.parallel.local import local
 from mpt.parallel.world import ALONE, World
 from mpt.planner.device import fake_device, late_compiler, routes
@@ -77,6 +79,7 @@ def trace_config(
     world: World = ALONE,
     work: Work | None = None,
     whole_run: bool = False,
+    most_built: int | None = None,
 ) -> FakeRun:
     """Build and step a config on a fake GPU, or on fake tensors of another device.
 
@@ -84,9 +87,11 @@ def trace_config(
     `world`: the rank that is planned (`mpt.planner.step.ranks`); `batch_size` is of all of them together. `work` is
     the unit that operators are counted in.
 
-    `whole_run`: the moments outside its steps are traced after them (`mpt.planner.step.moments`).
+    `whole_run`: the moments outside its steps are traced after them (`mpt.planner.step.moments`). `most_built`: bytes
+    that a built run may hold at most; one that holds more is not stepped.
 
-    Raises CannotPlan with module and line; the config's own errors pass.
+    Raises CannotPlan with module and line, and MemoryBudgetError for a run that holds more than `most_built`; the
+    config's own errors pass.
     """
     device = device or fake_device.fake_gpu()
     work = Work() if work is None else work
@@ -114,6 +119,7 @@ def trace_config(
         shards = watch_shards(recorder, work, device.type == "cpu")
     with on_fake_gpu(recorder, gpu, shards), compiling_on_fake(recorder) as compiled_notes:
         run = build_run(config, device, data, fake=True, world=world)
+        check_built(recorder.trace, most_built)
         work.uses_tf32 = run.precision.numerics.uses_tf32 and gpu.tf32 > 0
         perform_steps(run, recorder, batch_size, on_step, on_phase, batch_ahead)
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)
@@ -131,6 +137,15 @@ def trace_config(
     steps_alone = Trace(whole.storages[:born], whole.events[:steps], spans)
     resume = None if saved is None else resumed(config, device, data, gpu, saved)
     return FakeRun(steps_alone, work, notes, inexact, whole, moments, largest_convolution, on_host, resume)
+
+
+def check_built(trace: Trace, most: int | None) -> None:
+    """Raise MemoryBudgetError if a built run holds more than `most` bytes: no step takes that back."""
+    if most is None:
+        return
+    live = sum(trace.storages[index].size for index in trace.live_at(len(trace.events)))
+    if live > most:
+        raise MemoryBudgetError(f"built, and before any step, it holds {describe_bytes(live)}")
 
 
 def resumed(config: Config, device: torch.device, data: DataSpec, gpu: Gpu, saved: Mapping[str, Any]) -> Resume:

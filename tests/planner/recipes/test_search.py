@@ -47,7 +47,7 @@ class FakeSession:
 
     allow: tuple[str, ...] = ()
 
-    def __init__(self, answer: Callable[[dict[str, Any], str], Plan | str], workers: int = 1) -> None:
+    def __init__(self, answer: Callable[[dict[str, Any], str], Plan | str | Answer[Plan]], workers: int = 1) -> None:
         self.answer, self.workers, self.asked = answer, workers, list[tuple[str, dict[str, Any]]]()
 
     def submit(self, config: Config, **wish: Any) -> Future[Answer[Plan]]:
@@ -57,7 +57,8 @@ class FakeSession:
         self.asked.append((config.precision.mode, memory))
         found = self.answer(memory, config.precision.mode)
         future: Future[Answer[Plan]] = Future()
-        future.set_result(Answer(error=found) if isinstance(found, str) else Answer(found))
+        found = Answer(error=found) if isinstance(found, str) else found
+        future.set_result(found if isinstance(found, Answer) else Answer(found))
         return future
 
 
@@ -80,7 +81,8 @@ def test_weights_elsewhere_are_combined_with_recomputation_and_micro_batches_whe
 def test_where_the_configuration_fits_single_tricks_are_tried_once_and_no_pairs_nor_micro_batches() -> None:
     session = FakeSession(lambda memory, mode: plan(2.0))
     found = run(session)
-    assert len(session.asked) == len(combinations().single)
+    modes = list(precision_patches(load_config(CONFIG), find_gpu("rtx2060")))
+    assert len(session.asked) == len(modes) * len(combinations().single)
     assert found.recipes[0].patch == {}
     assert all("micro_batch" not in recipe.tricks for recipe in found.recipes)
 
@@ -154,6 +156,25 @@ def test_weights_and_states_that_are_too_much_rule_out_what_leaves_them_as_they_
     asked = [memory for _, memory in session.asked]
     assert not any("micro_batch" in memory and "cpu_optimizer" not in memory for memory in asked)
     assert any("micro_batch" in memory and "cpu_optimizer" in memory for memory in asked)
+
+
+def test_nothing_is_tried_alone_either_that_leaves_too_large_weights_as_they_are() -> None:
+    def answer(memory: dict[str, Any], mode: str) -> Plan | Answer[Plan]:
+        if "stream_weights" in memory:
+            return plan(4.0, held_throughout=GIB)
+        if memory:
+            return Answer(error="built, and before any step, it holds 22 GiB", exit_code=MemoryBudgetError.exit_code)
+        return plan(24.0, held_throughout=22 * GIB)
+
+    session = FakeSession(answer)
+    found = run(session, precision="bf16", memory={})
+    asked = [memory for _, memory in session.asked]
+    leave_weights = {one.name for one in reliefs("activations", "batch")}
+    assert not any(memory and set(memory) <= leave_weights for memory in asked)
+    assert {"recompute"} in [set(patch["memory"]) for patch in found.hopeless]
+    assert {"cpu_optimizer"} in [set(patch["memory"]) for patch in found.hopeless]  # its networks alone were too much
+    assert not any("cpu_optimizer" in patch.get("memory", {}) for patch, _ in found.refused)
+    assert found.recipes[0].tricks.keys() == {"stream_weights"}
 
 
 @pytest.mark.parametrize("held", [4, 1])
