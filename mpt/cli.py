@@ -38,7 +38,7 @@ from mpt.version import VERSION
 COMMANDS = {
     **{name: name for name in ("train", "infer", "evaluate", "compare", "doctor", "diff")},
     "verify-resume": "verify_resume",
-    **{name: name for name in ("report", "convert", "validate", "schema")},
+    **{name: name for name in ("report", "convert", "prune", "validate", "schema")},
     "list": "listing",
     "init": "init",
     "import": "import_config",

@@ -13,7 +13,7 @@ head's raw maps: see `yolo_head`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -22,11 +22,12 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
+from mpt.nn.shared.hidden_channels import Hidden, narrow
 from mpt.seams import DataSpec
 from mpt.systems.yolofuse.nn.layers.yolo_blocks import Camera, Conv, Stack
 from mpt.systems.yolofuse.nn.layers.yolo_head import Detect
 from mpt.systems.yolofuse.nn.layers.yolo_variants import make_plan
-from mpt.systems.yolofuse.nn.weights.pruning import narrow
+from mpt.systems.yolofuse.nn.weights.pruning import hidden_of_detector
 from mpt.systems.yolofuse.nn.weights.yolo_weights import translate, widened
 
 TASK = "detect"
@@ -51,7 +52,8 @@ class Settings(ModelOptions):
     """Bias of the distances at the start: 1 in Ultralytics 8.3 (and YOLOFuse), 2 in 8.4; null is 2 for yolo26, else
     1."""
     hidden_share: float = Field(1.0, gt=0, le=1)
-    """Share of the hidden channels that a pruned network has kept (`mpt yolofuse prune` sets it)."""
+    """Share of the hidden channels that a pruned network has kept (in runs of an earlier
+    version; `memory.prune` is its place now)."""
 
     @model_validator(mode="after")
     def _keep_the_family_to_one_picture(self) -> Settings:
@@ -91,6 +93,10 @@ class YoloFuse(nn.Module):
         head = self.model[-1]
         assert isinstance(head, Detect)
         return head
+
+    def hidden_channels(self) -> Iterator[Hidden]:
+        """Yield the groups of channels that pruning may remove."""
+        return hidden_of_detector(self)
 
     def forward(self, *pictures_bchw: Tensor) -> list[Tensor]:
         """Return the head's raw maps for one picture tensor per camera."""

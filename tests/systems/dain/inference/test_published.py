@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,6 +63,14 @@ def test_mpt_infer_takes_a_flownet_pkl_in_the_place_of_a_run(flownet, tmp_path, 
     assert len(list(out.iterdir())) == 4
     assert type_in("infer", flownet) == 3
     assert "makes frames between others; add --input with a video" in capsys.readouterr().err
+
+
+def test_a_pruned_run_is_not_published(tmp_path, monkeypatch):
+    pruned = SimpleNamespace(config=SimpleNamespace(memory=SimpleNamespace(tricks={"prune": 0.5})))
+    monkeypatch.setattr("mpt.systems.dain.nn.weights.published_weights.open_trained", lambda *_: pruned)
+    with pytest.raises(ConfigError, match=r"it is pruned \(memory\.prune\)"):
+        publish("run", tmp_path / "back.pkl", tmp_path)
+    assert not (tmp_path / "back.pkl").exists()
 
 
 def test_a_file_of_another_version_or_network_is_refused_by_name(flownet, tmp_path):

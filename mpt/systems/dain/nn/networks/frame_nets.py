@@ -5,8 +5,12 @@ Source: Bao et al., "MEMC-Net", 2019 (kernels, rectification) and "Depth-Aware V
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
+
+from mpt.nn.shared.hidden_channels import Hidden
 
 KERNEL_TAPS = 16
 CONTEXT_OWN = 3
@@ -57,6 +61,10 @@ class BasicBlock(nn.Module):
         self.conv1 = nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation, bias=False)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.relu = nn.ReLU()
+
+    def hidden_channels(self) -> Iterator[Hidden]:
+        """Yield the channels between both convolutions, which pruning may remove."""
+        yield Hidden(self.conv1, (), self.conv2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return relu(x + conv(relu(conv(x))))."""

@@ -45,6 +45,8 @@ def publish(run: str, output: Path, runs: Path) -> None:
     """Write the evaluated network's float32 state under the published names. Raises ConfigError for other models."""
     refuse_existing(output)
     trained = open_trained(run, runs, "cpu")
+    if "prune" in trained.config.memory.tricks:
+        raise ConfigError("RUN: it is pruned (memory.prune), and the original programs have no network of its widths")
     modules = trained.run.task.modules
     name = "net_ema" if "net_ema" in modules else "net"
     net = modules[name]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from mpt.nn.shared.hidden_channels import hidden_channels, narrow
 from mpt.systems.yolofuse.nn.layers.yolo_blocks import Conv
-from mpt.systems.yolofuse.nn.weights.pruning import hidden_channels, narrow
 from mpt.systems.yolofuse.nn.yolofuse import Settings, YoloFuse
 
 PAIR = (torch.rand(1, 3, 64, 64), torch.rand(1, 1, 64, 64))
@@ -16,11 +16,11 @@ def test_channels_that_give_nothing_can_go_without_a_change(fusion: str) -> None
     """Half of every group is silenced: its BatchNorm gives 0, which SiLU keeps 0. Pruning must choose just these."""
     net = YoloFuse(Settings(fusion=fusion), 1).eval()
     for hidden in hidden_channels(net):
-        for layer in (hidden.producer, *hidden.passed):
-            assert isinstance(layer.bn, nn.BatchNorm2d)
-            with torch.no_grad():
-                layer.bn.weight[layer.conv.out_channels // 2 :] = 0
-                layer.bn.bias[layer.conv.out_channels // 2 :] = 0
+        for layer in hidden.followers:
+            if isinstance(layer, nn.BatchNorm2d):
+                with torch.no_grad():
+                    layer.weight[layer.num_features // 2 :] = 0
+                    layer.bias[layer.num_features // 2 :] = 0
     with torch.no_grad():
         before = net(*PAIR)
         narrow(net, 0.5)
