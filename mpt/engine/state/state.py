@@ -84,7 +84,9 @@ def restore(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
 def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
     """Restore everything but random numbers, which a plan on fake tensors does not have."""
     training = state.get("training_weights", {})
-    modules = {name: {**own, **training.get(name, {})} for name, own in state["modules"].items()}
+    modules: dict[str, Mapping[str, Tensor]] = {
+        name: {**own, **training.get(name, {})} for name, own in state["modules"].items()
+    }
     changed = begin_anew(run, modules, state["optimizers"])
     restore_modules(run, {"modules": modules})
     run.task.load_state_dict(state["task"])

@@ -28,7 +28,8 @@ from mpt.systems.dain.nn import rife
 from mpt.systems.dain.nn.operators.interpolation import Interpolator
 from mpt.systems.dain.nn.rife_published.networks import PublishedRife
 from mpt.systems.dain.nn.rife_published.practical import PracticalRife
-from mpt.systems.dain.nn.rife_published.versions import Version, described, unwrapped, version_of
+from mpt.systems.dain.nn.rife_published.version_settings import Version
+from mpt.systems.dain.nn.rife_published.versions import described, unwrapped, version_of
 
 SUFFIXES = (".pkl", ".pth", ".pt", ".safetensors")
 DAIN_MARK = "depthNet."

@@ -94,7 +94,7 @@ def made_of(pipeline: Pipeline, pictures: Sequence[Captioned], wish: Wish) -> st
     files |= {f"mask {number}": one.mask for number, one in enumerate(pictures) if one.mask is not None}
     captions, weights = [one.caption for one in pictures], [one.weight for one in pictures]
     settings = {"size": [wish.width, wish.height], "seed": wish.seed, "kind": pipeline.kind}
-    more = {"buckets": wish.buckets} if wish.buckets else {}
+    more: dict[str, Any] = {"buckets": wish.buckets} if wish.buckets else {}
     more |= {"weights": weights} if set(weights) != {1.0} else {}
     return hash_of(files, {"captions": captions, **settings, **more})
 
