@@ -83,10 +83,12 @@ def test_every_shipped_preset_loads_over_its_configuration_and_is_what_the_table
     page = (Path(__file__).parents[2] / "docs" / "benchmarks" / "presets.md").read_text("utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
     table = {f"{row[0].strip('`')}_{size}gb": row[2:] for row in rows if len(row) == 7 for size in row[1].split(", ")}
-    presets = shipped.shipped_presets()
+    shipped_ones = shipped.shipped_presets()
     assert len(table) == 5 * len(presets.SIZES)
-    assert set(presets) == {name for name, row in table.items() if row[1] != "as it stands"}, "none changes nothing"
-    for name, path in presets.items():
+    assert set(shipped_ones) == {name for name, row in table.items() if row[1] != "as it stands"}, (
+        "none changes nothing"
+    )
+    for name, path in shipped_ones.items():
         plain, size = name.rsplit("_", 1)
         config = load_config(f"@{plain}", patches=[path])
         _, words, origin, *_ = path.read_text("utf-8").splitlines()
