@@ -14,7 +14,7 @@ class Command:
     """Write a network as ONNX: two frames and a time in, the frame between out.
 
     Frames are (1, 3, h, w) in [0, 1] of --size, time is (1,). The file is run and compared with float32 here; below
-    --gate it is not kept. Published RIFE exports (its warp is GridSample); DAIN does not.
+    --gate it is not kept. DAIN and published RIFE (its warp is GridSample) export.
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]

@@ -4,7 +4,8 @@ The gate is the PSNR of the file's frame, made by ONNX Runtime, against the netw
 footage, or on a drawn scene. 8 bits are ONNX Runtime's static quantisation (QDQ, per channel, symmetric weights) of the
 convolutions; positions, flows and the warp keep float32.
 
-Of DAIN the projection does not export: it fills holes by `cummax`, for which torch's exporter has no operator in ONNX.
+In a file DAIN's operators are written out in what ONNX has: its projection adds by `ScatterElements`, holes are filled
+by maxima over doubled distances, and pixels are gathered tap by tap.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from mpt.systems.dain.inference.interpolate import kind_of
 from mpt.systems.dain.inference.published import adjust, open_network
 from mpt.systems.dain.inference.source import open_source
 from mpt.systems.dain.metrics.shared.image_quality import peak_signal_to_noise
+from mpt.systems.dain.nn.dain import Dain
 from mpt.systems.dain.nn.operators.interpolation import Interpolator
 from mpt.systems.dain.nn.rife_published.networks import PublishedRife
 
@@ -84,11 +86,8 @@ def export_file(wanted: str, output: Path, wishes: Wishes, runs: Path) -> None:
     width, height = read_size(wishes.size)
     trained = open_network(wanted, runs, "cpu")
     net = trained.run.task.modules.get("net_ema", trained.run.task.modules.get("net"))
-    if not isinstance(net, PublishedRife):
-        raise ConfigError(
-            f"RUN: {trained.config.model.name} is not exported, only RIFE with a version is (DAIN's projection fills "
-            "holes by cummax, for which torch's exporter has no operator in ONNX)"
-        )
+    if not isinstance(net, PublishedRife | Dain):
+        raise ConfigError(f"RUN: {trained.config.model.name} is not exported; DAIN and RIFE with a version are")
     adjust(net, wishes.scale, None, False)
     network = Middle(net.eval().requires_grad_(False))
     pairs = footage(wishes.int8, height, width) if wishes.int8 else [drawn_pair(height, width)]

@@ -15,6 +15,7 @@ memory, and faster to sort.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -77,6 +78,13 @@ def scatter_weighted(rows: Tensor, index: Tensor, weight: Tensor, count: int) ->
     return F.embedding_bag(source, rows, starts, mode="sum", per_sample_weights=weight.reshape(-1)[order])
 
 
+def summed_taps(pixels: Tensor, index_bhwk: Tensor, weight_bhwk: Tensor) -> Tensor:
+    """Return (b, h, w, c): the same sum tap by tap, in operators that ONNX has."""
+    taps = zip(index_bhwk.unbind(-1), weight_bhwk.unbind(-1), strict=True)
+    read = (pixels[index.long()] * weight[..., None] for index, weight in taps)
+    return functools.reduce(torch.add, read)
+
+
 def gather_weighted(image_bchw: Tensor, index_bhwk: Tensor, weight_bhwk: Tensor) -> Tensor:
     """Return (b, c, h, w), of which each pixel is the weighted sum of k pixels of the image.
 
@@ -85,6 +93,8 @@ def gather_weighted(image_bchw: Tensor, index_bhwk: Tensor, weight_bhwk: Tensor)
     channels = image_bchw.shape[1]
     batch, height, width, taps = index_bhwk.shape
     pixels = image_bchw.permute(0, 2, 3, 1).reshape(-1, channels)
+    if torch.onnx.is_in_onnx_export():  # which makes a loop over output pixels of `embedding_bag`
+        return summed_taps(pixels, index_bhwk, weight_bhwk).permute(0, 3, 1, 2)
     summed: Tensor = WeightedGather.apply(  # type: ignore[no-untyped-call]
         pixels, index_bhwk.reshape(-1, taps), weight_bhwk.reshape(-1, taps)
     )

@@ -56,7 +56,10 @@ class Projection(torch.autograd.Function):
         carried = torch.where(inside[:, None], torch.cat((-flow * weight, weight), dim=1), 0)
         rows = carried.permute(0, 2, 3, 1).reshape(-1, 1, 3).expand(-1, 4, -1).reshape(-1, 3)
         sums = rows.new_zeros(batch * height * width, 3)
-        sums.index_put_((index.reshape(-1),), rows, accumulate=True)
+        numbers = index.reshape(-1)
+        if torch.onnx.is_in_onnx_export():  # its operator takes int64 alone
+            numbers = numbers.long()
+        sums.index_put_((numbers,), rows, accumulate=True)
         sums = sums.view(batch, height, width, 3).permute(0, 3, 1, 2)
         count = sums[:, 2:].contiguous()
         reached = count > 0
@@ -84,6 +87,16 @@ class Projection(torch.autograd.Function):
         return -weight * met[:, :2], grad_weight, None
 
 
+def running_max(values: Tensor, dim: int) -> Tensor:
+    """Return the largest value so far along `dim`: `cummax` in steps of doubled length, which ONNX can hold."""
+    size, reach = values.shape[dim], 1
+    while reach < size:
+        later, earlier = values.narrow(dim, reach, size - reach), values.narrow(dim, 0, size - reach)
+        values = torch.cat((values.narrow(dim, 0, reach), torch.maximum(later, earlier)), dim)
+        reach *= 2
+    return values
+
+
 def nearest_reached(reached_b1hw: Tensor, dim: int, backwards: bool) -> tuple[Tensor, Tensor]:
     """Return the place along `dim` of the nearest reached pixel at or before (`backwards`: after) each one.
 
@@ -92,14 +105,14 @@ def nearest_reached(reached_b1hw: Tensor, dim: int, backwards: bool) -> tuple[Te
     size = reached_b1hw.shape[dim]
     shape = [1, 1, 1, 1]
     shape[dim] = size
-    places = torch.arange(size, device=reached_b1hw.device).view(shape)
+    places = torch.arange(size, device=reached_b1hw.device, dtype=torch.int32).view(shape)
     if backwards:
-        found = torch.where(reached_b1hw, places, size).flip(dim).cummin(dim).values.flip(dim)
+        found = -running_max(torch.where(reached_b1hw, -places, -size).flip(dim), dim).flip(dim)
         exists = found < size
     else:
-        found = torch.where(reached_b1hw, places, -1).cummax(dim).values
+        found = running_max(torch.where(reached_b1hw, places, -1), dim)
         exists = found >= 0
-    return torch.where(exists, found, 0), exists
+    return torch.where(exists, found, 0).long(), exists
 
 
 def fill_holes(flow_b2hw: Tensor, count_b1hw: Tensor) -> Tensor:
