@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -278,7 +279,8 @@ def test_a_lossy_recipe_is_marked_in_the_answer_the_patch_and_the_picture(
     recipe = Recipe({"memory": {"low_bit_optimizer": True}}, config, make_plan(**figures))
     whole = make_plan(**{**figures, "fits": False})
     asked = with_vram(arguments, "1GiB", allow_lossy=True, desktop="16MiB")
-    plan.write_results(Path(asked.output or ""), asked, config, gpu, whole, [recipe], 2**30)
+    planned: Any = SimpleNamespace(config=config, gpu=gpu, plan=whole, found=Search([recipe], [], []), budget=2**30)
+    plan.write_results(Path(asked.output or ""), asked, planned)
     assert drawn == ["as it stands: 2,048 MiB", "low bit optimizer (lossy, not bit-equal, close): 1,024 MiB"]
     patch = Path(asked.output or "").read_text()
     assert "# lossy: the learned result changes" in patch
