@@ -69,6 +69,9 @@ def prune(wanted: str, device: str, wishes: Wishes) -> str:
     if TRICK in trained.config.memory.tricks:
         raise ConfigError("RUN is pruned already; prune the run that it came from with another --share")
     networks = wishes.networks or networks_of(trained.run.task)
+    for name in networks:
+        if name not in trained.run.task.trainable:
+            raise ConfigError(f"--network: found {name!r}; allowed are {', '.join(trained.run.task.trainable)}")
     before = measure(trained.run, networks, trained.test_data, trained.config)
     config = pruned_config(trained, networks, wishes)
     run = build_run(config, trained.run.device, trained.train_data.spec)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import mpt
 from mpt.cli import main
 from mpt.errors import ConfigError
 from mpt.inference.trained import open_trained
+from mpt.memory.prune import Settings, build
 from mpt.workflows.pruning import Wishes, prune
 from mpt.workflows.train import train
 
@@ -42,6 +44,8 @@ def test_a_pruned_generator_is_trained_on_and_measured(trained: Path) -> None:
         prune("whole-pruned", "cpu", Wishes(0.5, (), 1, None, runs=trained.parent))
 
 
-def test_a_network_without_hidden_channels_is_refused(trained: Path) -> None:
-    with pytest.raises(ConfigError, match=r"memory\.prune: no hidden channels to remove in gen, disc"):
+def test_a_network_that_is_not_there_or_has_nothing_hidden_is_refused(trained: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--network: found 'nothing'; allowed are .*gen"):
         prune(str(trained), "cpu", Wishes(0.5, ("nothing",), 1, "none", runs=trained.parent))
+    with pytest.raises(ConfigError, match=r"memory\.prune: no hidden channels to remove in net"):
+        build(Settings()).pack_weights({"net": nn.Linear(8, 8)})
