@@ -16,6 +16,9 @@ from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.state.evaluation import evaluate_batches, preview
 from mpt.engine.step.step import update
 from mpt.errors import ConfigError
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
 from mpt.seams import Batch, Run
 from mpt.systems.diffusion.data.latents import write_latents
 from mpt.systems.diffusion.nn.shared.embedding import to_ticks
@@ -279,6 +282,17 @@ def test_previews_of_latents_are_what_the_autoencoder_decodes(tmp_path: Path) ->
     with torch.no_grad():
         wanted = network.decode(latent / network.config.scaling_factor + 0.1).sample
     torch.testing.assert_close(task_of(run).to_image(latent), (wanted / 2 + 0.5).clamp(0, 1), rtol=0, atol=1e-5)
+
+
+def test_a_preview_by_an_autoencoder_is_planned_with_it(tmp_path: Path) -> None:
+    diffusers()
+    autoencoder(4, 0.1).save_pretrained(str(tmp_path / "vae"))
+    task = {"objective": "flow", "condition_dropout": 0.0, "decoder": str(tmp_path / "vae")}
+    run, _ = build(tmp_path, FAMILIES["sd3"], task=task)
+    with Session(find_gpu("rtx3060"), Calibration()) as session:
+        plan = session.plan([run.config], whole_run=True)[0].get()
+    assert plan.moments["preview"].problem == ""
+    assert plan.moments["preview"].allocated > 0
 
 
 def test_levels_reach_the_library_s_network_in_float32(tmp_path: Path) -> None:
