@@ -76,6 +76,9 @@ def test_steps_beyond_two_to_the_31_are_saved_and_their_batches_found(tmp_path: 
         def __len__(self) -> int:
             return 10
 
+        def groups(self) -> None:
+            return None
+
     loader = Loader(Numbers(), 4, seed=0)  # type: ignore[arg-type]
     indices, epoch = loader.indices(step)
     assert (epoch, sorted(loader.order(epoch)), len(indices)) == (step // 2, list(range(10)), 4)

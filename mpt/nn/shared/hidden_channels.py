@@ -128,7 +128,7 @@ def narrow(network: nn.Module, share: float) -> int:
 
 def importance(hidden: Hidden) -> Tensor:
     """Return how much each channel matters."""
-    weight = hidden.producer.get_parameter("weight")
+    weight: Tensor = hidden.producer.get_parameter("weight")
     if isinstance(hidden.producer, _ConvTransposeNd):
         weight = weight.transpose(0, 1)
     norms: Tensor = weight.flatten(1).square().sum(1).sqrt()
