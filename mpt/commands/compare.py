@@ -184,7 +184,7 @@ def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> 
         table.add_row(
             row.group.label,
             f"{show_bytes(row.peak_bytes, peaks)}\n{show_ratio(row.peak_ratio)}",
-            f"{show_seconds(row.step_seconds)}\n{show_ratio(row.step_ratio)}",
+            f"{show_seconds(row.step_seconds, 2)}\n{show_ratio(row.step_ratio)}",
             f"{show_figure(row.samples_per_second)}\n{show_ratio(row.throughput_ratio)}",
             str(row.skipped),
             f"{show_spread(row.final.mean, row.final.deviation)}\n{show_ratio(row.final_ratio)}",

@@ -30,8 +30,8 @@ def byte_step(value: float) -> int:
     return next((step for step in range(3) if abs(value) < 1024 ** (step + 1)), 3)
 
 
-def show_seconds(value: float) -> str:
-    """Write a duration: microseconds to days."""
+def show_seconds(value: float, decimals: int = 1) -> str:
+    """Write a duration: microseconds to days. `decimals` are those of seconds under ten."""
     if not math.isfinite(value):
         return "–"
     if abs(value) < 1e-3:
@@ -39,7 +39,7 @@ def show_seconds(value: float) -> str:
     if abs(value) < 1:
         return f"{value * 1e3:.3g} ms" if abs(value) < 0.1 else f"{value * 1e3:.0f} ms"
     if abs(value) < 120:
-        return f"{value:.1f} s"
+        return f"{value:.{decimals if abs(value) < 10 else 1}f} s"
     minutes, seconds = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"

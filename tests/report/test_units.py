@@ -25,6 +25,13 @@ def test_durations_keep_three_digits(value, text):
     assert show_seconds(value) == text
 
 
+def test_a_ratio_of_seconds_can_be_checked_from_those_shown() -> None:
+    """2.354 s and 0.339 s are 6.94 times; of "2.4 s" a reader would find 7.08."""
+    assert show_seconds(2.354, 2) == "2.35 s"
+    assert show_seconds(23.54, 2) == "23.5 s"
+    assert show_seconds(0.339, 2) == "339 ms"
+
+
 def test_figures_counts_and_ratios_are_short():
     assert show_figure(0.94321) == "0.9432"
     assert [show_figure(one) for one in (1e-7, 1.5e-4, -2.346e8)] == ["1e-7", "1.5e-4", "-2.35e8"]
