@@ -62,6 +62,8 @@ OPTIONS = {
     **dict.fromkeys(("ckpt", "ckpt_path", "checkpoint", "resume_from_checkpoint"), "--resume {value}"),
 }
 """Other programs' options -> the option that does it here, if the command has it."""
+OTHER_COMMANDS = {"format": "mpt convert RUN --to {value}"}
+"""Other programs' options -> the command that does it here."""
 FURTHER = {
     "mpt infer": "--input {value}",
     "mpt evaluate": "--data {value}",
@@ -261,6 +263,8 @@ def option_called(said: str, context: Any) -> str | None:
     name = found[1].replace("-", "_") if found else ""
     ours = OPTIONS.get(name)
     if ours is None or not has_option(context.command, ours):
+        ours = OTHER_COMMANDS.get(name)
+    if ours is None:
         return None
     value = options_in(context.meta.get(WORDS, ())).get(name, "")
     return ours.format(value="VALUE" if not value or value.startswith("-") else value)

@@ -252,6 +252,8 @@ def explain_no_run(text: str, runs_dir: Path) -> str:
         if path.is_file():
             use = ", or train from these weights with model.weights=" + str(path) if path.suffix in WEIGHTS else ""
             return f"{path} is a file, not a run or checkpoint: name a run{use}."
+    if Path(text).suffix in WEIGHTS:
+        return f"There is no file {text}. It would be weights, not a run: mpt train CONFIG model.weights={text}"
     names = [run.name for run in list_runs(runs_dir)]
     nearest = get_close_matches(text, names, n=1)
     which = "Runs here" if len(names) <= 5 else f"The newest of {len(names)} runs"

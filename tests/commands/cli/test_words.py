@@ -23,6 +23,8 @@ WORDS = [
     ("train @classify_digits --devices=2", "here it is --nproc 2"),
     ("train @classify_digits --devices", "here it is --nproc VALUE"),
     ("infer --source pictures", "no such option: --source; here it is --input pictures"),
+    ("infer --format onnx", "no such option: --format; here it is mpt convert RUN --to onnx"),
+    ("infer yolov8n.pt", "It would be weights, not a run: mpt train CONFIG model.weights=yolov8n.pt"),
     ("convert --format onnx", "no such option: --format; here it is --to onnx"),
     ("infer run pictures", "found pictures, where nothing more is expected; write --input pictures"),
     ("evaluate run pictures", "write --data pictures"),
