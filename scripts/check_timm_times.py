@@ -28,7 +28,7 @@ from mpt.config.load import load_config
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.server.worker import find_data_spec, preload
 from mpt.planner.step.run_fake import trace_config
-from mpt.planner.trace.time_model import Work
+from mpt.planner.trace.time_model import Work, range_of
 from mpt.vision_ops import import_torchvision
 
 GPU = "rtx3090"
@@ -62,6 +62,12 @@ class Found:
     def ratio(self) -> float:
         """Planned over published time."""
         return self.seconds * self.row.images_per_second / self.row.batch
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the published time lies in the range that is printed beside the planned one."""
+        least, most = range_of(self.band)
+        return least <= 1 / self.ratio <= most
 
 
 def read(path: Path, channels_last: bool) -> list[Row]:
@@ -117,7 +123,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 def summary(name: str, found: Sequence[Found]) -> str:
     """Return one line of the table."""
     errors = sorted(abs(one.ratio - 1) for one in found)
-    inside = sum(abs(one.ratio - 1) <= one.band for one in found) / len(found)
+    inside = sum(one.is_inside for one in found) / len(found)
     nine_tenths = errors[int(0.9 * (len(errors) - 1))]
     return (
         f"| {name} | {len(found)} | {statistics.median(errors):.1%} | {nine_tenths:.0%} | {inside:.0%} | "

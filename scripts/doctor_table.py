@@ -75,10 +75,10 @@ def subject_of(config: Config) -> Subject:
     return Subject(config, data.spec, batch, torch.device("cpu"))
 
 
-def planted(name: str) -> Config:
-    """Return the configuration of a network with a fault."""
+def planted(name: str, *overrides: str) -> Config:
+    """Return the configuration of a network with a fault, and changes to it."""
     model = {"name": f"scripts.planted_faults:{name}", "image_size": 16, "channels": 1}
-    return load_config({"model": model, **DIGITS}, allow=["scripts"])
+    return load_config({"model": model, **DIGITS}, overrides, allow=["scripts"])
 
 
 def stranger(name: str) -> Config:

@@ -34,6 +34,7 @@ from mpt.commands.cli.console import open_console
 from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, progress, sharded, write_patch
 from mpt.commands.planning.plan_tables import (
     as_data,
+    describe_band,
     describe_largest,
     describe_too_large,
     headline,
@@ -208,7 +209,7 @@ def write_results(path: Path, arguments: Command, planned: Planned) -> list[str]
         train_command(arguments, path, best),
         "",
         f"{described(best)}: {describe_bytes(best.total)} of {describe_bytes(budget)},",
-        f"{show_seconds(best.plan.step_seconds)} a step give or take {plan.time_band:.0%}, predicted by",
+        f"{show_seconds(best.plan.step_seconds)} a step ({describe_band(best.plan.time_band)}), predicted by",
         plan_command(arguments),
         *([f"lossy: {EXPLANATIONS['lossy']}"] if best.is_lossy else []),
     ]

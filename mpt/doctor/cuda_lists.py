@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mpt.planner.device.fake_device import header_path, read_operator_lists
+from mpt.planner.device.kept_modes import KeptInBackward
 
 DECOMPOSITIONS = re.compile(
     r"_?linalg_(?!vector_norm|matrix_norm|vecdot|cross|diagonal|multi_dot)\w+|cholesky\w*|lu\w*|_lu_with_info|geqrf|orgqr|"
@@ -35,15 +36,15 @@ def float32_operators() -> frozenset[str]:
     return frozenset(name for policy in ("FP32", "FP32_SET_OPT_DTYPE") for name, _ in lists[policy]) | {"norm"}
 
 
-class CudaLists(TorchFunctionMode):
+class CudaLists(KeptInBackward):
     """Within its block autocast on the CPU follows CUDA's lists. `used` names the operators for which that mattered."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used: set[str] = set()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def handle(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call a function on inputs in the dtype that CUDA's autocast gives them."""
         if not torch.is_autocast_enabled("cpu"):
             return func(*args, **kwargs)
         name = operator_name(func)

@@ -6,21 +6,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from mpt.engine.recovery.module_places import source_line
+from mpt.planner.device.kept_modes import KeptInBackward
 
 
-class ForwardLines(TorchFunctionMode):
+class ForwardLines(KeptInBackward):
     """Notes the lines of all calls of torch's functions within its block."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: dict[Any, str] = {}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+    def handle(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call a function and note its line."""
+        made = func(*args, **kwargs)
         self.note(made)
         return made
 

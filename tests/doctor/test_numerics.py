@@ -247,6 +247,18 @@ def test_what_autocast_computes_in_float32_on_a_card_is_no_fault_on_a_cpu(name: 
     assert any("computed in float32, as CUDA's autocast does" in one.text for one in section.findings)
 
 
+@pytest.mark.parametrize("name", [*RIGHT_ON_CUDA[:2], "plant_log_of_tiny"])
+def test_recomputed_blocks_follow_cuda_in_backward_too_and_their_operators_keep_their_lines(name: str) -> None:
+    plain, recomputed = (
+        examine(subject_of(planted(name, *more)))[0] for more in ([], ["memory.recompute={modules: [net.planted]}"])
+    )
+    assert recomputed.faults == plain.faults
+    assert str(recomputed.losses) == str(plain.losses)
+    assert recomputed.by_cuda_lists == plain.by_cuda_lists
+    assert str(recomputed.parameters) == str(plain.parameters)
+    assert [one.describe() for one in recomputed.culprits] == [one.describe() for one in plain.culprits]
+
+
 def test_a_step_that_raises_in_float32_too_is_the_model_s_own_error() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         describe_numerics(subject_of(planted("raises_always")))

@@ -17,7 +17,7 @@ from rich.console import Console
 from mpt.commands.cli.arguments import Card, Desktop, PlannedConfig
 from mpt.commands.cli.console import columns, open_console
 from mpt.commands.planning.plan_config import load_planned
-from mpt.commands.planning.plan_tables import held_tables
+from mpt.commands.planning.plan_tables import describe_range, held_tables
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MemoryBudgetError
@@ -126,8 +126,7 @@ def print_inference(
         table.add_row("reserved", describe_bytes(plan.reserved), "by the caching allocator, where there is room")
         table.add_row("context", describe_bytes(plan.context_bytes), "")
         table.add_row("weights", describe_bytes(plan.weight_bytes), "of all networks")
-        band = plan.batch_seconds * plan.time_band
-        table.add_row("batch", show_seconds(plan.batch_seconds), f"give or take {show_seconds(band)}")
+        table.add_row("batch", show_seconds(plan.batch_seconds), describe_range(plan.batch_seconds, plan.time_band))
         console.print(table)
         console.print()
         console.print(held_tables(plan))

@@ -20,6 +20,7 @@ from mpt.planner.recipes.printed import PlanOutput, Refused, describe_recipe, wi
 from mpt.planner.recipes.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch
 from mpt.planner.recipes.scaling import Scaling
 from mpt.planner.recipes.search import Search
+from mpt.planner.trace.time_model import BAND, range_of
 from mpt.report.units import show_seconds
 from mpt.run.process.host_memory import available_bytes
 
@@ -89,8 +90,9 @@ def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, 
         table.add_row("export", describe_bytes(0), "mpt convert builds the networks on the host")
     if plan.largest_batch is not None:
         table.add_row("largest batch", *describe_largest(plan))
-    band = plan.step_seconds * plan.time_band
-    table.add_row("step", show_seconds(plan.step_seconds), f"give or take {show_seconds(band)}{moved(calibration)}")
+    table.add_row(
+        "step", show_seconds(plan.step_seconds), describe_range(plan.step_seconds, plan.time_band) + moved(calibration)
+    )
     if plan.host_bytes:
         table.add_row("host memory", describe_bytes(plan.host_bytes), describe_host(plan))
     if ranks:
@@ -101,6 +103,23 @@ def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, 
         console.print(held_tables(plan))
     for note in plan.notes:
         console.print(f"note: {note}")
+
+
+def describe_range(seconds: float, band: float) -> str:
+    """Return how far a time may be from the planned one."""
+    least, most = range_of(band)
+    if band <= BAND:
+        return f"give or take {show_seconds(seconds * band)}"
+    return (
+        f"{show_seconds(seconds * least)} to {show_seconds(seconds * most)}: no constant meets the published times of "
+        "grouped convolutions in channels_last"
+    )
+
+
+def describe_band(band: float) -> str:
+    """Return the same for any time, as a share."""
+    least, most = range_of(band)
+    return f"±{band:.0%}" if band <= BAND else f"×{least:g} to {most:g}"
 
 
 def describe_workspace(plan: Plan) -> str:
@@ -229,7 +248,7 @@ def print_search(console: Console, found: Search, plan: Plan) -> None:
     else:
         shown = sorted(found.recipes, key=lambda recipe: recipe.total)[:SHOWN]
         console.print(f"\nnone fits in {budget}; the smallest", style="bold")
-    table = columns("recipe", ">memory", ">chance", f">step ±{plan.time_band:.0%}", "cost")
+    table = columns("recipe", ">memory", ">chance", f">step {describe_band(plan.time_band)}", "cost")
     for recipe in shown:
         seconds = show_seconds(recipe.plan.step_seconds)
         verdict_of = judge(recipe.plan)

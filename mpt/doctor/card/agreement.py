@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from mpt.doctor.card.subjects import MODES, first_batch, on_device, small_config
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.state.module_state import load_module_state, module_state
 from mpt.engine.step.step import back_propagate, drop_gradients
 from mpt.errors import MptError
+from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.seams import Batch, Run
 from mpt.seams.phase_losses import draw_batch
 
@@ -32,11 +32,12 @@ SMALLEST = 0.1
 COMPARED_MODES = MODES[:6]
 
 
-class DrawnOnHost(TorchFunctionMode):
+class DrawnOnHost(KeptInBackward):
     """Makes every random draw on the CPU with its default generator, whatever device it is for."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = func.__name__, dict(kwargs or {})
+    def handle(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Draw on the CPU, or call what does not draw."""
+        name, kwargs = func.__name__, dict(kwargs)
         if name == "dropout":
             return dropped(*args, **kwargs)
         if name not in DRAWS:

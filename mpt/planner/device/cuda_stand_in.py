@@ -22,15 +22,15 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from mpt.planner.device.fake_device import DEVICE
+from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.facts.gpus import Gpu
 
 CUDA = re.compile(r"cuda(:\d+)?")
 
 
-class CudaStandIn(TorchFunctionMode):
+class CudaStandIn(KeptInBackward):
     """Sends tensors that are wanted on `cuda` to the device in its place; `is_used` says whether there were any."""
 
     def __init__(self, target: torch.device) -> None:
@@ -47,8 +47,8 @@ class CudaStandIn(TorchFunctionMode):
             Tensor.is_pinned: lambda tensor, device=None: False,
         }
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def handle(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call a function on the device that stands in."""
         special = self._special.get(func)
         if special is not None:
             return special(*args, **kwargs)

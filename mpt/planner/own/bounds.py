@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 
+from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
 from mpt.planner.own.sequences import PackedSequences, alignments_gradient, counted, ctc_loss, most_alignments
 
@@ -81,23 +81,24 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         return found
 
 
-class WithoutMemory(TorchFunctionMode):
+class WithoutMemory(KeptInBackward):
     """Answers reads of a tensor's memory by torch's own functions, and those at which a script would end."""
 
     def __init__(self, packed: PackedSequences) -> None:
         super().__init__()
         self.packed = packed
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def handle(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Answer a read, or call the function."""
         if func is Tensor.__deepcopy__:
             return copy_deeply(*args)
         if func in (torch.isfinite, Tensor.isfinite) and not args[0].dim():
             return torch.tensor(True)
         if func is nn.functional.ctc_loss:
-            return ctc_loss(*args, **(kwargs or {}))
+            return ctc_loss(*args, **kwargs)
         if self.packed.handles(func, args):
             return self.packed.call(func, args)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def copy_deeply(tensor: Tensor, memo: dict[int, Any]) -> Tensor:

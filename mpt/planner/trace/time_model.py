@@ -23,6 +23,8 @@ BAND = 0.3
 UNCERTAIN_BAND = 0.65
 """Of steps of which `UNCERTAIN_SHARE` is spent in kernels whose published times are spread widely."""
 UNCERTAIN_SHARE = 0.05
+UNCERTAIN_RANGE = 0.6, 5.0
+"""Published over planned time of such steps: no constant meets them."""
 ARITHMETIC_SHARE = 0.75
 BANDWIDTH_SHARE = 0.62
 LAUNCH_SECONDS = 6e-6
@@ -83,7 +85,7 @@ class Work:
         return max(total, on_link) + self.host_compute_bytes / HOST_BANDWIDTH
 
     def band(self, gpu: Gpu) -> float:
-        """Return the share of a step's time by which published times may differ from planned ones."""
+        """Return the share of published times by which planned ones may differ from them."""
         if not self.uncertain:
             return BAND
         times = {key: count * self.operator_seconds(gpu, *key) for key, count in self.operators.items()}
@@ -98,6 +100,11 @@ class Work:
         arithmetic = flops / (peak * 1e12 * efficiency.arithmetic)
         traffic = moved / (gpu.bandwidth * 1e9 * efficiency.bandwidth)
         return max(arithmetic, traffic, efficiency.launch_seconds)
+
+
+def range_of(band: float) -> tuple[float, float]:
+    """Return the least and the most that a step may take, in planned ones."""
+    return UNCERTAIN_RANGE if band > BAND else (1 - band, 1 + band)
 
 
 HOST_BANDWIDTH = 15e9

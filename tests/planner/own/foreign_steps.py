@@ -1,11 +1,13 @@
 """Training steps that know nothing of mpt, as people write them."""
 
 import copy
+import functools
 import sys
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
@@ -137,6 +139,22 @@ def letters(labels=100, as_lists=False):
         times, long = lengths if as_lists else map(torch.tensor, lengths)
         nn.functional.ctc_loss(scores, targets, times, long).backward()
         torch.bincount(targets.flatten(), minlength=30)
+
+    return step
+
+
+def recomputed(is_recomputed=True):
+    """A checkpoint whose function makes tensors on the card."""
+    net = nn.Linear(64, 64).cuda()
+
+    def block(x):
+        noise = torch.randn(x.shape, device="cuda")
+        return (net(x + noise.cuda()) + torch.zeros(64).cuda()).square()
+
+    def step():
+        x = torch.ones(32, 64, device="cuda")
+        run = functools.partial(checkpoint, block, use_reentrant=False) if is_recomputed else block
+        run(x).mean().backward()
 
     return step
 

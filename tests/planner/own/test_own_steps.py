@@ -82,6 +82,12 @@ def test_shapes_that_depend_on_values_are_taken_at_their_bound() -> None:
     assert "2 results whose size depends on values were taken as large as they can be" in found.plan.notes
 
 
+def test_what_is_recomputed_in_backward_is_on_the_card_too() -> None:
+    recomputed, plain = (mpt.plan_step(foreign_steps.recomputed, is_recomputed=each).plan for each in (True, False))
+    assert recomputed.by_category["parameters"] == plain.by_category["parameters"]
+    assert recomputed.allocated <= plain.allocated
+
+
 def test_packed_sequences_are_planned_as_long_as_the_longest() -> None:
     packed, padded = (mpt.plan_step(foreign_steps.sentences, is_packed=each).plan for each in (True, False))
     assert any("packed sequences were taken to be as long as the longest" in note for note in packed.notes)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpt.commands.planning.plan_tables import describe_band, describe_range
 from mpt.planner.device.outcomes import Cost, Kernel
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.trace.operator_costs import cost_of, window_operations
@@ -100,3 +101,7 @@ def test_steps_of_grouped_convolutions_in_channels_last_have_a_wider_band() -> N
                 work.uncertain.add((flops, moved, found.half))
         bands.append(work.band(find_gpu("rtx3060")))
     assert bands == [BAND, UNCERTAIN_BAND]
+    said = [describe_range(1.0, band) for band in bands]
+    assert said[0] == "give or take 300 ms"
+    assert said[1].startswith("600 ms to 5.0 s: no constant meets the published times of grouped convolutions")
+    assert [describe_band(band) for band in bands] == ["±30%", "×0.6 to 5"]
