@@ -6,8 +6,9 @@ there are no classes, every image below the folder counts, and there is no "labe
 
 Files are decoded when they are needed. A bad one (damaged, no image, above `max_pixels`) stops the run by name, or
 under `on_bad_image: skip` the next good file in order takes its place, the same one each time and for any number of
-workers; `bad_files` then lists those that were met. If `augment` begins with RandomResizedCrop it cuts from the whole
-picture as stored; otherwise the picture is first made square as `fit` says and resized.
+workers; `bad_files` then lists those that were met, and an evaluation leaves them out. If `augment` begins with
+RandomResizedCrop it cuts from the whole picture as stored; otherwise the picture is first made square as `fit` says
+and resized.
 """
 
 from __future__ import annotations
@@ -137,6 +138,10 @@ class ImageFolder(Dataset):
         """Return the file that is at this place, the next good one if it was found to be bad."""
         numbers = ((index + attempt) % len(self.paths) for attempt in range(len(self.paths)))
         return next((str(self.paths[one]) for one in numbers if str(self.paths[one]) not in self.bad_files), "")
+
+    def is_left_out(self, index: int) -> bool:
+        """Return whether the file at this place was found to be bad."""
+        return str(self.paths[index]) in self.bad_files
 
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
         """Return the samples of `indices`, decoded. Raises DataError naming a bad file, unless they are skipped."""

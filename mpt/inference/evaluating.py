@@ -12,7 +12,15 @@ from typing import Any
 
 from mpt.config.precision_names import FLOAT32
 from mpt.data.loading.fingerprint import Fingerprint, combine
-from mpt.engine.state.evaluation import apart_from_training, casts_kept, conclude, gather_evidence, test_batches
+from mpt.engine.state.evaluation import (
+    apart_from_training,
+    casts_kept,
+    conclude,
+    counted_batches,
+    gather_evidence,
+    is_counted,
+    test_batches,
+)
 from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import Trained
 from mpt.metrics.shared.choice import measure_possible
@@ -37,7 +45,8 @@ def measure(run: Run, data: Dataset, batch_size: int, precision: str) -> Measure
     """Return the figures on all samples of a data set."""
     size, fingerprint = min(batch_size, len(data)), Fingerprint()
     with apart_from_training(run), casts_kept(run):
-        evidence = [found for _, found in gather_evidence(run, test_batches(run, data, size, fingerprint), size)]
+        counts, batches = counted_batches(data, size), test_batches(run, data, size, fingerprint)
+        evidence = [found for at, found in gather_evidence(run, batches, size) if is_counted(run, at, counts)]
         figures = conclude(run, evidence)
     more, refused = measure_possible(evidence)
     test_set = combine([fingerprint.value])

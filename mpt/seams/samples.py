@@ -159,6 +159,12 @@ class Dataset:
         """Return a sample's name for people: its file, if it has one."""
         return f"sample {index}"
 
+    def is_left_out(self, index: int) -> bool:
+        """Return whether a sample was found to be bad, so that `fetch` gives another in its place, which an evaluation
+        must not count twice.
+        """
+        return False
+
     def pass_over(self, files: Mapping[str, str]) -> None:
         """Take note of bad files that were met elsewhere, in a worker process."""
         self.bad_files = {**self.bad_files, **files}

@@ -39,7 +39,15 @@ class FirstSamples(Dataset):
 
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
         """Return samples of the whole set."""
-        return self.data.fetch([index * len(self.data) // self.count for index in indices], epoch)
+        return self.data.fetch([self.place(index) for index in indices], epoch)
+
+    def is_left_out(self, index: int) -> bool:
+        """Return whether the whole set's sample was found to be bad."""
+        return self.data.is_left_out(self.place(index))
+
+    def place(self, index: int) -> int:
+        """Return the number of a sample in the whole set."""
+        return index * len(self.data) // self.count
 
 
 class Recording:

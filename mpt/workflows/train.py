@@ -247,7 +247,7 @@ def finish(training: Training, reports: bool) -> None:
     if not training.is_over:  # a smoke run's first half
         console.message(f"stopped after step {progress.step}, to be resumed")
         return
-    tested = len(training.test_data)
+    tested = training.tested
     if not reports:
         console.message(closing_line(progress.last_metrics, progress.seconds, None, tested))
         return

@@ -160,6 +160,7 @@ def test_skipped_files_are_known_to_the_main_process_for_any_number_of_workers(t
     images = torch.cat([batch["image"] for batch in Loader(data, 3, 0, workers=workers).evaluation_batches()])
     assert list(data.bad_files) == [str(tmp_path / "train" / "cat" / "02.png")]
     assert torch.equal(images[2], images[3])
+    assert [index for index in range(len(data)) if data.is_left_out(index)] == [2]
 
 
 def test_random_resized_crop_cuts_from_the_whole_picture(tmp_path):

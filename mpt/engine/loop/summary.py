@@ -33,7 +33,7 @@ def summary_of(training: Training) -> dict[str, Any]:
         "best_step": progress.best_step,
         "steps": progress.step,
         "total_steps": training.total_steps,
-        "test_samples": len(training.test_data),
+        "test_samples": training.tested,
         "skipped_files": training.skipped_files,
         **training.early_end(),
         "median_step_seconds": median,

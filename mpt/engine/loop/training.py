@@ -27,7 +27,7 @@ from mpt.engine.recovery.standstill import Standstill
 from mpt.engine.state.details import write_details
 from mpt.engine.state.device_use import DeviceUse
 from mpt.engine.state.early_stopping import Rule
-from mpt.engine.state.evaluation import evaluate, write_preview
+from mpt.engine.state.evaluation import counted_samples, evaluate, write_preview
 from mpt.engine.state.journal import Journal
 from mpt.engine.state.memory import AllocatorPeaks
 from mpt.engine.state.progress import Periods, Progress, due, next_due
@@ -245,13 +245,15 @@ class Training:
         with self.peaks.beside_steps(self.run.device):
             fingerprint = Fingerprint() if self.test_set is None else None
             figures = evaluate(self.run, self.test_data, self.train.batch_size, fingerprint)
+        for files in filter(None, self.run.world.gather(dict(self.test_data.bad_files))):
+            self.test_data.pass_over(files)
         if fingerprint is not None:
             self.note_test_set(fingerprint)
         self.progress.last_metrics = figures
         self.progress.note_figure(figures[task.metric], task.higher_is_better)
         self.evaluated_step = self.progress.step
         assert self.test_set is not None
-        self.journal.evaluation(figures, len(self.test_data), self.test_set)
+        self.journal.evaluation(figures, self.tested, self.test_set)
         if isinstance(task, Plateau):
             task.after_evaluation(figures)
         if self.early_stopping is not None:
@@ -263,6 +265,11 @@ class Training:
             file = self.directory.path / "evaluation.json"
             details = write_details(file, task.details, self.progress.step, self.test_data)
             self.journal.boards.evaluation(self.progress.step, details)
+
+    @property
+    def tested(self) -> int:
+        """The number of test samples that an evaluation counts."""
+        return len(counted_samples(self.test_data))
 
     def note_test_set(self, fingerprint: Fingerprint) -> None:
         """Keep the hash of the test set; warn if an evaluation before a resume had another one."""

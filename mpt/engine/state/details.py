@@ -15,6 +15,7 @@ from typing import Any
 from PIL import Image
 
 from mpt.data.pictures.images import grid_of
+from mpt.engine.state.evaluation import counted_samples
 from mpt.errors import MptError
 from mpt.run.process.files import write_atomically
 from mpt.seams import Dataset
@@ -28,9 +29,10 @@ def write_details(path: Path, details: Mapping[str, Any], step: int, data: Datas
 
     Returns the file's content.
     """
-    shown = {}
+    shown, counted = {}, counted_samples(data)
     for kind in PICTURED:
-        shown[kind] = [{**one, "name": data.name_of(one["index"])} for one in details.get(kind, [])]
+        found = [{**one, "index": counted[one["index"]]} for one in details.get(kind, [])]
+        shown[kind] = [{**one, "name": data.name_of(one["index"])} for one in found]
         for one in shown[kind]:
             with contextlib.suppress(MptError):  # a file that went away since is no reason to stop a training
                 one["picture"] = picture_of(data, one["index"])

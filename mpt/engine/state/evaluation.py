@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -93,34 +93,56 @@ def preview(run: Run, batch: Batch) -> torch.Tensor | None:
 def test_batches(run: Run, data: Dataset, batch_size: int, fingerprint: Fingerprint | None) -> Iterator[Batch]:
     """Yield this rank's batches of the test set in order, on the run's device: alone, all of them.
 
-    With sharded networks a forward needs all ranks, so all have as many: the last batch is repeated if necessary.
+    Without the samples that were found to be bad, but for a batch of nothing else, which is not counted. With sharded
+    networks a forward needs all ranks, so all have as many: the last batch is repeated if necessary.
     """
     workers = run.config.dataset.settings.workers
     size = min(batch_size, len(data))
     loader = Loader(data, size, run.config.seed, workers, drop_last=False, shuffle=False)
     world = run.world
-    batches = loader.evaluation_batches(world.rank, world.size, is_even=world.is_sharded)
+    batches, last = loader.evaluation_batches(world.rank, world.size, is_even=world.is_sharded), len(loader.cuts) - 1
     for number, batch in zip(itertools.count(world.rank, world.size), batches):
         if fingerprint is not None and number < loader.steps_per_epoch:  # beyond them the last one comes again
             fingerprint.add(loader.cuts[number].start, batch)
-        yield to_device(batch, run.device, run.data)
+        yield to_device(without_bad(batch, data, loader.cuts[min(number, last)]), run.device, run.data)
+
+
+def without_bad(batch: Batch, data: Dataset, samples: Sequence[int]) -> Batch:
+    """Return a batch without the samples in whose place another one was given, the whole if there are no others."""
+    kept = [place for place, index in enumerate(samples) if not data.is_left_out(index)]
+    return {name: values[kept] for name, values in batch.items()} if 0 < len(kept) < len(samples) else batch
 
 
 def evaluate(run: Run, data: Dataset, batch_size: int, fingerprint: Fingerprint | None = None) -> dict[str, float]:
     """Return the task's figures on the test set, whose samples are added to the fingerprint, if one is given."""
     size = min(batch_size, len(data))
     batches = test_batches(run, data, size, fingerprint)
-    return evaluate_batches(run, batches, size, len(cut(len(data), data.groups(), size)))
+    return evaluate_batches(run, batches, size, counted_batches(data, size))
 
 
-def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int, count: int | None = None) -> dict[str, float]:
+def counted_batches(data: Dataset, size: int) -> Callable[[int], bool]:
+    """Return whether a batch of that number, once it was read, is one of the test set's with a sample that is not
+    bad.
+    """
+    cuts = cut(len(data), data.groups(), size)
+    return lambda number: number < len(cuts) and not all(map(data.is_left_out, cuts[number]))
+
+
+def counted_samples(data: Dataset) -> list[int]:
+    """Return the samples that an evaluation counted: those that it did not find to be bad."""
+    return [index for index in range(len(data)) if not (data.bad_files and data.is_left_out(index))]
+
+
+def evaluate_batches(
+    run: Run, batches: Iterable[Batch], chunk: int, counts: Callable[[int], bool] = lambda number: True
+) -> dict[str, float]:
     """Return the task's figures on batches that are on the run's device; it makes samples `chunk` at a time.
 
-    Ranks share out the batches, of which `batches` are this one's, and the samples; the first one concludes. Of a
-    total of `count` batches: later batches were only computed so that no rank waits.
+    Ranks share out the batches, of which `batches` are this one's, and the samples; the first one concludes. Batches
+    that do not count were only computed so that no rank waits.
     """
     with apart_from_training(run), first_buffers(run), casts_kept(run):
-        own = [(at, found) for at, found in gather_evidence(run, batches, chunk) if is_counted(run, at, count)]
+        own = [(at, found) for at, found in gather_evidence(run, batches, chunk) if is_counted(run, at, counts)]
         evidence = sorted(itertools.chain(*run.world.gather(own)), key=lambda one: one[0])
         return run.world.ask(lambda: conclude(run, [found for _, found in evidence]))
 
@@ -131,10 +153,10 @@ def conclude(run: Run, evidence: Sequence[Evidence]) -> dict[str, float]:
     return figures | measure_all(metrics_of(run.config.task.settings), evidence)
 
 
-def is_counted(run: Run, at: tuple[int, int], batches: int | None) -> bool:
-    """Return whether evidence is of one of that many batches, or of one of the samples that the task makes."""
+def is_counted(run: Run, at: tuple[int, int], counts: Callable[[int], bool]) -> bool:
+    """Return whether evidence is of a batch that counts, or of one of the samples that the task makes."""
     kind, number = at
-    return number < evaluation_samples(run.task) if kind else batches is None or number < batches
+    return number < evaluation_samples(run.task) if kind else counts(number)
 
 
 def casts_kept(run: Run) -> AbstractContextManager[None]:

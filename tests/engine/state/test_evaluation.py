@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from torch.optim import Optimizer
 from mpt.config.load import load_config
 from mpt.data.loading.loader import Loader
 from mpt.engine.building.build import build_datasets, build_run
-from mpt.engine.state.evaluation import evaluate, evaluate_batches, infer, preview
+from mpt.engine.state.details import write_details
+from mpt.engine.state.evaluation import counted_samples, evaluate, evaluate_batches, infer, preview
+from mpt.inference.evaluating import measure
 from mpt.parallel.world import World
-from mpt.seams import Batch, Evidence, Inference, Phase, Run, Samples, gather
+from mpt.seams import Batch, Dataset, Evidence, Inference, Phase, Run, Samples, gather
 from tests.engine.parts import DIGITS, batch, classifier
 
 
@@ -56,7 +59,7 @@ class Careless(Samples):
         return Inference(outputs=self.look(batch["image"]))
 
 
-class Few:
+class Few(Dataset):
     """Some samples as a data set."""
 
     spec = DIGITS
@@ -162,3 +165,61 @@ def test_no_generator_of_another_device_is_asked_for(monkeypatch: pytest.MonkeyP
     first, again = (evaluate(run, Few(batch()), 4) for _ in range(2))
     assert first == again
     assert asked == []
+
+
+class WithBad(Dataset):
+    """Samples of which some turn out to be bad when they are read; the next good one stands in."""
+
+    def __init__(self, samples: Batch, bad: Sequence[int]) -> None:
+        self.samples, self.bad = samples, set(bad)
+        self.spec = replace(DIGITS, size=len(samples["image"]))
+
+    def is_left_out(self, index: int) -> bool:
+        return str(index) in self.bad_files
+
+    def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
+        used = []
+        for index in indices:
+            while index % len(self) in self.bad:
+                self.bad_files = {**self.bad_files, str(index % len(self)): "bad"}
+                index += 1
+            used.append(index % len(self))
+        return {name: value[used] for name, value in self.samples.items()}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [1, 3, 11])
+def test_a_bad_sample_is_left_out_of_an_evaluation_and_its_neighbour_counts_once(size: int, workers: int) -> None:
+    changes = [f"dataset.workers={workers}", "model.features=4", "precision=fp32"]
+    run = build_run(load_config("configs/classify_digits.yaml", changes), torch.device("cpu"), DIGITS)
+    samples, bad = batch(0, 11), [1, 2, 6, 10]
+    good = [index for index in range(11) if index not in bad]
+    data = WithBad(samples, bad)
+    figures = evaluate(run, data, size)
+    alone = evaluate(run, WithBad({name: value[good] for name, value in samples.items()}, []), size)
+    assert figures == pytest.approx(alone, rel=1e-6)
+    assert counted_samples(data) == good
+    if not workers:
+        assert measure(run, WithBad(samples, bad), size, "float32").figures.items() >= figures.items()
+
+
+def test_the_worst_samples_keep_their_names_behind_a_bad_one(tmp_path: Path) -> None:
+    data = WithBad(batch(0, 5), [1])
+    data.fetch(range(5), 0)
+    content = write_details(tmp_path / "evaluation.json", {"worst": [{"index": 0}, {"index": 1}]}, 3, data)
+    assert [(one["index"], one["name"]) for one in content["worst"]] == [(0, "sample 0"), (2, "sample 2")]
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_ranks_that_wait_for_each_other_leave_bad_samples_out(size: int) -> None:
+    run, task = careless_run()
+    alone = evaluate(run, WithBad(batch(0, 7), [2, 6]), size)
+    calls: list[int] = []
+    evidence: list[Any] = []
+    for rank in (1, 0):
+        task.seen.clear()
+        data = WithBad(batch(0, 7), [2, 6])
+        shared = evaluate(replace(run, world=OneOfTwo(rank, evidence)), data, size)
+        calls.append(len(task.seen))
+    assert shared == alone
+    assert calls[0] == calls[1]

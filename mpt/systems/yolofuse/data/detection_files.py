@@ -111,6 +111,10 @@ class DetectionFiles(SceneDataset):
         self.pairs, self.settings, self.levels = pairs, settings, levels_of(settings)
         self.cached: dict[int, Scene] = {}
 
+    def is_left_out(self, index: int) -> bool:
+        """Return whether the pair at this place could not be decoded."""
+        return self.pairs[index].name in self.bad_files
+
     def scene(self, index: int) -> Scene:
         """Return one pair, decoded; under `on_bad: skip` the next good one in order in place of a bad one."""
         for attempt in range(len(self.pairs)):

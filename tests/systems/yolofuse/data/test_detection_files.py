@@ -163,6 +163,13 @@ def test_a_bad_pair_is_left_out_and_counted_where_that_is_asked(tmp_path: Path, 
     assert [Path(path).name for path in data.bad_files] == ["2.png"]
 
 
+def test_a_pair_that_cannot_be_decoded_is_left_out_of_the_evaluation(tmp_path: Path) -> None:
+    (make_pairs(tmp_path) / "imagesIR/val/2.png").write_bytes(b"no picture")
+    data = opened(tmp_path, "test", on_bad="skip")
+    data.fetch([0, 1, 2, 3], 0)
+    assert [data.is_left_out(index) for index in range(4)] == [False, False, True, False]
+
+
 def test_a_missing_label_can_mean_a_picture_without_objects(tmp_path: Path) -> None:
     spoil(make_pairs(tmp_path), "label")
     assert [len(pair.rows) for pair in opened(tmp_path, missing_label="empty").pairs] == [1, 1, 0, 1]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mpt.data.loading.absent import AbsentDataset
 from mpt.data.loading.loader import to_device
+from mpt.engine.state.evaluation import without_bad
 from mpt.errors import DataError, GateError
 from mpt.inference.export import as_half_network
 from mpt.inference.graphs.eight_bits import quantise_file
@@ -109,7 +110,9 @@ def batches(run: Run, data: Dataset, count: int, size: int) -> Iterator[Batch]:
             data.changes = None  # type: ignore[attr-defined]
         for start in range(0, count, size):
             indices = [number * step for number in range(start, min(start + size, count))]
-            yield to_device(data.fetch(indices, 0), torch.device("cpu"), run.data)
+            batch = data.fetch(indices, 0)
+            if not all(map(data.is_left_out, indices)):
+                yield to_device(without_bad(batch, data, indices), torch.device("cpu"), run.data)
     finally:
         if changes is not None:
             data.changes = changes  # type: ignore[attr-defined]
