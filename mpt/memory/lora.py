@@ -48,6 +48,9 @@ KINDS = {
 """Words of `targets`: the projections of attention by the names that diffusers, transformers and timm give them, all
 Linear layers, all convolutions."""
 
+TEXT_ENCODERS = ("text_encoder", "text_model", "lora_te")
+"""Names of a text encoder's layers in diffusers, transformers and kohya."""
+
 
 class Settings(Options):
     """Size and place of the adapters."""
@@ -119,6 +122,7 @@ class Lora(HoldsWeights):
 
     def apply(self, task: Task, precision: Precision) -> None:
         """Freeze and adapt the trained networks, and their EMA twins with the same adapters."""
+        self.refuse_text_encoders(task.trainable)
         chosen = {name: dict(self.layers(name, module)) for name, module in task.trainable.items()}
         if not any(chosen.values()):
             raise ConfigError(
@@ -136,6 +140,18 @@ class Lora(HoldsWeights):
             for prefix, twin in averages:
                 keys = {key: key.removeprefix(prefix) for key in chosen[name] if key.startswith(prefix)}
                 self.adapt_all(twin, name, chosen[name], keys, trained=False)
+
+    def refuse_text_encoders(self, networks: Mapping[str, nn.Module]) -> None:
+        """Raises ConfigError for a glob over a text encoder, if no network here has one."""
+        names = [f"{name}.{key}" for name, network in networks.items() for key, _ in network.named_modules()]
+        given = {"targets": self.settings.targets, "ranks": self.settings.ranks, "alphas": self.settings.alphas}
+        for setting, globs in given.items():
+            for glob in globs:
+                if any(word in glob for word in TEXT_ENCODERS) and not any(fnmatchcase(name, glob) for name in names):
+                    raise ConfigError(
+                        f"memory.lora.{setting}: {glob} is of a text encoder, and none is trained here, only "
+                        f"{', '.join(networks)}: `mpt diffusion prepare` makes the embeddings of captions before"
+                    )
 
     def adapt_all(
         self, root: nn.Module, name: str, chosen: Mapping[str, nn.Module], keys: Mapping[str, str], trained: bool

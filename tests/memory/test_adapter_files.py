@@ -248,6 +248,12 @@ def test_what_does_not_fit_is_refused_in_one_line_and_nothing_of_it_is_lost(tmp_
     (tmp_path / "torn.safetensors").write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="is not a safetensors file, or damaged"):
         read_adapters(tmp_path / "torn.safetensors")
+    both = {"lora_unet_linear": (4, 6), "lora_te_text_model_q": (4, 4)}
+    tensors = {f"{name}.lora_down.weight": torch.zeros(2, sizes[1]) for name, sizes in both.items()}
+    tensors |= {f"{name}.lora_up.weight": torch.zeros(sizes[0], 2) for name, sizes in both.items()}
+    safetensors.torch.save_file(tensors, str(tmp_path / "both.safetensors"))
+    with pytest.raises(CheckpointError, match=r"lora_te_text_model_q; text encoders are not trained here"):
+        load_adapters(few.modules, read_adapters(tmp_path / "both.safetensors"))
     half = {"a.lora_down.weight": torch.zeros(2, 3)}
     safetensors.torch.save_file(half, str(tmp_path / "half.safetensors"))
     with pytest.raises(CheckpointError, match="has only half of the adapter a"):

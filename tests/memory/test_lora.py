@@ -133,6 +133,17 @@ def test_targets_that_match_nothing_are_refused_in_words() -> None:
         adapted(targets=["nothing.*"])
 
 
+@pytest.mark.parametrize(
+    "settings", [{"targets": ["*", "text_encoder.*"]}, {"ranks": {"*.text_model.*": 4}}, {"alphas": {"lora_te*": 1}}]
+)
+def test_layers_of_a_text_encoder_that_is_not_here_are_refused_by_name(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"^memory.lora.{min(settings)}: .* is of a text encoder, and none is"):
+        adapted(**settings)
+    holder = nn.ModuleDict({"text_encoder": nn.Linear(2, 2)})
+    Lora(Settings(targets=["*.text_encoder"], full=[])).apply(Plain(holder), Precision())
+    assert type(holder["text_encoder"]) is AdaptedLinear
+
+
 def test_adapters_beside_weights_that_were_never_trained_are_warned_of(tmp_path: Path) -> None:
     run = parts.classifier(memory={"lora": {"rank": 2, "full": []}})
     assert any("were never trained" in note for note in run.notes)

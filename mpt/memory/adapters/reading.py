@@ -24,6 +24,7 @@ from mpt.memory.adapters.originals import Original, originals, split, swap
 WHERE = "memory.lora.weights"
 PEFT_FILE, PEFT_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 LARGEST_SETTINGS = 1 << 20
+OF_TEXT_ENCODERS = ("text_encoder", "lora_te")
 SHOWN = 3
 
 
@@ -139,6 +140,8 @@ def load_adapters(modules: Mapping[str, nn.Module], file: AdapterFile) -> str:
         what = (
             "it is of another model" if not used else "memory.lora.targets leaves these layers out, or they are missing"
         )
+        if all(key.startswith(OF_TEXT_ENCODERS) for key in left):
+            what = "text encoders are not trained here; leave their adapters out of the file"
         raise CheckpointError(
             f"{WHERE}: {len(left)} of the {len(file.adapters)} adapters in {file.path} have no layer here: "
             f"{', '.join(left[:SHOWN])}{more}; {what}"

@@ -23,6 +23,7 @@ learning_rate = 1e-4
 optimizer_type = "AdamW8bit"
 mixed_precision = "fp16"
 save_every_n_epochs = 1
+text_encoder_lr = 5e-5
 """
 ONE_TRAINER = """
 {"training_method": "LORA", "epochs": 20, "batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 0.0003,
@@ -41,7 +42,7 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "memory.low_bit_optimizer": True,
             "train.checkpoint_every": "1 epoch",
         },
-        ["2 x 4 = 8", "#   pretrained_model_name_or_path: sd15.safetensors"],
+        ["2 x 4 = 8", "#   pretrained_model_name_or_path: sd15.safetensors", "text encoders are not trained"],
     ),
     (
         "onetrainer.json",

@@ -35,6 +35,12 @@ PRECISIONS = {
     "tfloat_32": "tf32",
 }
 
+TEXT_ENCODERS = (
+    *("text_encoder_lr", "text_encoder_lr1", "text_encoder_lr2", "text_encoder_learning_rate", "train_text_encoder"),
+    *("text_encoder.train", "text_encoder_2.train", "text_encoder.learning_rate"),
+)
+"""Settings by which text encoders are trained."""
+
 
 def recognises(given: Mapping[str, Any], words: str) -> bool:
     """Return whether two settings of either program are there, in no file of LightningCLI's."""
@@ -79,6 +85,9 @@ def translate(into: Translation) -> None:
         into.move("network_alpha", "memory.lora.alpha", float)
         into.move("lora_alpha", "memory.lora.alpha", float)
     translate_periods(into, counted)
+    into.leave_all(
+        TEXT_ENCODERS, "text encoders are not trained: `mpt diffusion prepare` makes their embeddings before"
+    )
     into.move("seed", "seed", int)
     into.move("max_data_loader_n_workers", "dataset.workers", int)
     into.move("dataloader_threads", "dataset.workers", int)
