@@ -1,5 +1,5 @@
-"""Contents of a video in addition to pictures of 8 bits at even times: bits, colour tags, HDR metadata, alpha, tracks,
-timing.
+"""Contents of a video in addition to pictures of 8 bits at even times: bits, colour tags, HDR metadata, the shape of
+pixels, alpha, tracks, timing.
 
 Read from the header, the first frame and the packets' times; packets are not decoded, so it takes a pass over the file
 but no decoder.
@@ -8,7 +8,7 @@ but no decoder.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +37,8 @@ class Colour:
     """The mastering display, as x265's `master-display` has it."""
     light: str | None = None
     """MaxCLL and MaxFALL, as x265's `max-cll` has them."""
+    aspect: Fraction = Fraction(1)
+    """The width of a pixel over its height."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class Properties:
     """Whether the file's transfer function is one of HDR."""
     times: tuple[Fraction, ...]
     """Of the frames, from the first one, in seconds; () if packets have none."""
+    is_interlaced: bool = False
+    others: tuple[str, ...] = ()
+    """Contents that nothing here copies, each in words."""
 
     @property
     def has_even_times(self) -> bool:
@@ -81,7 +86,27 @@ def read_properties(path: str | Path) -> Properties:
         alpha = any(part.is_alpha for part in stream.codec_context.format.components)
         colour = Colour() if first is None else colour_of(first, min(bits, 10))
         is_hdr = first is not None and int(first.color_trc) in (PQ, HLG)
-    return Properties(colour, alpha, bits, audio, subtitles, is_hdr, packet_times(Path(path)))
+        is_interlaced = first is not None and bool(first.interlaced_frame)
+        colour = replace(colour, aspect=aspect_of(stream, first))
+        others = others_of(container)
+    times = packet_times(Path(path))
+    return Properties(colour, alpha, bits, audio, subtitles, is_hdr, times, is_interlaced, others)
+
+
+def aspect_of(stream: Any, first: Any) -> Fraction:
+    """Return the width of a pixel of the upright picture over its height; 1 if the file does not say."""
+    aspect = Fraction(stream.sample_aspect_ratio or 1)
+    is_turned = first is not None and round(getattr(first, "rotation", 0) / 90) % 2
+    return 1 / aspect if is_turned else aspect
+
+
+def others_of(container: Any) -> tuple[str, ...]:
+    """Return the chapters and tracks besides the first video, sound and subtitles, each in words."""
+    count = len(container.chapters()) if hasattr(container, "chapters") else 0
+    chapters = [f"{count} chapter{'s' if count > 1 else ''}"] if count else []
+    read = container.streams.video[0].index
+    others = [track for track in container.streams if track.type not in ("audio", "subtitle") and track.index != read]
+    return (*chapters, *(f"{track.type} track {track.index}" for track in others))
 
 
 def packet_times(path: Path) -> tuple[Fraction, ...]:

@@ -115,6 +115,7 @@ class VideoWriter:
             colour = self.colour if self.is_deep else SDR
             context.colorspace, context.color_range = colour.matrix, 1
             context.color_primaries, context.color_trc = colour.primaries, colour.transfer
+            context.sample_aspect_ratio = self.colour.aspect
             if self.is_deep and self.path.suffix.lower() in (".mp4", ".m4v", ".mov"):
                 context.codec_tag = "hvc1"
             self._stream = stream

@@ -213,7 +213,7 @@ def choose_grid(
                 f"--tile: found {command.tile}; allowed are multiples of {net.multiple} from {least} on (tiles overlap "
                 f"by {overlap})"
             )
-        return grid_of_tiles(height, width, (command.tile, command.tile), overlap), overlap
+        return grid_of_tiles(height, width, (command.tile, command.tile), overlap, net.multiple), overlap
     if command.vram is None:
         return grid_of_tiles(height, width, (height, width), overlap), overlap
     memory = pass_memory(net, dtype, pace.most_between(source.longest, 1 if command.keep_repeats else MOST_HELD + 1))
@@ -239,7 +239,9 @@ def tell_first_pair(command: Command, source: FrameStream, maker: Maker, run: Ru
         return
     first, last = (one.image[None].float() / kind_of(one.image)[1] for one in pair if one is not None)
     if command.half:
-        tell_half(command, maker, first, last, (run, rebuild(trained, FLOAT32)))
+        exact = rebuild(trained, FLOAT32)
+        adjust(network_of(exact), command.scale, command.pad_to, command.ensemble)
+        tell_half(command, maker, first, last, (run, exact))
     if command.check_seams and maker.grid.count > 1:
         with inferring(run):
             error = seam_error(maker.net, first, last, maker.grid, maker.overlap)

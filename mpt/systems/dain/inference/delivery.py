@@ -63,6 +63,8 @@ def choose_film(source: FrameStream, pace: Pace, output: Path, sound: str | None
             print(f"sound: made {float(slow):g} times as long with its pitch kept, encoded as AAC (--sound drop: none)")
     else:
         lost = ["sound: a folder of pictures has none"] if audio else []
+    if source.colour.aspect != 1 and not is_video(output):
+        lost.append(f"the shape of pixels, {source.colour.aspect.numerator}:{source.colour.aspect.denominator}")
     if timed and not is_video(output):
         lost.append("frame times, which are uneven: pictures have none")
     lost = [*source.not_kept(), *lost]

@@ -80,7 +80,7 @@ def choose_tiles(net: Interpolator, height: int, width: int, memory: PassMemory,
     for tile in tiles_of(height, width, overlap, net.multiple):
         needed = memory.peak_bytes(*tile)
         if needed <= room:
-            return grid_of_tiles(height, width, tile, overlap)
+            return grid_of_tiles(height, width, tile, overlap, net.multiple)
     raise MemoryBudgetError(
         f"--vram: a tile of {tile[1]} x {tile[0]} takes {describe_bytes(needed)}, more than "
         f"{describe_bytes(max(0, room))} ({1 - SPARE_SHARE:.0%} of what is left of it); use --half or a smaller network"

@@ -106,6 +106,9 @@ class FrameStream:
             lost.append(f"{self.properties.bits} bits become {self.colour.bits}")
         if self.colour.bits <= 8 and self.properties.is_hdr:
             lost.append("HDR of 8 bits becomes BT.709")
+        if self.properties.is_interlaced:
+            lost.append("interlacing: both fields are taken as one frame, combed if they moved; deinterlace first")
+        lost += self.properties.others
         return lost
 
 

@@ -64,18 +64,24 @@ class TileDifference:
         return 255 * self.absolute_sum / max(1, self.count)
 
 
-def spans_of(size: int, tile: int, overlap: int) -> tuple[Span, ...]:
-    """Return as few tiles as cover `size` with at least `overlap` pixels in common, evenly spread."""
+def spans_of(size: int, tile: int, overlap: int, multiple: int = 1) -> tuple[Span, ...]:
+    """Return as few tiles as cover `size` with at least `overlap` pixels in common, evenly spread.
+
+    All begin at multiples, so that a network that shrinks frames reads the same blocks of pixels in a tile as in the
+    whole; the last one is shorter where it would reach beyond the frame.
+    """
     if tile >= size:
         return (Span(0, size),)
     count = 1 + -(-(size - tile) // max(1, tile - overlap))
-    starts = [round(number * (size - tile) / (count - 1)) for number in range(count)]
-    return tuple(Span(start, start + tile) for start in starts)
+    even = -(-(size - tile) // (count - 1))
+    step = max(multiple, min(-(-even // multiple), (tile - overlap) // multiple) * multiple)
+    starts = range(0, size - tile + step, step)
+    return tuple(Span(start, min(start + tile, size)) for start in starts)
 
 
-def grid_of_tiles(height: int, width: int, tile: tuple[int, int], overlap: int) -> TileGrid:
-    """Return the tiles of a frame."""
-    return TileGrid(spans_of(height, tile[0], overlap), spans_of(width, tile[1], overlap))
+def grid_of_tiles(height: int, width: int, tile: tuple[int, int], overlap: int, multiple: int = 1) -> TileGrid:
+    """Return the tiles of a frame for a network that takes multiples."""
+    return TileGrid(spans_of(height, tile[0], overlap, multiple), spans_of(width, tile[1], overlap, multiple))
 
 
 def pad_both_sides(image_bchw: Tensor, multiple: int) -> tuple[Tensor, int, int]:

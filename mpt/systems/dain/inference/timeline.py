@@ -37,6 +37,8 @@ class Pace:
     def between(self, start: Fraction, end: Fraction) -> tuple[Shown, ...]:
         """Return the output frames from an input frame's time up to, but without, the next one's, in seconds."""
         start, end = start * self.slow, end * self.slow
+        if end <= start:
+            return ()  # two frames at one time: the first is never seen
         if self.rate is None:
             moments = [Fraction(number, self.factor) for number in range(self.factor)]
             return tuple(Shown(moment, start + moment * (end - start)) for moment in moments)

@@ -21,9 +21,13 @@ def write_clip(
     *,
     deep: bool = False,
     sounds: Sequence[int] = (),
-    subtitles: bool = False,
+    aspect: Fraction = Fraction(1),
+    ordered: bool = False,
 ) -> Path:
-    """Write frames (n, h, w, 3), 8 bits or 16 for 10, at their own times, with a tone of each frequency as a track."""
+    """Write frames (n, h, w, 3), 8 bits or 16 for 10, at their own times, with a tone of each frequency as a track.
+
+    `ordered` frames are stored as they are shown, so that two may have one time.
+    """
     import av
 
     with av.open(str(path), "w") as container:
@@ -31,7 +35,8 @@ def write_clip(
         video.height, video.width = frames.shape[1:3]
         video.pix_fmt = "yuv420p10le" if deep else "yuv420p"
         video.codec_context.time_base = UNIT
-        video.options = {"crf": "4"}
+        video.codec_context.sample_aspect_ratio = aspect
+        video.options = {"crf": "4", **({"bf": "0"} if ordered else {})}
         if deep:
             params = f"log-level=error:pools=none:master-display={MASTERING}:max-cll=1000,400:hdr10=1"
             video.options = {"crf": "4", "x265-params": params}

@@ -1,13 +1,16 @@
 """A video is timed frames with bits, colours and tracks: what comes out of clips as cameras have them."""
 
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from mpt.data.video.properties import aspect_of
 from mpt.errors import ConfigError
 from mpt.systems.dain.data.shared.deep_pictures import read_deep_picture, write_deep_picture
 from mpt.systems.dain.inference.delivery import choose_film, choose_pace
@@ -122,6 +125,52 @@ def test_subtitles_go_along_slowed_too_or_are_named(interpolate, tmp_path, capsy
         assert float(packet.pts * packet.time_base) == pytest.approx(0.2, abs=0.01)
     assert interpolate(clip, "--output", tmp_path / "out.mp4", "--scene-cut", 0) == 0
     assert "not kept: subtitle track 1 (subrip), which .mp4 does not hold; .mkv may" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("ending", "deep"), [("mp4", False), ("mkv", False), ("mp4", True)])
+def test_pixels_that_are_not_square_stay_so_or_are_named(interpolate, tmp_path, capsys, ending, deep):
+    import av
+
+    aspect = Fraction(16, 11)  # a DVD's
+    clip = write_clip(tmp_path / f"in.{ending}", ramp(3, deep), [0, 40, 80], deep=deep, aspect=aspect)
+    assert interpolate(clip, "--output", tmp_path / f"out.{ending}", "--scene-cut", 0) == 0
+    with av.open(str(tmp_path / f"out.{ending}")) as container:
+        assert container.streams.video[0].sample_aspect_ratio == aspect
+    assert "not kept" not in capsys.readouterr().out
+    assert interpolate(clip, "--output", tmp_path / "out", "--scene-cut", 0) == 0
+    assert "not kept: the shape of pixels, 16:11" in capsys.readouterr().out
+
+
+def test_of_a_turned_picture_pixels_are_turned_too(tmp_path):
+    stream = SimpleNamespace(sample_aspect_ratio=Fraction(16, 11))
+    assert aspect_of(stream, SimpleNamespace(rotation=-90)) == Fraction(11, 16)
+    assert aspect_of(stream, SimpleNamespace(rotation=180)) == Fraction(16, 11)
+    assert aspect_of(SimpleNamespace(sample_aspect_ratio=None), None) == 1
+
+
+def test_of_two_frames_at_one_time_the_first_is_not_shown(interpolate, tmp_path):
+    clip = write_clip(tmp_path / "in.mkv", ramp(5), [0, 40, 40, 80, 120], ordered=True)
+    assert frame_times(clip) == [0, 0.04, 0.04, 0.08, 0.12]
+    assert interpolate(clip, "--output", tmp_path / "out.mkv", "--scene-cut", 0) == 0
+    found = frame_times(tmp_path / "out.mkv")
+    assert found[:7] == pytest.approx([0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.12], abs=0.0015)
+
+
+def test_interlacing_chapters_and_attachments_are_named(tmp_path):
+    import av
+
+    with av.open(str(tmp_path / "in.mkv"), "w") as container:
+        video = container.add_stream("libx264", rate=25, options={"x264-params": "tff=1", "flags": "+ildct+ilme"})
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        container.add_attachment("letters.ttf", "application/x-truetype-font", b"letters")
+        times = {"start": 0, "end": 40, "time_base": Fraction(1, 1000), "metadata": {}}
+        container.set_chapters([{**times, "id": 1}, {**times, "id": 2}])
+        for image in ramp(3):
+            container.mux(video.encode(av.VideoFrame.from_ndarray(image)))
+        container.mux(video.encode(None))
+    found = "; ".join(open_source([tmp_path / "in.mkv"]).not_kept())
+    assert "interlacing: both fields are taken as one frame" in found
+    assert found.endswith("2 chapters; attachment track 1")
 
 
 def test_pictures_of_16_bits_stay_so(interpolate, tmp_path):

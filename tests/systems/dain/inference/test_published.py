@@ -3,6 +3,7 @@
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ from PIL import Image
 from mpt.cli import main
 from mpt.engine.building.initial_weights import load_initial_weights
 from mpt.errors import CheckpointError, ConfigError
+from mpt.systems.dain.commands import interpolate as command
 from mpt.systems.dain.inference.halving import by_halving
 from mpt.systems.dain.inference.published import adjust, open_network, open_published
+from mpt.systems.dain.inference.tiles import tiled
 from mpt.systems.dain.nn import rife
 from mpt.systems.dain.nn.flow_warp import FlowWarp
+from mpt.systems.dain.nn.rife_published.networks import PublishedRife
 from mpt.systems.dain.nn.rife_published.versions import build_version
 from mpt.systems.dain.nn.weights.published_weights import publish
 
@@ -63,6 +67,21 @@ def test_mpt_infer_takes_a_flownet_pkl_in_the_place_of_a_run(flownet, tmp_path, 
     assert len(list(out.iterdir())) == 4
     assert type_in("infer", flownet) == 3
     assert "makes frames between others; add --input with a video" in capsys.readouterr().err
+
+
+def test_half_is_compared_with_float32_at_the_same_scale_and_padding(flownet, tmp_path, monkeypatch):
+    ways = []
+
+    def noting(net: PublishedRife, *arguments: Any) -> torch.Tensor:
+        ways.append((net.scales, net.multiple))
+        return tiled(net, *arguments)
+
+    monkeypatch.setattr(command, "tiled", noting)
+    for number in range(2):
+        Image.new("RGB", (64, 32), (40 * number,) * 3).save(tmp_path / f"{number}.png")
+    words = [flownet, *sorted(tmp_path.glob("?.png")), "--output", tmp_path / "out", "--half", "--scale", 0.5]
+    assert type_in("dain", "interpolate", *words, "--pad-to", 128) == 0
+    assert ways == [((8, 4, 2), 128)] * 2
 
 
 def test_a_pruned_run_is_not_published(tmp_path, monkeypatch):
