@@ -9,6 +9,7 @@ from typing import Any
 from mpt.config.lighter_modes import is_lossy
 from mpt.config.relief import KINDS, reliefs, splitter
 from mpt.config.schema import Config
+from mpt.config.sizes import describe_bytes
 from mpt.planner.answers.plan import Plan
 from mpt.planner.facts.verdict import SURE, fits_surely
 
@@ -107,9 +108,16 @@ def describe_patch(patch: Mapping[str, Any]) -> str:
     words = [str(patch["precision"]["mode"])] if "precision" in patch else []
     for name, value in patch.get("memory", {}).items():
         settings = value.items() if isinstance(value, Mapping) else [("", value)] if value is not True else []
-        spoken = [f"{key} {one}".replace("_", " ").strip() for key, one in settings]
+        spoken = [describe_setting(key, one) for key, one in settings]
         words.append(" ".join([name.replace("_", " "), *spoken]))
     return ", ".join(words) or "as it stands"
+
+
+def describe_setting(key: str, value: Any) -> str:
+    """Return a trick's setting in words; gibibytes in the unit that a plan's bytes are in."""
+    if key.endswith("_gib") and isinstance(value, int | float):
+        key, value = key.removesuffix("_gib"), describe_bytes(value * 2**30)
+    return f"{key} {value}".replace("_", " ").strip()
 
 
 def describe_cost(recipe: Recipe) -> str:

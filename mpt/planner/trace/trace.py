@@ -332,6 +332,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return ""
 
     def _enter_module(self, module: nn.Module, inputs: Any) -> None:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and makes_gradients(module):
+            # Its gradient comes in backward, where nothing tells whose line it is.
+            raise NotImplementedError("sparse tensors are not followed, and sparse=True makes such a gradient")
         outer = self._stack[-1][1] if self._stack else ""
         name = self.module_names.get(id(module)) or outer or type(module).__name__
         self._stack.append((module, name))
@@ -343,6 +346,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._entries.append((torch._C._autograd._get_sequence_nr(), self._stack[-1][1] if self._stack else ""))
         if not self._stack and self.moment == "backward":
             self._decide()  # a recomputed block is done: its live results are its activations
+
+
+def makes_gradients(module: nn.Module) -> bool:
+    """Return whether a forward of a module's own weights leads to gradients of them."""
+    return torch.is_grad_enabled() and any(weight.requires_grad for weight in module.parameters(recurse=False))
 
 
 def live_peak(trace: Trace, first: int = 0) -> int:

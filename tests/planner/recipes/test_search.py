@@ -20,7 +20,7 @@ from mpt.planner.answers.plan import Growing, Plan
 from mpt.planner.client.session import Answer, PlanError
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.recipes.patches import combinations, patched, precision_patches
-from mpt.planner.recipes.recipe import Patch, Recipe, describe_cost, rank, without_conflicts
+from mpt.planner.recipes.recipe import Patch, Recipe, describe_cost, describe_patch, rank, without_conflicts
 from mpt.planner.recipes.search import _Search, search
 from tests.planner.made_plans import make_plan
 
@@ -357,3 +357,8 @@ def test_weights_are_heavy_by_what_the_context_leaves_of_a_small_budget(held: in
     plain = Recipe({}, load_config({"model": "small_cnn", "dataset": "digits"}), make_plan(**figures))
     under_way: Any = SimpleNamespace(recipes=[plain], budget_bytes=600)
     assert _Search.is_heavy(under_way, {}) is heavy
+
+
+def test_sizes_in_a_recipe_are_in_the_unit_of_its_memory() -> None:
+    patch = {"memory": {"offload_activations": {"at_most_gib": 1.65}, "recompute": {"budget": 0.5}}}
+    assert describe_patch(patch) == "offload activations at most 1,690 MiB, recompute budget 0.5"
