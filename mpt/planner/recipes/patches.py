@@ -39,18 +39,17 @@ def combinations(allow_lossy: bool = True) -> Combinations:
     """Return the patches to try with the known tricks."""
     splitting = reliefs("batch")[0]
     activations, optimizers, weights = (
-        [one for one in reliefs(kind) if allow_lossy or not one.is_lossy]
+        [one for one in reliefs(kind) if one.proposals and (allow_lossy or not one.is_lossy)]
         for kind in ("activations", "optimizer", "weights")
     )
-    strong = [one for one in activations if one.proposals]
-    splittable = [one for one in strong if works_split(one, splitting)]
+    splittable = [one for one in activations if works_split(one, splitting)]
     split_optimizers = each(one for one in optimizers if works_split(one, splitting))
     split_weights = [one for one in weights if works_split(one, splitting)]
     return Combinations(
         single=({}, *each(activations), *each(optimizers)),
-        pairs=(*both(each(activations), each(optimizers)), *strongest_together(itertools.combinations(strong, 2))),
+        pairs=(*both(each(activations), each(optimizers)), *strongest_together(itertools.combinations(activations, 2))),
         weights=tuple(each(weights)),
-        beside_weights=tuple(strongest_together(itertools.product(strong, weights))),
+        beside_weights=tuple(strongest_together(itertools.product(activations, weights))),
         split_weights=(
             *map(strongest, split_weights),
             *strongest_together(itertools.product(splittable, split_weights)),
