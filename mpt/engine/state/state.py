@@ -20,7 +20,7 @@ from mpt.engine.state.averages import modules_to_save
 from mpt.engine.state.module_state import load_module_state, module_state
 from mpt.engine.state.moving_averages import SUFFIX
 from mpt.errors import CheckpointError
-from mpt.optim.shared.carry_over import Carried, carry_over, lineage
+from mpt.optim.shared.carry_over import Carried, carry_over, given_up, lineage
 from mpt.optim.shared.groups import fit_saved_groups
 from mpt.parallel.local import full, is_sharded
 from mpt.precision.shared.weight_pieces import COMPENSATION
@@ -88,6 +88,7 @@ def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
         name: {**own, **training.get(name, {})} for name, own in state["modules"].items()
     }
     changed = begin_anew(run, modules, state["optimizers"])
+    changed |= {name: given_up(saved) for name, saved in state["optimizers"].items() if name not in run.optimizers}
     restore_modules(run, {"modules": modules})
     run.task.load_state_dict(state["task"])
     for name, optimizer in run.optimizers.items():

@@ -26,6 +26,7 @@ class Carried:
     before: str
     """The class that saved it; empty if the checkpoint has no such optimizer."""
     now: str
+    """Its class here; empty if the run has no such optimizer any more."""
     kept: Counter[str] = field(default_factory=Counter)
     converted: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -36,6 +37,9 @@ class Carried:
         return self.before == self.now and not self.converted and not self.dropped
 
     def __str__(self) -> str:
+        if not self.now:
+            size = sum(self.dropped.values())
+            return f"switched off or not trained any more: its {self.before or 'optimizer'} ({size:,} bytes) is dropped"
         if not self.before:
             return f"the checkpoint has none; it and its optimizer {self.now} begin anew"
         change = f"{self.before} -> {self.now}" if self.before != self.now else self.now
@@ -82,6 +86,14 @@ def carry_over(
             if index in saved["state"]:
                 state[index] = convert(saved["state"][index], inner, built, foreign, carried)
     return {"state": state, "param_groups": loaded_groups}, carried
+
+
+def given_up(saved: Mapping[str, Any]) -> Carried:
+    """Return the fate of the state of an optimizer that the run has no more."""
+    carried = Carried(next(iter(saved.get("kind", ())), ""), "")
+    for entries in saved["state"].values():
+        count(carried.dropped, entries, entries)
+    return carried
 
 
 def convert(

@@ -2,6 +2,7 @@
 on."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -87,6 +88,17 @@ def test_a_discriminator_that_is_switched_on_later_begins_anew(mode):
         assert torch.equal(value, before.task.autoencoder.state_dict()[key])
     states = [one.optimizers["autoencoder"].state_dict()["state"][0]["vs"] for one in (before, run)]
     assert torch.equal(*states)
+    weights_after(run, data, steps=1)
+
+
+def test_a_discriminator_that_is_switched_off_is_dropped_with_a_word():
+    before, data = build(model={"gan_power": 0.1, "gan_dims": 4, "gan_patch_size": 8})
+    weights_after(before, data, steps=1)
+    run, _ = build()
+    told = restore(run, copy.deepcopy(capture(before)))
+    assert set(told) == {"patch_disc"}
+    assert re.fullmatch(r"switched off .*: its AdaBelief \([1-9][\d,]* bytes\) is dropped", str(told["patch_disc"]))
+    assert not told["patch_disc"].is_as_before
     weights_after(run, data, steps=1)
 
 
