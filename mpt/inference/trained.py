@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from mpt.run.records.ending import newest_finished_run
 from mpt.run.records.layout import RunDirectory, find_run
 from mpt.run.records.used_parts import changed_parts, missing_parts_explained
 from mpt.seams import Dataset, Run
+
+MOST_CLASSES = 8
+"""Classes named in a message."""
 
 
 @dataclass
@@ -60,6 +64,18 @@ def refuse_wish(which: Wanted, chosen: Path) -> None:
         )
 
 
+def other_classes(directory: RunDirectory, classes: Sequence[str]) -> str:
+    """Return a sentence on a data set's classes that are not those that a run was trained on, empty if they are."""
+    layout = read_layout(directory.data_path)
+    if layout is None or not layout.classes or list(layout.classes) == list(classes):
+        return ""
+    here, trained = (
+        ", ".join(some[:MOST_CLASSES]) + f" and {len(some) - MOST_CLASSES} more" * (len(some) > MOST_CLASSES)
+        for some in (classes, layout.classes)
+    )
+    return f"the data set's classes are {here or 'none'}, and {directory.path} was trained on {trained}"
+
+
 def open_trained(
     wanted: str | None,
     runs: Path,
@@ -92,7 +108,15 @@ def open_trained(
         loaded, words = checkpoint.load(chosen), ""
     else:
         loaded, words = load_wanted(directory, which, run.task.metric)
-    restore_modules(run, loaded.state)
+    others = other_classes(directory, train_data.spec.classes)
+    try:
+        restore_modules(run, loaded.state)
+    except CheckpointError as error:
+        if not others:
+            raise
+        raise CheckpointError(f"RUN: {others}; its network does not fit them") from error
+    if others:
+        print(f"warning: {others}", file=sys.stderr)
     tell_notes(loaded)
     if words:
         print(f"weights of {words}", file=sys.stderr)

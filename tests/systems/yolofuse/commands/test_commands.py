@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from mpt.engine.state.details import write_details
 from mpt.engine.state.state import capture
 from mpt.report.page import write_report
 from mpt.run.checkpoints import checkpoint
+from mpt.run.records.data_layout import write_layout
 from mpt.run.records.layout import create_run
 from mpt.seams import DataSpec
 from mpt.systems.yolofuse.commands.shared.onnx_file import without_partner
@@ -26,6 +28,7 @@ from mpt.systems.yolofuse.data.shared.given_files import in_own_pixels
 from mpt.systems.yolofuse.data.shared.scene_augmentation import letterbox_offset
 from mpt.systems.yolofuse.metrics.shared.average_precision import Pictures, measure
 from mpt.systems.yolofuse.metrics.shared.detection_details import describe
+from tests.systems.yolofuse.data.test_detection_files import make_pairs
 from tests.systems.yolofuse.tasks.small import config
 
 
@@ -229,6 +232,22 @@ def test_evaluation_writes_figures_by_class_and_curves(
     assert page.count("<svg") == 2
     assert "<td>person</td>" in page
     assert page.count("<script") == 1  # of our own
+
+
+def test_evaluating_on_other_classes_names_them_in_one_line(
+    run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(run_path, tmp_path / "small"))
+    write_layout(run / "data.json", build_datasets(config())[0].spec)
+    root = make_pairs(tmp_path / "other", 2)
+    for names, code in (("cat, dog, person", 4), ("pedestrian", 0)):
+        (root / "data.yaml").write_text(f"path: .\ntrain: images/train\nval: images/val\nnames: [{names}]\n")
+        dataset = ["dataset=null", f"dataset={{name: detection_files, root: {root / 'data.yaml'}}}"]
+        assert mpt("yolofuse", "evaluate", run, *dataset, "-o", tmp_path, "--device", "cpu") == code
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"the data set's classes are {names}, and {run} was trained on person" in said
+        assert ("error: RUN: " in said) == (code == 4)
+        assert "net.model" not in said
 
 
 def test_a_run_s_page_shows_curves_and_confusions_of_its_last_evaluation(run_path: Path) -> None:
