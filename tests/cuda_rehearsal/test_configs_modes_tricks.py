@@ -52,6 +52,7 @@ TRICKS = {
     "release_grads_after": "true",
     "set_to_none": "false",
     "stream_weights": "{min_kibibytes: 0}",
+    "prune": "0.5",
 }
 """With settings by which they do something to small networks. Not here: those that compile kernels for the card."""
 REFUSED_TRICKS = {
@@ -68,6 +69,11 @@ REFUSED_TRICKS = {
         "yolofuse_mid",
     },  # they clip by the whole norm
     "stream_weights": {"rife_demo"},  # a block that runs twice, under casts
+    # They have no hidden channels in a Sequential and do not say which theirs are.
+    "prune": {
+        *("classify_digits", "diffusion_digits", "resnet50_imagefolder", "saehd_512", "saehd_demo"),
+        *("stylegan2_16", "stylegan2_256", "xseg"),
+    },
 }
 """Which configs say that they cannot do what."""
 TINY_EPS = ("{mode: O3, loss_scale: 128}", "fp16-pure")
@@ -90,6 +96,7 @@ SLICE = {
     "release_grads_after": "wgan_gp",
     "set_to_none": "began",
     "stream_weights": "lsgan",
+    "prune": "dcgan_amp",
 }
 """The pairs of the default tests: each trick once."""
 

@@ -52,6 +52,7 @@ EVERY: list[dict[str, Any]] = [
     *EXACT,
     {"channels_last": True},
     {"micro_batch": 2},
+    {"prune": 0.5},
     {"cuda_graphs": True},
     {"compile": {"backend": "aot_eager"}},
 ]

@@ -52,7 +52,7 @@ LOW_BIT_STATES = frozenset({"low_bit_optimizer", *(f"low_bit_optimizer own {bits
 NEVER = {
     "O1": {"compile", "low_bit_base"},
     "O2": {"optimizer_in_backward"},
-    "native": {"compile", "lora", "low_bit_base"},
+    "native": {"compile", "lora", "low_bit_base", "prune"},
     **{mode: {"cpu_optimizer", *LOW_BIT_STATES} for mode in ("bf16-sr", "bf16-kahan", "bf16-24bit", "fp16-24bit")},
 }
 """Of each mode, the tricks that it refuses with every network and optimizer."""
@@ -75,6 +75,7 @@ TRICKS: dict[str, dict[str, Any]] = {
     "lora": {"lora": 2},
     "low_bit_base": {"low_bit_base": "nf4", "lora": 2},
     "channels_last": {"channels_last": True},
+    "prune": {"prune": 0.5},
     "compile": {"compile": {"backend": "aot_eager"}},
     "expandable_segments": {"expandable_segments": True},
     "empty_cache_every": {"empty_cache_every": 1},
@@ -83,7 +84,7 @@ TRICKS: dict[str, dict[str, Any]] = {
     "set_to_none off": {"set_to_none": False},
 }
 """Every trick, with settings by which it does something to a small network."""
-ROUNDED = LOW_BIT_STATES | {"micro_batch", "lora", "low_bit_base", "channels_last", "compile"}
+ROUNDED = LOW_BIT_STATES | {"micro_batch", "lora", "low_bit_base", "channels_last", "prune", "compile"}
 """Those that do not claim to be bit-equal (the table in docs/benchmarks/memory.md)."""
 OPTIMIZERS = (
     *("sgd", "adam", "adamw", "adamax", "rmsprop", "lion", "muon", "adafactor", "schedule_free"),
@@ -99,6 +100,7 @@ REFUSALS = "|".join(
         "[a-z_]+: .*(bf16|fp16)-24bit takes the optimizer's steps",
         "cannot be combined with",
         "(lora|low_bit_base): no Linear layer",
+        "memory.prune: no hidden channels",
         "low_bit_base: O1 casts call by call",
         "lora, stream_weights: there is no trained weight",
         "cpu_optimizer: (bf16-(sr|kahan) takes|evaluations read ScheduleFreeAdamW)",
