@@ -22,12 +22,16 @@ class KeptInBackward(TorchFunctionMode):
         if func not in (Tensor.backward, torch.autograd.backward, torch.autograd.grad):
             return self.handle(func, args, kwargs)
         run = _backward_of if func is Tensor.backward else func
-        with mock.patch.object(torch.autograd, "has_torch_function", return_value=False), self:
+        with mock.patch.object(torch.autograd, "has_torch_function", _has_none), self:
             return run(*args, **kwargs)
 
     def handle(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Answer a call of one of torch's functions."""
         return func(*args, **kwargs)
+
+
+def _has_none(tensors: Any) -> bool:
+    return False  # a Mock would remember, and so keep, the tensors that it was asked about
 
 
 def _backward_of(
