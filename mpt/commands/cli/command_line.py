@@ -247,6 +247,8 @@ def explain_usage(error: Any) -> str | None:
         if ours := COMMANDS.get(word) or next(parts, None):
             help_of = ours.partition(" --")[0]
             return f"mpt: no such command '{word}'; `{ours}` does that, `{help_of} -h` explains it"
+    elif said.startswith("no such command") and (word := said.split("'")[1]) in error.ctx.find_root().command.commands:
+        return f"{command}: no such command '{word}'; `mpt {word}` does that, `mpt {word} -h` explains it"
     if said.startswith("no such option") and (ours := option_called(said, error.ctx)):
         return f"{command}: {said.partition(' (')[0].partition('. ')[0]}; here it is {ours}"
     if (found := re.search(r"unexpected extra argument\S* \((.*)\)", said)) and (ours := FURTHER.get(command)):

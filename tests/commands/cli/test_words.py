@@ -24,6 +24,7 @@ WORDS = [
     ("train @classify_digits --devices", "here it is --nproc VALUE"),
     ("infer --source pictures", "no such option: --source; here it is --input pictures"),
     ("infer --format onnx", "no such option: --format; here it is mpt convert RUN --to onnx"),
+    ("yolofuse prune run", "no such command 'prune'; `mpt prune` does that"),
     ("infer yolov8n.pt", "It would be weights, not a run: mpt train CONFIG model.weights=yolov8n.pt"),
     ("convert --format onnx", "no such option: --format; here it is --to onnx"),
     ("infer run pictures", "found pictures, where nothing more is expected; write --input pictures"),
