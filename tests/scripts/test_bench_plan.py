@@ -15,7 +15,7 @@ def test_recipes_are_those_of_the_search_each_once() -> None:
     assert len(recipes) > 40
     assert recipes[0] == config.to_data()
     assert all(one not in recipes[:index] for index, one in enumerate(recipes))
-    assert {one["precision"]["mode"] for one in recipes} == {"fp32", "amp"}
+    assert {one["precision"]["mode"] for one in recipes} == {"fp32", "amp", "fp16-24bit"}
     assert [one["memory"].get("micro_batch") for one in recipes][-1] == {"size": 8}
 
 

@@ -25,6 +25,7 @@ from mpt.errors import ConfigError, MemoryBudgetError, MptError
 from mpt.planner.client.session import Session
 from mpt.planner.facts.verdict import judge
 from mpt.run.process.memory_meter import MemoryMeter
+from mpt.workflows import inference_batch
 from tests.commands.conftest import CLASSIFIER, GENERATOR, save_run
 from tests.planner.configs import DIGITS, UNET, make
 from tests.planner.test_command import Shared
@@ -85,7 +86,7 @@ def arguments(
 ) -> Any:  # yields a function; fixtures of pytest have no type for it
     before = session.gpu, session.calibration, session.allow
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for module in (plan_inference, infer):
+    for module in (plan_inference, inference_batch):
         monkeypatch.setattr(module, "Session", Shared(session))
 
     def make_arguments(data: dict[str, Any] | Path, overrides: Sequence[str] = (), **more: Any) -> PlanInferArguments:
@@ -161,5 +162,5 @@ def test_less_memory_is_advised_where_it_was_planned_to_be_enough() -> None:
         (True, True, ": leave out --half, which begins in float32, and use --dtype float16, or allow more"),
         (True, False, ""),
     ):
-        said = infer.describe_want(InferArguments(run="run", vram="470MiB", half=half), one, SimpleNamespace(fits=fits))
+        said = inference_batch.describe_want("470MiB", half, one, SimpleNamespace(fits=fits))  # type: ignore[arg-type]
         assert said == f"--vram: not even one sample fits in 470MiB; it needs 480 MiB with the context{advice}"

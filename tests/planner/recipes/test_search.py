@@ -137,7 +137,7 @@ def test_a_trick_is_not_added_to_what_fits_with_room_to_spare() -> None:
     session = FakeSession(lambda memory, mode: plan(5.0 if "cpu_optimizer" in memory else 8.0))
     run(session)
     with_it = [memory for _, memory in session.asked if "cpu_optimizer" in memory]
-    assert with_it == [{"cpu_optimizer": True}]
+    assert with_it == [{"cpu_optimizer": True}] * 2, "in the mode of the file, and with masters of 24 bits"
     session = FakeSession(lambda memory, mode: plan(5.99 if "cpu_optimizer" in memory else 8.0))
     run(session)
     assert len([memory for _, memory in session.asked if "cpu_optimizer" in memory]) > 1
@@ -247,7 +247,11 @@ def test_the_bytes_of_a_tight_recipe_are_those_under_the_budget() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "mode", "expected"),
-    [("rtx2060", "fp32", ["amp"]), ("rtx3060", "fp32", ["bf16", "bf16-sr"]), ("rtx2060", "amp", [])],
+    [
+        ("rtx2060", "fp32", ["amp", "fp16-24bit"]),
+        ("rtx3060", "fp32", ["bf16", "bf16-sr"]),
+        ("rtx2060", "amp", ["fp16-24bit"]),
+    ],
 )
 def test_modes_that_hold_less_on_the_card_are_tried(gpu: str, mode: str, expected: list[str]) -> None:
     patches = list(precision_patches(load_config({**CONFIG, "precision": mode}), find_gpu(gpu)))
