@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """Find the point at which two configurations or runs first part.
+    """Find where two configurations or runs first part.
 
     Both are trained for a few steps side by side, from the same seed or from the newest checkpoint that two runs have
     in common to the bit. Exit code 0 if they are the same or differ by rounding, 8 if they part by more.

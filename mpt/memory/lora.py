@@ -150,7 +150,7 @@ class Lora(HoldsWeights):
                 if any(word in glob for word in TEXT_ENCODERS) and not any(fnmatchcase(name, glob) for name in names):
                     raise ConfigError(
                         f"memory.lora.{setting}: {glob} is of a text encoder, and none is trained here, only "
-                        f"{', '.join(networks)}: `mpt diffusion prepare` makes the embeddings of captions before"
+                        f"{', '.join(networks)}: the embeddings of captions are made before"
                     )
 
     def adapt_all(

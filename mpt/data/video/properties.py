@@ -93,10 +93,10 @@ def read_properties(path: str | Path) -> Properties:
     return Properties(colour, alpha, bits, audio, subtitles, is_hdr, times, is_interlaced, others)
 
 
-def aspect_of(stream: Any, first: Any) -> Fraction:
+def aspect_of(stream: Any, frame: Any) -> Fraction:
     """Return the width of a pixel of the upright picture over its height; 1 if the file does not say."""
     aspect = Fraction(stream.sample_aspect_ratio or 1)
-    is_turned = first is not None and round(getattr(first, "rotation", 0) / 90) % 2
+    is_turned = frame is not None and round(getattr(frame, "rotation", 0) / 90) % 2
     return 1 / aspect if is_turned else aspect
 
 

@@ -41,6 +41,11 @@ def test_infer_draws_a_network_pickle_by_seeds(tmp_path: Path, capsys: Any) -> N
     assert np.array_equal(pixels(tmp_path / "a" / "seed0004.png"), pixels(tmp_path / "b" / "seed0004.png"))
 
 
+def is_alike(one, other):
+    """Return whether pictures of different batches are equal but for rounding, which depends on the processor."""
+    return np.abs(one.astype(int) - other.astype(int)).max() <= 1
+
+
 def test_walks_and_mixed_styles_are_videos(tmp_path: Path) -> None:
     pytest.importorskip("av")
     from mpt.data.video.video import read_frames
@@ -52,8 +57,8 @@ def test_walks_and_mixed_styles_are_videos(tmp_path: Path) -> None:
         assert sum(1 for _ in read_frames(folder / f"{name}.mp4")) == frames
     table = pixels(folder / "mix.png")
     assert table.shape == (2 * 64, 3 * 64, 3)
-    assert np.array_equal(table[64:, :64], pixels(folder / "seed0000.png")), "the row's own picture on the left"
-    assert np.array_equal(table[:64, 64:128], pixels(folder / "seed0001.png")), "the column's above"
+    assert is_alike(table[64:, :64], pixels(folder / "seed0000.png")), "the row's own picture on the left"
+    assert is_alike(table[:64, 64:128], pixels(folder / "seed0001.png")), "the column's above"
     assert not np.array_equal(table[64:, 64:128], table[64:, :64])
 
 

@@ -45,7 +45,8 @@ def test_a_best_pth_loads_whole_and_parts_load_alone(tmp_path: Path, capsys: pyt
 
 def test_a_runs_weights_go_back_as_float32_under_the_published_names(tmp_path: Path, monkeypatch) -> None:
     modules = {"net": Dain("tiny"), "net_ema": Dain("tiny").bfloat16()}
-    trained = SimpleNamespace(run=SimpleNamespace(task=SimpleNamespace(modules=modules)))
+    config = SimpleNamespace(memory=SimpleNamespace(tricks={}))
+    trained = SimpleNamespace(config=config, run=SimpleNamespace(task=SimpleNamespace(modules=modules)))
     monkeypatch.setattr(published_weights, "open_trained", lambda *_: trained)
     with pytest.raises(ConfigError, match="at size full"):
         publish("small", tmp_path / "best.pth", tmp_path)
