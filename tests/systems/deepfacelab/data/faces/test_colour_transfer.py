@@ -1,6 +1,7 @@
 """Colours come out as DeepFaceLab's, to a twentieth of a grey level on average; random ways within their own spread."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,12 +60,14 @@ def test_what_draws_nothing_is_deepfacelabs(name):
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_same_draws_give_deepfacelabs_sliced_transport(name):
     """Ties are broken otherwise, which on flat areas before the filter is more than the rest."""
+    if name == "drawn" and "avx512f" not in Path("/proc/cpuinfo").read_text("utf-8"):
+        pytest.skip("its flat areas are ties, which sums without AVX-512 break otherwise")
     image, reference, _, _, area = pair(name)
     numbers = np.random.RandomState(0)
     mean, _ = levels(transfer("sot", image, reference, numbers), expected(f"{name}_sot_seed0"))
-    assert mean < 0.5  # 0.2 with AVX-512, 0.33 with AVX2, whose sums break other ties
+    assert mean < 0.2
     masked = transfer("sot", image * area, reference * area, np.random.RandomState(0), 30)
-    assert levels(masked, expected(f"{name}_sot-m_merger_seed0"))[0] < 0.7  # 0.05 with AVX-512, 0.52 with AVX2
+    assert levels(masked, expected(f"{name}_sot-m_merger_seed0"))[0] < 0.05
     mixed = transfer("mix", image, reference, np.random.RandomState(0))
     assert levels(mixed, expected(f"{name}_mix_seed0_u8"))[0] < 0.3
     raw = slice_transport(image, reference, np.random.RandomState(0), smoothed=False)
