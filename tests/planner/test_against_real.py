@@ -22,7 +22,7 @@ TENSORS = 0.05
 """The states of the CPU's random generator that recomputation keeps, 5 KiB per block, are the record's and not ours: a
 few per cent of networks this small, and on the host when a GPU trains."""
 RECORD = 0.05
-SCRATCH = 0.25
+SCRATCH = 0.25 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 0.6  # bfloat16 kernels without AVX-512 take more
 """Scratch inside CPU kernels: up to a fifth of the small networks' record (see docs/benchmarks/plan_on_cpu.md)."""
 ABOVE = 0.001
 """A record holds what we count and more, so a plan above it would be a mistake of ours."""
