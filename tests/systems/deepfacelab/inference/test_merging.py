@@ -124,7 +124,9 @@ def test_a_merged_frame_is_deepfacelabs(name):
     if "_idt" in name:  # random: other draws
         spread = facts("merger")[f"{name[:-1]}s"]
         mean, largest = 1.5 * spread["mean_under_mask"], 2 * spread["largest"]
-    if "_mix" in name:  # sorts projections, of which AVX2's sums break other ties: 0.93 there
+    if "_mix" in name and "avx512f" not in Path("/proc/cpuinfo").read_text(
+        "utf-8"
+    ):  # sorts projections, of which AVX2's sums break other ties: 0.93 there
         mean, largest = 1.5, 100
     assert difference.size == 0 or difference.mean() < mean
     assert difference.size == 0 or difference.max() <= largest
