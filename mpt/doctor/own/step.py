@@ -39,6 +39,7 @@ from mpt.doctor.rewrites import Place
 from mpt.engine.building.build import seed_everything
 from mpt.engine.recovery.module_places import module_places, source_line
 from mpt.planner.device.cuda_stand_in import cuda_stands_in
+from mpt.planner.device.kept_modes import backward_of, has_none
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.own.factory import Made, Source, batch_size_of, call_factory, find_factory
 from mpt.planner.own.trace import call, name_modules, noting_what_is_made
@@ -235,8 +236,8 @@ def step_once(
         around = functools.partial(_backward, original, how, watch, scale, factor, device)
         stack.enter_context(mock.patch.object(torch.autograd, "backward", around))
         # As functions of torch they would be called without the modes in force, and so would what is recomputed.
-        stack.enter_context(mock.patch.object(Tensor, "backward", _backward_of))
-        stack.enter_context(mock.patch.object(torch.autograd, "has_torch_function", return_value=False))
+        stack.enter_context(mock.patch.object(Tensor, "backward", backward_of))
+        stack.enter_context(mock.patch.object(torch.autograd, "has_torch_function", has_none))
         stack.enter_context(added_autocast(how, device))
         try:
             call(made.step)
@@ -267,12 +268,6 @@ def _backward(
         roots = [root * factor for root in roots]
     with without_autocast(device) if how.adds_autocast else nullcontext():
         original(roots, *args, **kwargs)
-
-
-def _backward_of(
-    tensor: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
-) -> None:
-    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 @contextmanager

@@ -21,8 +21,8 @@ class KeptInBackward(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in (Tensor.backward, torch.autograd.backward, torch.autograd.grad):
             return self.handle(func, args, kwargs)
-        run = _backward_of if func is Tensor.backward else func
-        with mock.patch.object(torch.autograd, "has_torch_function", _has_none), self:
+        run = backward_of if func is Tensor.backward else func
+        with mock.patch.object(torch.autograd, "has_torch_function", has_none), self:
             return run(*args, **kwargs)
 
     def handle(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -30,11 +30,13 @@ class KeptInBackward(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _has_none(tensors: Any) -> bool:
+def has_none(tensors: Any) -> bool:
+    """Say that no tensor has a function of its own, so that torch does not hand the call over to modes."""
     return False  # a Mock would remember, and so keep, the tensors that it was asked about
 
 
-def _backward_of(
+def backward_of(
     tensor: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
 ) -> None:
+    """Propagate back as `Tensor.backward`, as an ordinary function that no mode is taken off for."""
     torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
