@@ -22,7 +22,8 @@ import numpy
 from numpy.typing import NDArray
 
 from mpt.report.intervals import LEVEL
-from mpt.report.statistics import Margin, judge, judge_until, resolution_of
+from mpt.report.resolution import of_classes, of_samples
+from mpt.report.statistics import Margin, judge, judge_until
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "verdicts.md"
 MARGIN = Margin(0.01, relative=True)
@@ -41,6 +42,8 @@ class Case:
     draw: Draw
     samples: int = 0
     """Test samples of a metric that counts them; 0 for one that does not."""
+    rarest: int = 0
+    """Samples of the rarer of two classes, the other having the rest, if the metric is a mean over them."""
     baseline: tuple[float, float] = (MEAN, 0.002)
     """Mean and standard deviation of the baseline's metric."""
 
@@ -52,7 +55,11 @@ CASES = [
     Case("ties: accuracy of 50 test samples", True, lambda random, n: 1 + 0.1 * random.standard_normal(n), 50),
     Case("ties: accuracy of 360 test samples", True, lambda random, n: 1 + 0.1 * random.standard_normal(n), 360),
     Case("saturated: every baseline at 1, of 360 test samples", True,
-         lambda random, n: 1 + 0.2 * random.standard_normal(n), 360, (1.0, 0.0)),
+         lambda random, n: 1 + 0.2 * random.standard_normal(n), 360, baseline=(1.0, 0.0)),
+    Case("ties: mean over classes of 20 and 340 objects", True,
+         lambda random, n: 1 + 0.1 * random.standard_normal(n), 360, 20),
+    Case("ties: mean over classes of 200 and 2,000 objects", True,
+         lambda random, n: 1 + 0.1 * random.standard_normal(n), 2200, 200),
     Case("exponential", False, lambda random, n: random.exponential(1.0, n)),
     Case("lognormal, sigma 1", False, lambda random, n: random.lognormal(-0.5, 1.0, n)),
     Case("one seed in ten collapses", False, lambda random, n: numpy.where(random.random(n) < 0.1, 10.0, 0.0)
@@ -69,17 +76,23 @@ def error_rate(case: Case, seeds: int, trials: int, *, until_decided: bool = Fal
         baseline = mean + deviation * random.standard_normal(seeds)
         other = baseline - MARGIN.size * mean * case.draw(random, seeds)
         if case.samples:
-            baseline, other = (
-                numpy.round(numpy.clip(side, 0, 1) * case.samples) / case.samples for side in (baseline, other)
-            )
+            baseline, other = (counted(numpy.clip(side, 0, 1), case) for side in (baseline, other))
         sides = dict(enumerate(baseline.tolist())), dict(enumerate(other.tolist()))
-        resolution = resolution_of([*sides[0].values(), *sides[1].values()], case.samples)
+        resolution = of_samples([*sides[0].values(), *sides[1].values()], case.samples)
+        if case.rarest:
+            resolution = of_classes({"rare": case.rarest, "other": case.samples - case.rarest})
         if until_decided:
             verdict = judge_until(*sides, MARGIN, seeds, higher_is_better=True, resolution=resolution)
         else:
             verdict = judge(*sides, MARGIN, higher_is_better=True, resolution=resolution)
         wrong += verdict.outcome == "within"
     return wrong / trials
+
+
+def counted(values: NDArray[numpy.float64], case: Case) -> NDArray[numpy.float64]:
+    """Return shares as whole samples give them, or their mean over two classes."""
+    sizes = [case.rarest, case.samples - case.rarest] if case.rarest else [case.samples]
+    return numpy.stack([numpy.round(values * size) / size for size in sizes]).mean(0)
 
 
 def main() -> int:
@@ -114,8 +127,8 @@ Written by `python scripts/verdict_table.py --trials {trials} --write`, {datetim
 
 The share of comparisons that end in "within the margin" although the mode is worse by exactly the margin (1 % of a
 metric of {MEAN}). The interval is Student's t, so 0.05 is claimed of differences that are about normal, and of metrics
-that count test samples. It is not claimed of skewed differences, nor of a mode that ruins a seed now and then: no test
-on three to eight seeds can exclude that, and each verdict says up to what share of seeds it could be.
+that count test samples or objects. It is not claimed of skewed differences, nor of a mode that ruins a seed now and
+then: no test on three to eight seeds can exclude that, and each verdict says up to what share of seeds it could be.
 
 {table}
 """

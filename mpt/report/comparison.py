@@ -18,8 +18,9 @@ from mpt.config.precision_names import FLOAT32
 from mpt.errors import ConfigError
 from mpt.report.intervals import Spread, spread
 from mpt.report.log_values import curves
+from mpt.report.resolution import resolution_of
 from mpt.report.run_record import RunRecord
-from mpt.report.statistics import Margin, Verdict, judge, judge_until, resolution_of
+from mpt.report.statistics import Margin, Verdict, judge, judge_until
 
 MOST_NOTES = 3
 """Settings of a section that differ and are listed one by one."""
@@ -185,7 +186,7 @@ def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord, 
     verdict = None
     if group is not baseline:
         finals, better = (baseline.finals, group.finals), example.higher_is_better
-        resolution = resolution_of([*baseline.finals.values(), *group.finals.values()], example.test_samples)
+        resolution = resolution_of(baseline.runs, group.runs)
         if most_seeds is None:
             verdict = judge(*finals, margin, higher_is_better=better, resolution=resolution)
         else:

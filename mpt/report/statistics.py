@@ -11,8 +11,8 @@ cent is a statement about a ratio whose denominator, the baseline's mean, is its
 is Fieller's (1954), which accounts for that and for the pairing. A run that ended in NaN counts as a failure of its
 mode, never as missing: leaving it out would report the survivors only.
 
-A metric that counts test samples (an accuracy) moves in steps of one sample, so no interval is taken for narrower than
-one step: ties of a small test set show no equality.
+A metric that counts (an accuracy, mAP) moves in steps of one test sample or object, so no interval is taken for
+narrower than one step (`mpt.report.resolution`): ties of a small test set show no equality.
 
 The t interval assumes differences that are about normal, and a verdict "within" says so. From `FEW` seeds on gross
 departures are looked for. scripts/verdict_table.py measures the error rates, including those of distributions for which
@@ -32,6 +32,7 @@ from typing import Literal
 
 from mpt.errors import ConfigError
 from mpt.report.intervals import LEVEL, covariance, difference_interval, fieller_interval, student_quantile
+from mpt.report.resolution import CONTINUOUS, Resolution
 from mpt.report.sequential import FEWEST, levels
 
 POWER = 0.8
@@ -102,13 +103,6 @@ class Verdict:
         return f"{self.direction}, size not decided" if clear else "not decidable"
 
 
-def resolution_of(values: Sequence[float], samples: int) -> float:
-    """Return 1 / samples if every value is a whole number of test samples' shares (an accuracy), 0 otherwise."""
-    finite = [value * samples for value in values if math.isfinite(value)]
-    counts = bool(finite) and samples > 0 and all(abs(count - round(count)) < 1e-4 for count in finite)
-    return 1 / samples if counts and all(0 <= count <= samples + 1e-4 for count in finite) else 0.0
-
-
 def judge(
     baseline: Mapping[int, float],
     other: Mapping[int, float],
@@ -117,12 +111,12 @@ def judge(
     higher_is_better: bool,
     level: float = LEVEL,
     most: int | None = None,
-    resolution: float = 0.0,
+    resolution: Resolution = CONTINUOUS,
 ) -> Verdict:
     """Decide whether `other` equals `baseline` within the margin, over the seeds that both have (seed -> metric).
 
     `level` is the error rate of each one-sided test, `most` the number of seeds at which a sequential test ends,
-    `resolution` the smallest step of the metric, in its unit.
+    `resolution` the effect of a single test sample on the metric.
     """
     seeds = sorted(baseline.keys() & other.keys())
     first, second = [baseline[seed] for seed in seeds], [other[seed] for seed in seeds]
@@ -159,7 +153,7 @@ def judge(
             None,
             difference,
         )
-    step = resolution / abs(scale) if margin.relative else resolution
+    step = resolution.step / abs(scale) if margin.relative else resolution.step
     low, high = min(low, difference - step), max(high, difference + step)
     if step and step >= abs(margin.size - abs(difference)):
         return too_coarse(difference, (low, high), margin, len(seeds), resolution, scale, higher_is_better)
@@ -172,7 +166,7 @@ def judge(
         level,
         most,
         higher_is_better=higher_is_better,
-        resolution=resolution,
+        resolution=resolution.step,
     )
 
 
@@ -181,21 +175,25 @@ def too_coarse(
     interval: tuple[float, float],
     margin: Margin,
     seeds: int,
-    resolution: float,
+    resolution: Resolution,
     scale: float,
     higher_is_better: bool,
 ) -> Verdict:
     """Return the verdict on a difference that one test sample more or less would carry across the margin's edge."""
-    unit = abs(scale) if margin.relative else 1.0
-    distance = abs(margin.size - abs(difference)) * unit
-    samples = round(1 / resolution)
-    advice = f"; at least {math.floor(1 / distance) + 1} test samples would do" if distance > 1e-9 else ""
-    reason = (
-        f"Not decidable with this test set: one of its {samples} samples is "
-        f"{margin.show(resolution / unit).lstrip('+')} of the metric, too coarse for a difference of "
-        f"{margin.show(difference)} and a margin of ±{margin}{advice}."
-    )
     direction = direction_of(difference, higher_is_better)
+    unit = abs(scale) if margin.relative else 1.0
+    if math.isinf(resolution.step):
+        reason = (
+            "Not decidable with this test set: the metric is the same to the last digit for every seed although the "
+            "trainings differ, so it moves in steps, of a size that is not known: evaluate on more samples."
+        )
+    else:
+        advice = resolution.wanted(abs(margin.size - abs(difference)) * unit)
+        reason = (
+            f"Not decidable with this test set: {resolution.cause} is "
+            f"{margin.show(resolution.step / unit).lstrip('+')} of the metric, too coarse for a difference of "
+            f"{margin.show(difference)} and a margin of ±{margin}{'; ' * bool(advice)}{advice}."
+        )
     return Verdict("undecided", direction, difference, *interval, margin, seeds, None, reason)
 
 
@@ -213,7 +211,7 @@ def judge_until(
     most: int,
     *,
     higher_is_better: bool,
-    resolution: float = 0.0,
+    resolution: Resolution = CONTINUOUS,
 ) -> Verdict:
     """Decide at the first look that decides, with the error rates of a single one. At most `most` seeds are looked at.
 

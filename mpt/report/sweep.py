@@ -21,7 +21,8 @@ from typing import Literal
 from mpt.errors import ConfigError
 from mpt.report.comparison import Group, check_comparable, check_test_sets
 from mpt.report.intervals import LEVEL, Spread, spread, student_quantile
-from mpt.report.statistics import Margin, judge, resolution_of
+from mpt.report.resolution import resolution_of
+from mpt.report.statistics import Margin, judge
 
 State = Literal["trains", "does not train", "not decided"]
 
@@ -104,12 +105,11 @@ def read_sweep(key: str, modes: Mapping[str, Sequence[tuple[float, str, Group]]]
         raise ConfigError(f"--over {key}: in {next(iter(modes))} a run diverged at every value; add lower ones.")
     sign = 1.0 if better else -1.0
     best_group = max(sound, key=lambda point: sign * spread(list(point[2].finals.values())).mean)[2]
-    samples = example.test_samples
 
     def describe(value: float, label: str, group: Group) -> Point:
         state: State = "trains"
         if group is not best_group:
-            state = state_of(best_group.finals, group.finals, margin, higher_is_better=better, samples=samples)
+            state = state_of(best_group, group, margin, higher_is_better=better)
         return Point(value, label, group.finals, group.failed, spread(list(group.finals.values())), state)
 
     described = {mode: [describe(*point) for point in points] for mode, points in modes.items()}
@@ -122,17 +122,10 @@ def read_sweep(key: str, modes: Mapping[str, Sequence[tuple[float, str, Group]]]
     return Sweep(key, windows, margin, example.metric or "metric", better, seeds, reference)
 
 
-def state_of(
-    reference: Mapping[int, float],
-    finals: Mapping[int, float],
-    margin: Margin,
-    *,
-    higher_is_better: bool,
-    samples: int,
-) -> State:
+def state_of(reference: Group, group: Group, margin: Margin, *, higher_is_better: bool) -> State:
     """Return whether a metric is not worse than the reference's by more than the margin, at 5 %."""
-    resolution = resolution_of([*reference.values(), *finals.values()], samples)
-    verdict = judge(reference, finals, margin, higher_is_better=higher_is_better, resolution=resolution)
+    finals, resolution = group.finals, resolution_of(reference.runs, group.runs)
+    verdict = judge(reference.finals, finals, margin, higher_is_better=higher_is_better, resolution=resolution)
     if not all(math.isfinite(final) for final in finals.values()):
         return "does not train"
     low, high = (verdict.low, verdict.high) if higher_is_better else (-verdict.high, -verdict.low)

@@ -73,7 +73,8 @@ class Task:
     details: Mapping[str, Any] | None = None
     """Findings of the last `conclude` in addition to its figures, for the report, as plain data.
 
-    `worst` names samples, `section` is shown on the run's page (see `mpt.report.evaluation_section`).
+    `worst` names samples; `objects` counts those of each class, if `metric` is a mean over classes; `section` is shown
+    on the run's page (see `mpt.report.evaluation_section`).
     """
 
     @property

@@ -9,7 +9,7 @@ import pytest
 from mpt.errors import ConfigError
 from mpt.report.intervals import LEVEL, difference_interval, fieller_interval, spread, student_quantile
 from mpt.report.sequential import levels
-from mpt.report.statistics import Margin, judge, judge_until, resolution_of, seeds_to_decide
+from mpt.report.statistics import Margin, judge, judge_until, seeds_to_decide
 
 ONE_PER_CENT = Margin(0.01, relative=True)
 
@@ -294,18 +294,6 @@ def test_fewer_than_three_seeds_give_no_verdict(count):
     verdict = judge(same, same, ONE_PER_CENT, higher_is_better=True)
     assert verdict.outcome == "undecided"
     assert "--seeds 3" in verdict.reason
-
-
-def test_a_metric_that_counts_samples_is_no_finer_than_one_of_them():
-    tied = seeds(28 / 30, 28 / 30, 28 / 30)
-    assert resolution_of([*tied.values()], 30) == 1 / 30
-    assert resolution_of([28 / 30, 32.43], 30) == 0, "not a share of 30 samples"
-    assert resolution_of([math.nan], 30) == resolution_of([0.5], 0) == 0
-    verdict = judge(tied, tied, ONE_PER_CENT, higher_is_better=True, resolution=1 / 30)
-    assert verdict.outcome == "undecided"
-    assert (verdict.low, verdict.high) == pytest.approx((-1 / 28, 1 / 28))
-    assert "at least 108 test samples" in verdict.reason, "1 / (1 % of 28 / 30) and one more"
-    assert judge(tied, tied, ONE_PER_CENT, higher_is_better=True, resolution=1 / 1000).outcome == "within"
 
 
 def test_a_mode_that_is_worse_by_an_unknown_amount_is_called_worse():

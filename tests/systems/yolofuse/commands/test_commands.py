@@ -258,6 +258,7 @@ def test_a_run_s_page_shows_curves_and_confusions_of_its_last_evaluation(run_pat
     )
     found = [measure(pictures, 1, way) for way in ("coco", "ultralytics-8.3")]
     details = describe(pictures, [classes], *found, 0.25, 0.45)
+    assert details["objects"] == {classes: 1}
     write_details(run_path / "evaluation.json", details, 7, AbsentDataset(DataSpec({}, 0), ""))
     write_report(run_path)
     page = (run_path / "report.html").read_text()

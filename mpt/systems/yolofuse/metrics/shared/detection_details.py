@@ -33,11 +33,12 @@ def describe(
     """Return the details of an evaluation; confusions are of detections from `confidence` on, matched from `iou` on."""
     table = confusion(pictures, len(classes), confidence, iou)
     names = [*classes, "background"]
+    counts = [sum(int((truth[:, 4] == kind).sum()) for truth in pictures.truth) for kind in range(len(classes))]
     section = {
         "title": "Detections",
         "note": f"{len(pictures.truth)} test pictures. Precision and recall at a score of {coco.confidence:.3f}, where "
         f"F1 is best. Confusions from a score of {confidence:g} and an IoU of {iou:g} on.",
-        "table": {"head": HEAD, "rows": class_rows(pictures, classes, coco, article)},
+        "table": {"head": HEAD, "rows": class_rows(counts, classes, coco, article)},
         "charts": charts(classes, coco),
         "matrix": {
             "title": "Confusion: rows are the truth, columns what was found there; background is nothing",
@@ -62,16 +63,16 @@ def describe(
         "precision_at_recall": rounded(coco.curves["precision_at_recall"]),
         "confidences": rounded(CONFIDENCES[::EVERY_CONFIDENCE]),
         "f1_at_confidence": rounded(coco.curves["f1_at_confidence"][:, ::EVERY_CONFIDENCE]),
+        "objects": dict(zip(classes, counts, strict=True)),
         "confusion": {"names": names, "found_by_true": table.tolist()},
         "section": section,
     }
 
 
 def class_rows(
-    pictures: Pictures, classes: Sequence[str], coco: Precision, article: Precision
+    counts: Sequence[int], classes: Sequence[str], coco: Precision, article: Precision
 ) -> list[tuple[str, ...]]:
     """Return the table's rows under `HEAD`: all classes together, then each that has true boxes."""
-    counts = [sum(int((truth[:, 4] == kind).sum()) for truth in pictures.truth) for kind in range(len(classes))]
 
     def line(name: str, count: int, *figures: float) -> tuple[str, ...]:
         return (name, str(count), *(f"{figure:.4f}" for figure in figures))
