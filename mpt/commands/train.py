@@ -26,7 +26,7 @@ from mpt.engine.building.torch_settings import prepare_rank, prepare_torch
 from mpt.errors import ConfigError
 from mpt.parallel.place import read_place
 from mpt.run.boards.console import Style
-from mpt.run.records.layout import find_run
+from mpt.run.records.layout import find_run, list_runs
 from mpt.run.records.used_parts import missing_parts_explained
 from mpt.workflows import train as workflow
 from mpt.workflows.retry import Retry
@@ -106,7 +106,15 @@ def with_config(arguments: Command) -> Command:
     first = None if arguments.config is None else str(arguments.config)
     if first is not None and ("=" not in first or Path(first).exists()):
         return arguments
-    if arguments.resume in (None, "auto"):
+    if arguments.resume == "auto":
+        runs = list_runs(Path(arguments.runs))
+        newest = runs[-1].path if runs else "RUN"
+        settings = "".join(f" {word}" for word in (first, *arguments.overrides) if word)
+        raise ConfigError(
+            "mpt train: --resume auto continues the newest run of a configuration, and none is named: mpt train CONFIG "
+            f"--resume{settings}, or mpt train --resume {newest}{settings}"
+        )
+    if arguments.resume is None:
         if first is None:
             raise ConfigError(f"mpt train: CONFIG is missing: {WAYS['CONFIG']}")
         return arguments

@@ -158,7 +158,8 @@ class Checker:
         if plugin is None:
             self.registry.check(subpackage)  # it may be the name of a file that cannot be read
             known = self.registry.names(subpackage)
-            text = unknown_model(name, known) if subpackage == "nn" else unknown_name(name, known)
+            folder = f"name: image_folder and root: {name}" if subpackage == "data" and "/" in name else None
+            text = unknown_model(name, known) if subpackage == "nn" else unknown_name(name, known, meant=folder)
             hint = "" if subpackage == "nn" or "did you mean" in text else parts_hint(subpackage, name)
             self.report(node, (section, "name"), text + hint)
         return plugin

@@ -108,6 +108,9 @@ PASSES = ("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum_
 """Other programs' names of the number of passes that a step consists of."""
 
 
+FOLDERS = ("root", "path", "folder", "data_dir", "train_dir")
+"""Names of the folder of a data set."""
+
 FOREIGN = MappingProxyType(
     {
         **dict.fromkeys(
@@ -148,6 +151,8 @@ def unknown_key(key: str, allowed: Sequence[str], elsewhere: Mapping[str, str]) 
         hint = f"; '{key}' stands at the top level, beside the sections"
     if key in PRETRAINED and "weights" in allowed:
         hint = "; nothing is downloaded: write weights: PATH with a local file (.safetensors, .pth)"
+    if key in FOLDERS and "root" not in allowed and {"name", "workers"} <= {*allowed}:
+        hint = "; this data set takes no folder: your own pictures are dataset.name=image_folder dataset.root=FOLDER"
     if dot and inner and outer in allowed:  # the command line's spelling in a file
         hint = f"; in a file it is written '{outer}: {{{printable(inner)}: ...}}'"
     return f"unknown key '{printable(key)}'; allowed: {', '.join(allowed) or 'no keys'}{hint}"

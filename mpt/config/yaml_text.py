@@ -111,7 +111,9 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
     try:
         if not path.is_file():
             if "=" in name and not path.exists():
-                raise ConfigError(f"{name}: a setting stands where a configuration's file is expected; name that first")
+                raise ConfigError(
+                    f"{name}: a setting, where a configuration is expected: FILE.yaml {name}, or @NAME {name}"
+                )
             raise ConfigError(f"{name}: {what_stands_at(path)}; a YAML file is expected{suggest_file(path)}")
         with open_foreign(path) as file:
             content = file.read(MAX_BYTES + 1)
@@ -147,6 +149,9 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 def suggest_file(path: Path) -> str:
     """Return a hint at mpt's configuration of this name, or at the YAML file next to it with the nearest one."""
+    if (path / "config.yaml").is_file():
+        run = printable(str(path), 200)
+        return f"; did you mean {run}{os.sep}config.yaml, or to continue that run with --resume {run}?"
     if os.path.lexists(path):
         return ""
     if path.stem in shipped_files():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mpt.config.load import change_precision, load_config
 from mpt.config.messages import nearest
-from mpt.config.precision_names import resolve_precision_name
+from mpt.config.precision_names import meant_by, resolve_precision_name
 from mpt.config.registry import INSTALLED
 from mpt.config.schema import Config
 from mpt.errors import CheckpointError, ConfigError
@@ -37,7 +37,7 @@ def resolve_mode(word: str) -> str | None:
 
 def suggest(word: str, known: Sequence[str]) -> str:
     """Return a hint at the known word that was probably meant."""
-    guess = nearest(word, known)
+    guess = meant_by(word) or nearest(word, known)
     return f"; did you mean {guess}?" if guess else ""
 
 
@@ -53,6 +53,8 @@ def read_side(word: str, overrides: Sequence[str], runs: Path, allow: Sequence[s
     try:
         directory, chosen = find_run(word, runs)
     except CheckpointError as error:
+        if resolve_mode(word):
+            raise ConfigError(f"{word} is a precision mode: name a configuration or a run before it") from error
         raise CheckpointError(f"{error} A configuration is named by its file, which ends in .yaml.") from error
     if not directory.config_path.is_file():
         raise CheckpointError(f"{directory.path} has no config.yaml, so it cannot be trained again.")

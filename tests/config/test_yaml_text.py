@@ -201,7 +201,7 @@ def test_what_is_no_file_is_told_and_the_nearest_file_is_named(tmp_path):
         read_file(tmp_path / "dcgna.yaml")
     with pytest.raises(ConfigError, match=r"other\.yaml: no such file; a YAML file is expected$"):
         read_file(tmp_path / "other.yaml")
-    with pytest.raises(ConfigError, match=r"train\.epochs=2: a setting stands where .* name that first$"):
+    with pytest.raises(ConfigError, match=r"train\.epochs=2: a setting, where .*, or @NAME train\.epochs=2$"):
         read_file(Path("train.epochs=2"))
     with pytest.raises(ConfigError, match=r"pipe\.yaml: neither a file nor a link to one; a YAML file is expected$"):
         read_file(tmp_path / "pipe.yaml")

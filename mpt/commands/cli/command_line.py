@@ -59,11 +59,15 @@ OPTIONS = {
     **dict.fromkeys(("devices", "gpus", "num_gpus", "nproc_per_node", "num_processes"), "--nproc {value}"),
     **dict.fromkeys(("source", "images", "img_path"), "--input {value}"),
     "format": "--to {value}",
+    "onnx": "--to onnx",
+    **dict.fromkeys(("memory", "max_memory", "budget", "vram_gb"), "--vram {value}"),
     **dict.fromkeys(("ckpt", "ckpt_path", "checkpoint", "resume_from_checkpoint"), "--resume {value}"),
 }
 """Other programs' options -> the option that does it here, if the command has it."""
-OTHER_COMMANDS = {"format": "mpt convert RUN --to {value}"}
+OTHER_COMMANDS = {"format": "mpt convert RUN --to {value}", "onnx": "mpt convert RUN --to onnx"}
 """Other programs' options -> the command that does it here."""
+OF_RUN = ("ckpt", "ckpt_path", "checkpoint", "weights", "model", "model_path", "run", "resume")
+"""Other programs' options for what is the first word here."""
 FURTHER = {
     "mpt infer": "--input {value}",
     "mpt evaluate": "--data {value}",
@@ -72,10 +76,17 @@ FURTHER = {
 }
 """The option that a word behind a run was likely meant for."""
 COMMANDS = {
-    **dict.fromkeys(("fit", "finetune"), "mpt train"),
-    "resume": "mpt train --resume RUN",
-    **dict.fromkeys(("predict", "generate", "sample"), "mpt infer"),
-    **dict.fromkeys(("val", "validation", "test", "eval"), "mpt evaluate"),
+    **dict.fromkeys(("fit", "finetune", "run", "start"), "mpt train"),
+    **dict.fromkeys(("resume", "continue", "restart"), "mpt train --resume RUN"),
+    **dict.fromkeys(("predict", "generate", "sample", "inference"), "mpt infer"),
+    **dict.fromkeys(("val", "validation", "test", "eval", "score"), "mpt evaluate"),
+    **dict.fromkeys(("new", "create", "config"), "mpt init"),
+    **dict.fromkeys(("estimate", "memory", "profile"), "mpt plan"),
+    **dict.fromkeys(("debug", "diagnose"), "mpt doctor"),
+    **dict.fromkeys(("plot", "show", "summary"), "mpt report"),
+    **{word: f"mpt list {word}" for word in ("models", "runs", "configs", "datasets")},
+    "ls": "mpt list runs",
+    "quantize": "mpt convert",
     "export": "mpt convert",
     "check": "mpt validate",
     "benchmark": "mpt compare",
@@ -266,9 +277,11 @@ def option_called(said: str, context: Any) -> str | None:
     ours = OPTIONS.get(name)
     if ours is None or not has_option(context.command, ours):
         ours = OTHER_COMMANDS.get(name)
+    value = options_in(context.meta.get(WORDS, ())).get(name, "")
+    if ours is None and name in OF_RUN and any(one.name == "run" for one in context.command.params):
+        ours = f"{context.command_path} {{value}}"
     if ours is None:
         return None
-    value = options_in(context.meta.get(WORDS, ())).get(name, "")
     return ours.format(value="VALUE" if not value or value.startswith("-") else value)
 
 

@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
+from mpt.config.shipped import MARK, shipped_files
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.run.process.files import failures_explained
 from mpt.run.process.operating_system import IS_POSIX, is_reserved
@@ -252,6 +253,10 @@ def explain_no_run(text: str, runs_dir: Path) -> str:
         if path.is_file():
             use = ", or train from these weights with model.weights=" + str(path) if path.suffix in WEIGHTS else ""
             return f"{path} is a file, not a run or checkpoint: name a run{use}."
+    if Path(text).suffix == ".onnx":
+        return f"There is no file {text}."
+    if (name := text.removeprefix(MARK).removesuffix(".yaml")) in shipped_files():
+        return f"{text} is a configuration and no run: train it first with mpt train {MARK}{name}"
     if Path(text).suffix in WEIGHTS:
         return f"There is no file {text}. It would be weights, not a run: mpt train CONFIG model.weights={text}"
     names = [run.name for run in list_runs(runs_dir)]

@@ -71,6 +71,27 @@ WORDS = [
     ("val", "`mpt evaluate` does that"),
     ("eval", "`mpt evaluate` does that"),
     ("test", "`mpt evaluate` does that"),
+    ("train --resume auto train.steps=70", "mpt train CONFIG --resume train.steps=70, or mpt train --resume RUN train"),
+    ("train train.steps=70", "a configuration is expected: FILE.yaml train.steps=70, or @NAME train.steps=70"),
+    (
+        "train run",
+        "a folder; a YAML file is expected; did you mean run/config.yaml, or to continue that run with --resume",
+    ),
+    ("continue runs/a", "`mpt train --resume RUN` does that"),
+    ("runs", "`mpt list runs` does that"),
+    ("evaluate model.onnx", "There is no file model.onnx."),
+    ("infer classify_digits", "a configuration and no run: train it first with mpt train @classify_digits"),
+    ("evaluate @classify_digits", "train it first with mpt train @classify_digits"),
+    ("infer --checkpoint runs/a", "no such option: --checkpoint; here it is mpt infer runs/a"),
+    ("convert --onnx", "here it is --to onnx"),
+    ("plan @classify_digits --memory 6GB", "no such option: --memory; here it is --vram 6GB"),
+    ("compare fp32 fp16", "did you mean amp (mixed) or fp16-pure"),
+    ("diff fp32 amp", "fp32 is a precision mode: name a configuration or a run before it"),
+    ("train @classify_digits dataset=my/pictures", "did you mean name: image_folder and root: my/pictures?"),
+    (
+        "train @classify_digits dataset.root=my",
+        "this data set takes no folder: your own pictures are dataset.name=image",
+    ),
     ("train @classify_digits train.evaluate_every=1epohc", "a number of steps (200), of epochs (1 epoch"),
 ]
 
@@ -81,6 +102,8 @@ def test_what_was_meant_is_said_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pictures").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
     (tmp_path / "pictures" / "a.png").touch()
     with pytest.raises(SystemExit) as ended:
         main(shlex.split(words))
