@@ -109,10 +109,10 @@ def with_config(arguments: Command) -> Command:
     if arguments.resume == "auto":
         runs = list_runs(Path(arguments.runs))
         newest = runs[-1].path if runs else "RUN"
-        settings = "".join(f" {word}" for word in (first, *arguments.overrides) if word)
+        typed = "".join(f" {word}" for word in (first, *arguments.overrides) if word)
         raise ConfigError(
             "mpt train: --resume auto continues the newest run of a configuration, and none is named: mpt train CONFIG "
-            f"--resume{settings}, or mpt train --resume {newest}{settings}"
+            f"--resume{typed}, or mpt train --resume {newest}{typed}"
         )
     if arguments.resume is None:
         if first is None:
