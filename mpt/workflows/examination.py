@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpt.config.load import change_precision
 from mpt.config.own_code import explain
@@ -83,6 +83,9 @@ def examine_parts(wanted: Sequence[str], wish: Wish, config: Config | None, poin
             reason = str(error) if isinstance(error, MptError) else explain(error)
             if reason is None:
                 raise
+            if part == "speed" and config is not None and (patch := patch_of(sections)):
+                sections.append(speed_with(patch, wish, config))
+                continue
             failures.append(error)
             section = Section(part)
             advice = f"`mpt doctor {wish.subject} --only {part}` says more"
@@ -91,6 +94,20 @@ def examine_parts(wanted: Sequence[str], wish: Wish, config: Config | None, poin
     if failures and len(failures) == len([part for part in wanted if part not in WITHOUT_SUBJECT]):
         raise failures[0]
     return sections
+
+
+def patch_of(sections: Sequence[Section]) -> Mapping[str, Any]:
+    """Return the settings of the cure that was tried; none if the numerics needed none."""
+    return next((row["patch"] for section in sections for row in section.tables.get("cure", ())), {})
+
+
+def speed_with(patch: Mapping[str, Any], wish: Wish, config: Config) -> Section:
+    """Measure the speed of a step that raises without the numerics' cure."""
+    from mpt.doctor.cure import patched
+
+    section = timed(lambda: examine_part("speed", wish, patched(config, patch), ()))
+    section.add("note", "speed", "measured with the cure of the numerics: the step raises without it")
+    return section
 
 
 def timed(examine: Callable[[], Section]) -> Section:

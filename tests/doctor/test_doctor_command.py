@@ -22,6 +22,7 @@ from mpt.doctor.instrument import observed
 from mpt.doctor.numerics_section import exponents_of, note_small_gradients
 from mpt.errors import ConfigError, NonFiniteError
 from mpt.report.numerics_map import map_numerics
+from mpt.workflows.examination import BEGINNING, Wish, examine_parts
 
 BAD: dict[str, Any] = {
     "model": {"name": "scripts.planted_faults:plant_log_of_tiny", "image_size": 16, "channels": 1},
@@ -151,3 +152,19 @@ def test_modules_whose_gradients_are_too_small_for_one_cause_are_one_line() -> N
     note_small_gradients(section, "phase net", {"net.a": 0.42, "net.b": 0.44, "net.c": 0.43})
     (finding,) = section.findings
     assert finding.text == "42% to 44% of the gradients in 3 modules (net.a, net.b, net.c) are too small for float16"
+
+
+def test_the_speed_of_a_step_that_raises_in_half_alone_is_that_of_its_cure() -> None:
+    config = load_config(
+        {
+            "model": {"name": "scripts.planted_faults:plant_masked_beyond_half", "image_size": 16, "channels": 1},
+            "dataset": "digits",
+            "precision": {"mode": "amp", "dtype": "float16"},
+            "train": {"steps": 1, "batch_size": 8},
+        },
+        allow=["scripts"],
+    )
+    numerics, speed = examine_parts(["numerics", "speed"], Wish(), config, [BEGINNING])
+    assert (numerics.worst, speed.worst) == ("fault", "note")
+    assert any("for 8 samples" in one.text for one in speed.findings)
+    assert "measured with the cure of the numerics: the step raises without it" in [one.text for one in speed.findings]
