@@ -49,13 +49,13 @@ class Hidden:
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
     def freeze(self) -> Any:
-        """Return a copy of the value, of a generator its state."""
-        return self.value.get_state() if isinstance(self.value, torch.Generator) else copy.deepcopy(self.value)
+        """Return a copy of the value."""
+        return copy.deepcopy(self.value)
 
     def put(self, frozen: Any) -> None:
         """Give the attribute a value that `freeze` made."""
         if isinstance(self.value, torch.Generator):
-            self.value.set_state(frozen)
+            self.value.set_state(frozen.get_state())
         else:
             setattr(self.owner, self.name, copy.deepcopy(frozen))
 

@@ -6,15 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from mpt.commands import verify_resume
 from mpt.commands.verify_resume import Command as VerifyResumeArguments
 from mpt.config.load import load_config
+from mpt.doctor.hidden_state import Hidden
 from mpt.doctor.resume_cause import changed_values, find_cause, module_values
 from mpt.errors import GateError
 from mpt.workflows import resume_check
@@ -158,6 +160,19 @@ def test_what_a_data_set_or_an_optimizer_loses_is_named_and_was_tried(
     with pytest.raises(GateError) as caught:
         verify_resume.run(VerifyResumeArguments("changed.yaml", steps=4))
     assert said in str(caught.value)
+
+
+def test_a_generator_that_is_made_at_its_first_use_is_carried_over() -> None:
+    numbers = torch.Generator().manual_seed(3)
+    torch.rand(5, generator=numbers)
+    fresh, used = SimpleNamespace(numbers=torch.Generator()), SimpleNamespace(numbers=numbers)
+    frozen = Hidden(used, "numbers", numbers).freeze()
+    Hidden(fresh, "numbers", fresh.numbers).put(frozen)
+    lazy = SimpleNamespace()
+    Hidden(lazy, "numbers", None).put(frozen)
+    expected = torch.rand(5, generator=numbers)
+    assert torch.equal(torch.rand(5, generator=fresh.numbers), expected)
+    assert torch.equal(torch.rand(5, generator=lazy.numbers), expected)
 
 
 def test_a_value_of_a_module_that_training_changes_is_named(here: Path) -> None:
