@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mpt.planner.client.session import Session
 from tests.planner.configs import make
+from tests.planner.resume_against_real import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[3]
 RANDOM_STATES = 5056 + 624 * 8 + 625 * 8
@@ -27,7 +28,7 @@ def test_resumes_on_this_cpu_take_what_was_planned_to_the_byte() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW ")]
-    assert len(rows) == 5
+    assert len(rows) == len(SETTINGS)
     for row in rows:
         assert row["tracked"] - row["planned"] == RANDOM_STATES, row
         assert row["record"] - row["planned"] == RANDOM_STATES, row
