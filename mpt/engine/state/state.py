@@ -107,21 +107,22 @@ def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
 def begin_anew(run: Run, modules: dict[str, Mapping[str, Tensor]], optimizers: Mapping[str, Any]) -> dict[str, Carried]:
     """Add to a checkpoint's modules those that a setting has added to the run since; return their optimizers.
 
-    An average begins with the weights that it averages. A network that only new optimizers train (a discriminator, once
-    it has power) stays as it was built. Nothing is added to a checkpoint without any of the run's optimizers.
+    An average begins with the weights that it averages. A network that only new optimizers train, or none yet (a
+    discriminator, once it has power), stays as it was built; a frozen one must be in the checkpoint. Nothing is added
+    to a checkpoint without any of the run's optimizers.
     """
     task = run.task
     added = {name: network for name, network in task.trainable.items() if name not in optimizers}
     if len(added) == len(task.trainable):
         return {}
-    untrained = {weight for network in added.values() for weight in network.parameters()}
+    trained = {weight for name in task.trainable.keys() - added for weight in task.trainable[name].parameters()}
     for name, module in task.modules.items():  # averages are behind the networks
         averaged, weights = name.removesuffix(SUFFIX), set(module.parameters())
         if name in modules:
             continue
         if averaged in modules:
             modules[name] = modules[averaged]
-        elif weights and weights <= untrained:
+        elif weights and all(weight.requires_grad for weight in weights) and not weights & trained:
             modules[name] = module_state(run.precision, module)
     return {name: Carried("", lineage(run.optimizers[name])[0]) for name in added}
 

@@ -2,6 +2,7 @@
 on."""
 
 import copy
+import dataclasses
 import re
 
 import pytest
@@ -17,7 +18,7 @@ from mpt.errors import CheckpointError
 MODEL = {"name": "saehd", "archi": "df-ud", "image_size": 64, "ae_dims": 6, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2}
 
 
-def build(mode="fp32", memory=None, **changes):
+def build(mode="fp32", memory=None, pretrain=False, **changes):
     data = {
         "model": {**MODEL, **changes.pop("model", {})},
         "dataset": {"name": "procedural_faces", "count": 4, "test_count": 2},
@@ -28,7 +29,8 @@ def build(mode="fp32", memory=None, **changes):
     }
     config = load_config(data)
     train_data, _ = build_datasets(config)
-    return build_run(config, torch.device("cpu"), train_data.spec), train_data
+    spec = dataclasses.replace(train_data.spec, extra={**train_data.spec.extra, "pretrain": pretrain})
+    return build_run(config, torch.device("cpu"), spec), train_data
 
 
 def weights_after(run, data, steps=2):
@@ -89,6 +91,21 @@ def test_a_discriminator_that_is_switched_on_later_begins_anew(mode):
     states = [one.optimizers["autoencoder"].state_dict()["state"][0]["vs"] for one in (before, run)]
     assert torch.equal(*states)
     weights_after(run, data, steps=1)
+
+
+def test_true_face_that_is_switched_on_during_pretraining_is_asked_as_it_was_made():
+    before, data = build(pretrain=True)
+    weights_after(before, data, steps=1)
+    run, _ = build(pretrain=True, model={"true_face_power": 0.1})
+    built = {key: value.clone() for key, value in run.task.code_discriminator.state_dict().items()}
+    assert restore(run, copy.deepcopy(capture(before))) == {}
+    weights_after(run, data, steps=1)
+    for key, value in run.task.code_discriminator.state_dict().items():
+        assert torch.equal(value, built[key])
+    frozen, _ = build(pretrain=True, model={"true_face_power": 0.1})
+    frozen.task.code_discriminator.requires_grad_(False)
+    with pytest.raises(CheckpointError, match="no module code_discriminator"):
+        restore(frozen, copy.deepcopy(capture(before)))
 
 
 def test_a_discriminator_that_is_switched_off_is_dropped_with_a_word():
