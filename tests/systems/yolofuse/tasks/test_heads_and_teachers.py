@@ -1,5 +1,6 @@
 """A network with two heads (yolo26) under the task, and a network that learns a teacher's answers."""
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from mpt.api import train
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.state.state import capture, restore
+from mpt.engine.step.step import back_propagate, update
 from mpt.errors import CheckpointError, ConfigError
+from mpt.seams.phase_losses import draw_batch
 from mpt.systems.yolofuse.losses.shared.detection import ONE_TO_MANY, ONE_TO_ONE, detection_sums
 from mpt.systems.yolofuse.losses.shared.distillation import teacher_sums
 from mpt.systems.yolofuse.tasks.detect import Detect
@@ -97,6 +101,34 @@ def test_a_teacher_adds_a_loss_and_is_no_part_of_what_is_saved(teacher: str, fam
     plain, _ = built(model={**STACKED, "family": family, "fusion": "rgb"})
     plain.net.load_state_dict(task.net.state_dict())
     assert [loss.name for loss in plain.losses(batch)] == [loss.name for loss in without]
+
+
+def test_a_taught_training_adds_up_over_micro_batches_and_resumes_to_the_bit(teacher: str) -> None:
+    sections: dict[str, Any] = {
+        "model": {**STACKED, "family": "yolov8", "fusion": "rgb"},
+        "task": {"name": "detect", "teacher": teacher},
+        "optimizer": {"name": "sgd_warmup", "warmup": 0, "lr": 1e-3},
+    }
+    run, batch = build(**sections)
+    phase = run.phases[0]
+    update(run, phase, batch)
+    saved = copy.deepcopy(capture(run))
+    assert set(saved["modules"]) == {"net", "net_ema"}
+    resumed, _ = build(**sections)
+    restore(resumed, saved)
+    for one in (run, resumed):
+        update(one, one.phases[0], batch)
+    found = [one.task.modules["net"].state_dict() for one in (run, resumed)]
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    gradients = []
+    for size in (None, 1):
+        run.adaptation.micro_batch_size = size
+        run.task.modules["net"].zero_grad()
+        run.task.modules["net"].eval()  # a batch has statistics of its own
+        back_propagate(run, phase, draw_batch(run, phase, batch))
+        gradients.append([p.grad.clone() for p in run.task.modules["net"].parameters() if p.grad is not None])
+    for whole, parts in zip(*gradients, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-3)  # float32, summed in another order
 
 
 def test_the_distance_from_a_teacher_is_zero_at_its_own_answers_only() -> None:
