@@ -142,15 +142,16 @@ class Lora(HoldsWeights):
                 self.adapt_all(twin, name, chosen[name], keys, trained=False)
 
     def refuse_text_encoders(self, networks: Mapping[str, nn.Module]) -> None:
-        """Raises ConfigError for a glob over a text encoder, if no network here has one."""
+        """Raises ConfigError for a glob over a text encoder that no layer here matches."""
         names = [f"{name}.{key}" for name, network in networks.items() for key, _ in network.named_modules()]
         given = {"targets": self.settings.targets, "ranks": self.settings.ranks, "alphas": self.settings.alphas}
         for setting, globs in given.items():
             for glob in globs:
                 if any(word in glob for word in TEXT_ENCODERS) and not any(fnmatchcase(name, glob) for name in names):
                     raise ConfigError(
-                        f"memory.lora.{setting}: {glob} is of a text encoder, and none is trained here, only "
-                        f"{', '.join(networks)}: the embeddings of captions are made before"
+                        f"memory.lora.{setting}: {glob} is of a text encoder, and none is trained here by that name, "
+                        f"only {', '.join(networks)}; networks of diffusers have theirs with model.text_encoders=true, "
+                        "as net.text_encoder"
                     )
 
     def adapt_all(

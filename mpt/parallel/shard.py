@@ -11,7 +11,7 @@ watch ends them (`mpt.parallel.watch`), and running out of memory is not adapted
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -37,6 +37,8 @@ from mpt.config.schema import Config, Parallel
 from mpt.errors import ConfigError
 from mpt.parallel.world import World
 
+FOR_FROZEN = ("low_bit_base", "stream_weights")
+"""Tricks that make weights smaller that are not trained."""
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -52,8 +54,10 @@ def refuse(config: Config, world: World) -> None:
     if not is_sharded(optimizer.plugin):
         known = ", ".join(sharded_names("optim"))
         reasons.append(f"optimizer {optimizer.name} was not tried on shards; use one of {known}")
-    if tricks:
+    if len(tricks) == 1:
         reasons.append(f"memory.{tricks[0]} does not go with it; leave it out")
+    elif tricks:
+        reasons.append(f"memory.{', '.join(tricks)} do not go with it; leave them out")
     if config.memory.on_oom == "adapt":
         reasons.append("memory.on_oom=adapt needs ranks that can fail alone; use stop")
     if config.train.recent_states:
@@ -66,7 +70,16 @@ def refuse(config: Config, world: World) -> None:
     if config.parallel.shard == "hybrid" and size % together:
         reasons.append(f"parallel.shard: hybrid over {together} processes does not divide the {size} that there are")
     if reasons:
-        raise ConfigError(f"parallel.strategy: fsdp cannot train this: {'; '.join(reasons)}. Or use ddp")
+        raise ConfigError(f"parallel.strategy: fsdp cannot train this: {'; '.join(reasons)}. {way_out(tricks)}")
+
+
+def way_out(tricks: Sequence[str]) -> str:
+    """Return what to use instead."""
+    if "lora" not in tricks:
+        return "Or use ddp"
+    smaller = " and ".join(f"memory.{name}" for name in FOR_FROZEN if name not in tricks)
+    more = f"; for smaller frozen weights add {smaller}" if smaller else ""
+    return f"Or use ddp, which sums the gradients of the adapters alone{more}"
 
 
 def is_sharded(plugin: Plugin) -> bool:

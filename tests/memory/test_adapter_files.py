@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mpt import vision_ops
 from mpt.errors import CheckpointError, ConfigError
 from mpt.memory.adapters.layers import AdaptedConv2d, fold_all
-from mpt.memory.adapters.names import places
+from mpt.memory.adapters.names import flat, places
 from mpt.memory.adapters.reading import load_adapters, read_adapters
 from mpt.memory.adapters.writing import FORMATS, write
 from mpt.memory.lora import Lora, Settings
@@ -274,3 +274,17 @@ def test_dora_begins_as_the_plain_network_and_trains_its_magnitude() -> None:
     net(image).square().sum().backward()
     assert net.linear.lora_magnitude.grad is not None
     assert net.linear.weight.grad is None
+
+
+def test_two_text_encoders_are_told_apart_whatever_their_library_calls_its_layers() -> None:
+    keys = {
+        "text_encoder.text_model.encoder.q": "te1_encoder_q",
+        "text_encoder.encoder.q": "te1_encoder_q",
+        "lora_te_text_model_encoder_q": "te1_encoder_q",
+        "lora_te1_text_model_encoder_q": "te1_encoder_q",
+        "text_encoder_2.text_model.encoder.q": "te2_encoder_q",
+        "lora_te2_text_model_encoder_q": "te2_encoder_q",
+        "lora_te2_text_projection": "te2_text_projection",
+        "lora_unet_text_model_q": "text_model_q",
+    }
+    assert {key: flat(key) for key in keys} == keys

@@ -226,6 +226,11 @@ def penalised(rank: int) -> list[Any]:
         ({"precision": "bf16-sr"}, "precision bf16-sr is not for sharded weights; use one of O0"),
         ({"parallel": {**FSDP["parallel"], "shard": "hybrid", "shard_ranks": 4}}, "over 4 processes does not divide"),
         ({"memory": {"cpu_optimizer": True}}, "memory.cpu_optimizer does not go with it"),
+        (
+            {"memory": {"lora": 4, "low_bit_base": "nf4"}},
+            "memory.lora, low_bit_base do not go with it; leave them out. Or use ddp, which sums the gradients of the "
+            "adapters alone; for smaller frozen weights add memory.stream_weights",
+        ),
         ({"memory": {"on_oom": "adapt"}}, "use stop"),
         ({"train": {"batch_size": 8, "recent_states": 2}}, "train.recent_states keeps whole states"),
         ({"train": {"batch_size": 9}}, "cannot be shared out evenly"),

@@ -3,16 +3,18 @@
 | Format | Key of layer `a.b` | Scale |
 |---|---|---|
 | PEFT | `base_model.model.a.b.lora_A.weight`, `.lora_B.weight`, `.lora_magnitude_vector` | adapter_config.json |
-| diffusers | `unet.a.b.lora_A.weight`, or `transformer.`, `text_encoder.` | in B: the scale is 1 |
+| diffusers | `unet.a.b.lora_A.weight`, or `transformer.`, `text_encoder.`, `text_encoder_2.` | in B: the scale is 1 |
 | kohya | `lora_unet_a_b.lora_down.weight`, `.lora_up.weight`, `.alpha`, `.dora_scale` | alpha / rank |
 
-Names are those within the library's model: the prefixes of mpt's own network are left out.
+kohya's prefix of a text encoder is `lora_te_` with SD 1 and 2, else `lora_te1_` and `lora_te2_`. Names are those within
+the library's model: the prefixes of mpt's own network are left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +23,8 @@ from mpt.memory.adapters.layers import Adapted
 from mpt.nn.shared.mixin import own_class
 
 LIBRARIES = ("diffusers", "transformers")
-KOHYA = {"unet": "lora_unet_", "transformer": "lora_unet_", "text_encoder": "lora_te_"}
-PREFIXES = ("base_model.model.", "unet.", "transformer.", "text_encoder.", "text_encoder_2.", "diffusion_model.")
-KOHYA_PREFIXES = ("lora_unet_", "lora_te_", "lora_te1_", "lora_te2_", "lora_transformer_")
+PREFIXES = ("base_model.model.", "unet.", "transformer.", "diffusion_model.", "lora_unet_", "lora_transformer_")
+OF_TEXT_ENCODER = re.compile(r"(?:base_model\.model\.)?(?:text_encoder(?:_(\d))?\.|lora_te(\d)?_)(?:text_model[._])?")
 PARTS = {
     "lora_A.weight": "a",
     "lora_B.weight": "b",
@@ -46,6 +47,8 @@ class Place:
     name: str
     """Of the network in the task, and the path of the model within it."""
     model: nn.Module
+    is_numbered: bool = False
+    """Of a text encoder: whether kohya's keys have its number, as in pipelines with several."""
 
     @property
     def library(self) -> str:
@@ -55,11 +58,39 @@ class Place:
 
     @property
     def kind(self) -> str:
-        """The model's name in a pipeline of diffusers: unet, transformer or text_encoder; "" for another model."""
+        """The model's name in a pipeline of diffusers: unet, transformer, text_encoder, text_encoder_2; or ""."""
         name = own_class(self.model).__name__
         if self.library == "diffusers":
             return "unet" if "UNet" in name else "transformer" if "Transformer" in name else ""
-        return "text_encoder" if self.library == "transformers" and "Text" in name else ""
+        own = self.name.rpartition(".")[2]
+        known = own if re.fullmatch(r"text_encoder(_\d)?", own) else "text_encoder"
+        return known if self.library == "transformers" and "Text" in name else ""
+
+    @property
+    def number(self) -> int | None:
+        """The text encoder's number in its pipeline, from 1; None for another model."""
+        if not self.kind.startswith("text_encoder"):
+            return None
+        return int(self.kind.removeprefix("text_encoder").removeprefix("_") or 1)
+
+    @property
+    def kohya(self) -> str:
+        """What kohya's keys begin with."""
+        if self.number is None:
+            return "lora_unet_"
+        return f"lora_te{self.number}_" if self.is_numbered else "lora_te_"
+
+    def published(self, name: str) -> str:
+        """Return a layer's name in files: with the `text_model.` that newer versions of transformers leave out."""
+        is_shortened = own_class(self.model).__name__ == "CLIPTextModel" and not hasattr(self.model, "text_model")
+        return f"text_model.{name}" if is_shortened else name
+
+    def keys(self, name: str) -> tuple[str, ...]:
+        """Return the flat names that a layer may have in files; of one of several encoders that with its number."""
+        if self.number is None:
+            return (flat(name),)
+        numbered = flat(f"lora_te{self.number}_{self.published(name)}")
+        return (numbered,) if self.is_numbered else (numbered, flat(name))
 
     def adapted(self) -> dict[str, Adapted]:
         """Return the layers with adapters by their names."""
@@ -79,9 +110,11 @@ def places(networks: Mapping[str, nn.Module]) -> Iterator[Place]:
             for one in inner
             if not any(one.name.startswith(f"{other.name}.") for other in inner if other is not one)
         ]
+        encoders = sum(one.number is not None for one in outermost)
+        is_numbered = encoders > 1 or any(one.kind == "transformer" for one in outermost)
         for place in outermost or [Place(name, network)]:
             if place.adapted():
-                yield place
+                yield replace(place, is_numbered=is_numbered)
 
 
 def split_key(key: str) -> tuple[str, str] | None:
@@ -93,8 +126,11 @@ def split_key(key: str) -> tuple[str, str] | None:
 
 
 def flat(name: str) -> str:
-    """Return a layer's name as kohya writes it, without any prefix: dots are underscores."""
-    for prefix in (*PREFIXES, *KOHYA_PREFIXES):
+    """Return a layer's name as kohya writes it, without any prefix: dots are underscores. A text encoder's keeps its
+    number."""
+    if (match := OF_TEXT_ENCODER.match(name)) is not None:
+        return f"te{match[1] or match[2] or 1}_{name[match.end() :].replace('.', '_')}"
+    for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     return name.replace(".", "_")
 

@@ -129,7 +129,8 @@ def load_adapters(modules: Mapping[str, nn.Module], file: AdapterFile) -> str:
     for one in places(modules):
         divided = divide(one, file)
         for name, layer in one.adapted().items():
-            found, key = divided.get(name) or (file.adapters.get(flat(name)), flat(name))
+            key = next((key for key in one.keys(name) if key in file.adapters), "")
+            found, key = divided.get(name) or (file.adapters.get(key), key)
             if found is not None:
                 copy_adapter(layer, found, file, f"{one.name}.{name}")
                 used.add(key)
@@ -141,7 +142,7 @@ def load_adapters(modules: Mapping[str, nn.Module], file: AdapterFile) -> str:
             "it is of another model" if not used else "memory.lora.targets leaves these layers out, or they are missing"
         )
         if all(key.startswith(OF_TEXT_ENCODERS) for key in left):
-            what = "text encoders are not trained here; leave their adapters out of the file"
+            what = "text encoders are not trained here; set model.text_encoders=true, or leave their adapters out"
         raise CheckpointError(
             f"{WHERE}: {len(left)} of the {len(file.adapters)} adapters in {file.path} have no layer here: "
             f"{', '.join(left[:SHOWN])}{more}; {what}"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mpt.errors import ConfigError
 from mpt.memory.adapters.layers import Adapted
-from mpt.memory.adapters.names import KOHYA, Place, matrices, outputs_of, rank_of, scaled
+from mpt.memory.adapters.names import Place, matrices, outputs_of, rank_of, scaled
 from mpt.memory.adapters.originals import JOINED, Original, join, originals, swap
 from mpt.nn.shared.mixin import own_class
 
@@ -41,7 +41,7 @@ def write(wanted: str, found: Sequence[Place], path: Path, about: Mapping[str, s
         else:
             tensors |= diffusers_tensors(place)
             own = peft_settings(place, {name: rank_of(layer) for name, layer in place.adapted().items()}, baked=True)
-            settings |= {f"{place.kind}.{name}": value for name, value in own.items()}
+            settings |= {f"{place.kind}.{name}": value for name, value in unanchored(place, own).items()}
     texts = {"format": "pt", **about}
     if settings:
         texts["lora_adapter_metadata"] = json.dumps(settings, sort_keys=True)
@@ -82,7 +82,7 @@ def diffusers_tensors(place: Place) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, layer in place.adapted().items():
         a, b, magnitude = matrices(layer)
-        key = f"{place.kind}.{name}"
+        key = f"{place.kind}.{place.published(name)}"
         tensors[f"{key}.lora_A.weight"], tensors[f"{key}.lora_B.weight"] = a, scaled(b, layer.lora_factor)
         if magnitude is not None:
             tensors[f"{key}.lora_magnitude_vector"] = magnitude
@@ -100,14 +100,14 @@ def kohya_tensors(place: Place) -> dict[str, Tensor]:
     is_joined = own_class(place.model).__name__ in JOINED
     wholes = [one for one in originals(place.model) if is_joined and not adapted.keys().isdisjoint(one.parts)]
     named = {name for one in wholes for name in one.parts}
-    wholes += [Original(name.replace(".", "_"), (name,)) for name in adapted if name not in named]
+    wholes += [Original(place.published(name).replace(".", "_"), (name,)) for name in adapted if name not in named]
     alpha = Counter(layer.lora_factor * rank_of(layer) for layer in adapted.values()).most_common(1)[0][0]
     for whole in wholes:
         layers = [adapted[name] for name in whole.parts if name in adapted]
         rank = sum(rank_of(layer) for layer in layers)
         factor = layers[0].lora_factor if is_joined else alpha / rank
         a, b, magnitude = joined_tensors(place, whole, factor)
-        key = KOHYA[place.kind] + whole.name
+        key = place.kohya + whole.name
         tensors[f"{key}.lora_down.weight"], tensors[f"{key}.lora_up.weight"] = a, b
         tensors[f"{key}.alpha"] = torch.tensor(factor * rank)
         if magnitude is not None:
@@ -159,6 +159,20 @@ def peft_settings(place: Place, ranks: Mapping[str, int], baked: bool) -> dict[s
         "lora_bias": False,
         "bias": "none",
     }
+
+
+def unanchored(place: Place, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return PEFT's settings for a text encoder by ends of names, which versions of transformers begin otherwise."""
+    if place.number is None:
+        return dict(settings)
+
+    def end(name: str) -> str:
+        return name.removeprefix("^").removeprefix("text_model.")
+
+    patterns = {
+        key: {end(name): value for name, value in settings[key].items()} for key in ("rank_pattern", "alpha_pattern")
+    }
+    return {**settings, **patterns, "target_modules": [end(name) for name in settings["target_modules"]]}
 
 
 def write_peft(found: Sequence[Place], folder: Path, about: Mapping[str, str]) -> None:

@@ -42,7 +42,7 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "memory.low_bit_optimizer": True,
             "train.checkpoint_every": "1 epoch",
         },
-        ["2 x 4 = 8", "#   pretrained_model_name_or_path: sd15.safetensors", "text encoders are not trained"],
+        ["2 x 4 = 8", "#   pretrained_model_name_or_path: sd15.safetensors", "prepare --text-encoders"],
     ),
     (
         "onetrainer.json",

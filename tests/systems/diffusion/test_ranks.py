@@ -23,6 +23,7 @@ from tests.systems.diffusion.library import diffusers
 from tests.systems.diffusion.nn.test_diffusers import TEXT_UNET
 
 LORA = {"lora": {"rank": 4, "targets": ["attention"], "full": []}}
+SMALL_BASE = {"low_bit_base": "int8", "stream_weights": {"min_kibibytes": 0}}
 
 
 def folder_of_data(folder: Path) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def on_rank(rank: int, settings: dict[str, Any]) -> tuple[list[float], list[list
         return steps(world, config)
 
 
-@pytest.mark.parametrize(("strategy", "memory"), [("ddp", LORA), ("fsdp", {})])
+@pytest.mark.parametrize(("strategy", "memory"), [("ddp", LORA | SMALL_BASE), ("fsdp", {})])
 def test_ranks_train_what_one_process_trains(strategy: str, memory: dict[str, Any], tmp_path: Path) -> None:
     diffusers()
     torch.set_num_threads(1)

@@ -39,6 +39,8 @@ class Command:
     """The caption of pictures without one."""
     test_fraction: Annotated[float, typer.Option(min=0, max=0.9)] = 0.1
     """The share held out; two pictures at least."""
+    text_encoders: bool = False
+    """Keep captions as tokens: the text encoders stay with the network, and adapters train them too."""
     seed: int = 0
     """Of the latents' noise."""
     device: Device = None
@@ -65,5 +67,6 @@ def run(command: Command) -> None:
             command.masks,
             command.prior,
             command.prior_weight,
+            command.text_encoders,
         )
     )

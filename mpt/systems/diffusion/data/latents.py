@@ -2,7 +2,8 @@
 
 `train.safetensors` and `test.safetensors` in `root` hold tensors whose dimension 0 is the samples: `latent`
 (n, c, h, w), scaled as the network sees them; as its conditions need, `label` (n,), `text` (n, tokens, features),
-`pooled` (n, features), `sizes` (n, 6); and for the loss `mask` (n, 1, h, w) and `weight` (n,). Pictures of several
+`pooled` (n, features), `sizes` (n, 6), or, for networks that encode captions themselves, `tokens` and `tokens_2`
+(n, tokens) instead of embeddings; and for the loss `mask` (n, 1, h, w) and `weight` (n,). Pictures of several
 sizes are in a tensor for each, `latent_64x48` (h x w), and masks likewise; the samples are numbered through these by
 height and width, as in the other fields. A batch holds one size, and samples of several that are fetched at once (a
 preview, a check) are cut or padded to the first's. The metadata may have `classes`, a JSON list of names, and
@@ -29,8 +30,19 @@ from mpt.errors import DataError
 from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 from mpt.seams.samples import class_counts
 
-FIELDS = {"latent": 4, "label": 1, "text": 3, "pooled": 2, "sizes": 2, "mask": 4, "weight": 1}
+FIELDS = {
+    "latent": 4,
+    "label": 1,
+    "text": 3,
+    "pooled": 2,
+    "sizes": 2,
+    "tokens": 2,
+    "tokens_2": 2,
+    "mask": 4,
+    "weight": 1,
+}
 """Tensor -> its dimensions."""
+WHOLE_NUMBERS = ("label", "tokens", "tokens_2")
 SIZED = re.compile(r"(latent|mask)_(\d+)x(\d+)")
 ASSUMED_COUNT = 1000
 
@@ -159,7 +171,7 @@ def is_latent(name: str) -> bool:
 
 def field_spec(name: str, shape: tuple[int, ...]) -> FieldSpec:
     """Return the layout of one field."""
-    return FieldSpec(shape, torch.int64 if name == "label" else torch.float32)
+    return FieldSpec(shape, torch.int64 if name in WHOLE_NUMBERS else torch.float32)
 
 
 def check_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]], count: int) -> None:

@@ -86,7 +86,7 @@ def translate(into: Translation) -> None:
         into.move("lora_alpha", "memory.lora.alpha", float)
     translate_periods(into, counted)
     into.leave_all(
-        TEXT_ENCODERS, "text encoders are not trained: `mpt diffusion prepare` makes their embeddings before"
+        TEXT_ENCODERS, "text encoders train, at optimizer.lr, if `mpt diffusion prepare --text-encoders` made the data"
     )
     into.move("seed", "seed", int)
     into.move("max_data_loader_n_workers", "dataset.workers", int)

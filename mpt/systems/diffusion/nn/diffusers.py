@@ -1,8 +1,9 @@
 """Networks of diffusers by their `config.json` in a local folder, or by the shape of a published one.
 
 Known are UNet2DModel and DiTTransformer2DModel, which may have classes, and, with cached text embeddings,
-UNet2DConditionModel (Stable Diffusion 1, 2, SDXL), SD3Transformer2DModel and FluxTransformer2DModel. Weights begin at
-random unless `model.weights` names a file of them. Nothing is downloaded.
+UNet2DConditionModel (Stable Diffusion 1, 2, SDXL), SD3Transformer2DModel and FluxTransformer2DModel. With
+`text_encoders` those of CLIP are part of the network. Weights begin at random unless `model.weights` names a file of
+them, or a pipeline's folder. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
 from mpt.foreign.files import read_json
 from mpt.seams import DataSpec
+from mpt.systems.diffusion.nn.shared.captioned_networks import wrap_with_encoders
 from mpt.systems.diffusion.nn.shared.library import import_diffusers
 from mpt.systems.diffusion.nn.shared.library_networks import KNOWN, wrap
 from mpt.systems.diffusion.nn.shared.published_shapes import SHAPES
+from mpt.systems.diffusion.nn.shared.text_encoders import build_encoder, read_pipeline
 
 TASK = "diffusion"
 NETWORK_FOLDERS = ("unet", "transformer")
@@ -34,6 +37,8 @@ class Settings(ModelOptions):
     """A published network's shape, instead of a folder."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Values of config.json to replace, such as {num_layers: 2}."""
+    text_encoders: bool = False
+    """Encode captions in each step, by the pipeline's CLIP text encoders, which `memory.lora` then trains too."""
     image_size: int = Field(32, ge=1)
     """Side of the pictures in pixels, of networks that see pixels."""
     channels: int = Field(3, ge=1, le=4)
@@ -57,9 +62,19 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
         inner = kind(**{key: value for key, value in config.items() if key in parameters_of(kind)})
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise ConfigError(f"model: diffusers refused to build {name} of this config.json: {error}") from error
-    net = wrap(inner, len(data.classes))
+    if settings.text_encoders:
+        net = wrap_with_encoders(
+            inner, len(data.classes), lambda name: build_encoder(settings.folder, settings.shape, name)
+        )
+    else:
+        net = wrap(inner, len(data.classes))
     check_picture(data, net.channels)
     return {"net": net}
+
+
+def read_weights(path: Path) -> dict[str, Tensor] | None:
+    """Return the tensors of a pipeline's folder: its denoising network and CLIP text encoders. None for other paths."""
+    return read_pipeline(path) if (path / "model_index.json").is_file() else None
 
 
 def parameters_of(kind: Any) -> set[str]:

@@ -185,8 +185,8 @@ class Diffusion(Samples, Legend):
         )
 
     def without(self, conditions: Conditions) -> Conditions:
-        """Return the input for no condition: the class after the last one, and zeros for text; sizes stay."""
-        none = {"label": self.classes, "text": 0, "pooled": 0}
+        """Return the input for no condition: the class after the last one, zeros for text, -1 for tokens; not sizes."""
+        none = {"label": self.classes, "text": 0, "pooled": 0, "tokens": -1, "tokens_2": -1}
         return tuple(
             torch.full_like(value, none[name]) if name in none else value
             for name, value in zip(self.names, conditions, strict=True)

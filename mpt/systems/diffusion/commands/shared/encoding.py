@@ -45,6 +45,8 @@ class Wish:
     masks: Path | None = None
     prior: Path | None = None
     prior_weight: float = 1.0
+    text_encoders: bool = False
+    """Captions stay tokens, and the text encoders are trained."""
 
 
 def prepare(wish: Wish) -> None:
@@ -96,6 +98,7 @@ def made_of(pipeline: Pipeline, pictures: Sequence[Captioned], wish: Wish) -> st
     settings = {"size": [wish.width, wish.height], "seed": wish.seed, "kind": pipeline.kind}
     more: dict[str, Any] = {"buckets": wish.buckets} if wish.buckets else {}
     more |= {"weights": weights} if set(weights) != {1.0} else {}
+    more |= {"tokens": True} if wish.text_encoders else {}
     return hash_of(files, {"captions": captions, **settings, **more})
 
 
@@ -140,7 +143,8 @@ def encode_one(pipeline: Pipeline, one: Captioned, wish: Wish) -> dict[str, Tens
         raise DataError(str(error)) from error
     number = int.from_bytes(hashlib.sha256(f"{wish.seed} {one.path.name}".encode()).digest()[:8], "big") >> 1
     latent = pipeline.encode_pictures(image[None], torch.Generator().manual_seed(number))[0]
-    fields = {"latent": latent, **pipeline.encode_caption(one.caption)}
+    text = pipeline.tokens(one.caption) if wish.text_encoders else pipeline.encode_caption(one.caption)
+    fields = {"latent": latent, **text}
     if pipeline.kind == "StableDiffusionXLPipeline":
         fields["sizes"] = torch.tensor(sizes_of(whole.shape[1], whole.shape[2], width, height))
     bad = [name for name, value in fields.items() if not bool(value.isfinite().all())]
@@ -204,8 +208,11 @@ def sizes_of(rows: int, columns: int, width: int, height: int) -> list[float]:
 
 def configuration(wish: Wish, pipeline: Pipeline, output: Path) -> str:
     """Return a configuration that trains a LoRA on the files."""
+    model: dict[str, Any] = {"name": "diffusers", "folder": str(pipeline.folder), "weights": str(pipeline.weights())}
+    if wish.text_encoders:
+        model |= {"text_encoders": True, "weights": str(pipeline.folder)}
     data: dict[str, Any] = {
-        "model": {"name": "diffusers", "folder": str(pipeline.folder), "weights": str(pipeline.weights())},
+        "model": model,
         "dataset": {"name": "latents", "root": str(output)},
         "task": {
             "name": "diffusion",

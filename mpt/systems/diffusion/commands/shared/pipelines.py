@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mpt.errors import ConfigError
 from mpt.foreign.files import read_json
+from mpt.systems.diffusion.nn.shared.text_encoders import FILES, network_file
 
 LARGEST_INDEX_BYTES = 1 << 20
 READ_AT_ONCE = 1 << 24
@@ -38,17 +39,23 @@ class Family:
     """Sides of latents are multiples of this."""
     prompts: int
     """How many texts `encode_prompt` takes first."""
+    tokenizers: tuple[str, ...]
+    """Of the CLIP text encoders, which can be trained."""
+    has_t5: bool = False
 
 
+BOTH = ("tokenizer", "tokenizer_2")
 FAMILIES = {
-    "StableDiffusionPipeline": Family("unet", ("vae", "text_encoder", "tokenizer"), 1, 1),
+    "StableDiffusionPipeline": Family("unet", ("vae", "text_encoder", "tokenizer"), 1, 1, BOTH[:1]),
     "StableDiffusionXLPipeline": Family(
-        "unet", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 1, 2
+        "unet", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 1, 2, BOTH
     ),
     "StableDiffusion3Pipeline": Family(
-        "transformer", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 2, 3
+        "transformer", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 2, 3, BOTH, True
     ),
-    "FluxPipeline": Family("transformer", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 2, 2),
+    "FluxPipeline": Family(
+        "transformer", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 2, 2, BOTH[:1], True
+    ),
 }
 
 
@@ -97,13 +104,22 @@ class Pipeline:
             text, _, pooled, _ = self.parts.encode_prompt(*texts, device=device, do_classifier_free_guidance=False)
         return {"text": text[0], "pooled": pooled[0]}
 
+    def tokens(self, caption: str) -> dict[str, Tensor]:
+        """Return a caption's tokens, as the pipeline gives them to CLIP's encoders, and the text if T5 makes it too."""
+        found = {"text": self.encode_caption(caption)["text"]} if self.family.has_t5 else {}
+        for name in self.family.tokenizers:
+            reader = getattr(self.parts, name)
+            length = reader.model_max_length
+            made = reader(caption, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+            found[name.replace("tokenizer", "tokens")] = made.input_ids[0]
+        return found
+
     def weights(self) -> Path:
         """Return the file of the denoising network's weights. Raises ConfigError if there is none."""
         folder = self.folder / self.family.network
-        names = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
-        found = next((folder / name for name in names if (folder / name).is_file()), None)
+        found = network_file(folder)
         if found is None:
-            raise ConfigError(f"PIPELINE: {folder} has no {names[0]}")
+            raise ConfigError(f"PIPELINE: {folder} has no {FILES[0]}")
         return found
 
     def objective(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class TextAndSizeUnet(LibraryDenoiser):
 class Sd3(LibraryDenoiser):
     """`SD3Transformer2DModel`: `text` (b, tokens, features) and `pooled` (b, features)."""
 
-    fields = ("text", "pooled")
+    fields: tuple[str, ...] = ("text", "pooled")
 
     def forward(self, noisy_bchw: Tensor, ticks_b: Tensor, *conditions: Tensor) -> Tensor:
         text, pooled = conditions

@@ -9,6 +9,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+CLIP_LARGE: Mapping[str, Any] = {
+    "architectures": ["CLIPTextModel"],
+    "vocab_size": 49408,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "projection_dim": 768,
+}
+CLIP_BIG: Mapping[str, Any] = {
+    "architectures": ["CLIPTextModelWithProjection"],
+    "vocab_size": 49408,
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "hidden_act": "gelu",
+    "projection_dim": 1280,
+}
+TEXT_SHAPES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "sd15": {"text_encoder": CLIP_LARGE},
+    "sdxl": {"text_encoder": CLIP_LARGE, "text_encoder_2": CLIP_BIG},
+    "sd3_medium": {
+        "text_encoder": {**CLIP_LARGE, "architectures": CLIP_BIG["architectures"]},
+        "text_encoder_2": CLIP_BIG,
+    },
+    "flux_dev": {"text_encoder": CLIP_LARGE},
+}
+"""Network -> its text encoders that can be trained."""
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "sd15": {"_class_name": "UNet2DConditionModel", "sample_size": 64, "cross_attention_dim": 768},
     "sdxl": {

@@ -1,0 +1,110 @@
+"""CLIP text encoders of a pipeline's folder, or of a published shape, and the weights of such a folder.
+
+Of transformers, whose newer versions hold `CLIPTextModel` without the module `text_model`: weights are read by its own
+loader, which knows both. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from mpt.errors import CheckpointError, ConfigError
+from mpt.foreign.files import read_json
+from mpt.run.weights.weights_file import read_weights_file
+from mpt.systems.diffusion.nn.shared.published_shapes import TEXT_SHAPES
+
+KINDS = ("CLIPTextModel", "CLIPTextModelWithProjection")
+NAMES = ("text_encoder", "text_encoder_2")
+NETWORKS = ("unet", "transformer")
+FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
+LARGEST_CONFIG_BYTES = 1 << 20
+HOW_NUMBERS_ARE_STORED = ("dtype", "torch_dtype")
+"""Left out of a config.json: a part of the encoder would be built in it, and the rest in float32."""
+
+
+def build_encoder(folder: str | None, shape: str | None, name: str) -> nn.Module:
+    """Return a text encoder with random weights. Raises ConfigError if there is none, or one of another kind."""
+    config = read_config(Path(str(folder)).expanduser() / name) if shape is None else shape_of(shape, name)
+    kind = str((config.get("architectures") or [""])[0])
+    if kind not in KINDS:
+        raise ConfigError(
+            f"model.text_encoders: {name} is a {kind or 'model without a class'}; trained are {' and '.join(KINDS)}"
+        )
+    library = import_transformers()
+    given = {key: value for key, value in config.items() if key not in HOW_NUMBERS_ARE_STORED}
+    built: nn.Module = getattr(library, kind)(library.CLIPTextConfig.from_dict(given))
+    return built
+
+
+def shape_of(shape: str, name: str) -> dict[str, Any]:
+    """Return the settings of a published network's text encoder."""
+    if name not in TEXT_SHAPES.get(shape, {}):
+        raise ConfigError(f"model.text_encoders: shape {shape} has none that is trained; {', '.join(TEXT_SHAPES)} have")
+    return dict(TEXT_SHAPES[shape][name])
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the content of an encoder's config.json. Raises ConfigError if there is none to read."""
+    try:
+        config = read_json(folder / "config.json", LARGEST_CONFIG_BYTES)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.text_encoders: {folder / 'config.json'} is missing, or cannot be read as JSON; model.folder is to "
+            "be a pipeline's folder"
+        ) from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"model.text_encoders: {folder / 'config.json'} holds no mapping")
+    return config
+
+
+def import_transformers() -> Any:
+    """Return the package transformers. Raises ConfigError if it is not installed."""
+    from mpt import vision_ops
+
+    vision_ops.import_torchvision()
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            "model.text_encoders: transformers is not installed; `pip install 'mpt-trainer[diffusion]'` adds it"
+        ) from error
+    return transformers
+
+
+def network_file(folder: Path) -> Path | None:
+    """Return the file of a denoising network's weights, or of its parts' index; None if there is none."""
+    return next((folder / name for name in FILES if (folder / name).is_file()), None)
+
+
+def read_pipeline(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a pipeline's denoising network, and of its CLIP text encoders.
+
+    Raises CheckpointError for a folder without the former, or with files that cannot be read.
+    """
+    files = [file for name in NETWORKS if (file := network_file(folder / name)) is not None]
+    if not files:
+        raise CheckpointError(f"model.weights: {folder} has no {FILES[0]} in {' or '.join(NETWORKS)}")
+    tensors = {f"inner.{name}": value for name, value in read_weights_file(files[0]).tensors.items()}
+    for name in NAMES:
+        if not (folder / name / "config.json").is_file():
+            continue
+        kind = str((read_config(folder / name).get("architectures") or [""])[0])
+        if kind in KINDS:
+            tensors |= {f"{name}.{key}": value for key, value in read_encoder(folder / name, kind).items()}
+    return tensors
+
+
+def read_encoder(folder: Path, kind: str) -> dict[str, Tensor]:
+    """Return the tensors of a text encoder, by the names of the installed transformers."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            encoder = getattr(import_transformers(), kind).from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"model.weights: {folder} cannot be read: {str(error).splitlines()[0]}") from error
+    tensors: dict[str, Tensor] = encoder.state_dict()
+    return tensors
