@@ -68,7 +68,6 @@ def run(arguments: Command) -> None:
         raise ConfigError("--dtype: it says which half; add --half")
     trained, _ = open_with_inputs(
         arguments.run,
-        as_trained=not arguments.half,
         device=choose_devices(arguments.device, 1)[0],
         runs=Path(arguments.runs),
         allow=arguments.allow,

@@ -5,7 +5,6 @@ The figures are the task's own, those of its settings and every further metric t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,8 @@ from mpt.engine.state.evaluation import (
     is_counted,
     test_batches,
 )
+from mpt.errors import ConfigError
+from mpt.inference.exported import networks_in, read_about, refuse_absent_networks
 from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import Trained
 from mpt.metrics.shared.choice import measure_possible
@@ -54,13 +55,22 @@ def measure(run: Run, data: Dataset, batch_size: int, precision: str) -> Measure
 
 
 def measure_trained(trained: Trained, data: Dataset, batch_size: int) -> Measured:
-    """Measure a run as it was trained, or an export as it is, in float32."""
-    return measure(trained.run, data, batch_size, trained.config.precision.mode)
+    """Measure a run as it was trained, or an export as it is."""
+    stored = trained.loaded.manifest.get("dtype") if trained.loaded.path.is_file() else None
+    return measure(trained.run, data, batch_size, stored or trained.config.precision.mode)
 
 
 def measure_in_half(trained: Trained, data: Dataset, batch_size: int, dtype: str | None) -> list[Measured]:
-    """Measure a run in float32 and with its weights in half."""
+    """Measure a run, or an export's weights, in float32 and with weights in half."""
+    path = trained.loaded.path
+    if path.suffix == ".onnx":
+        raise ConfigError(
+            f"--half: {path} computes in the dtype that it was written in. `mpt convert RUN --to onnx --half` writes a "
+            "file in half, to be evaluated without --half."
+        )
     choice = choose_half(dtype, trained.run.device)
-    full = dataclasses.replace(trained, run=rebuild(trained, FLOAT32))
-    half = rebuild_half(trained, choice.dtype)
-    return [measure(full.run, data, batch_size, "float32"), measure(half, data, batch_size, choice.dtype)]
+    runs = {"float32": rebuild(trained, FLOAT32), choice.dtype: rebuild_half(trained, choice.dtype)}
+    if path.is_file():
+        for run in runs.values():
+            refuse_absent_networks(path, run.task, networks_in(read_about(path)))
+    return [measure(run, data, batch_size, name) for name, run in runs.items()]

@@ -105,14 +105,21 @@ def open_exported(path: Path, device_name: str, overrides: tuple[str, ...], allo
         raise CheckpointError(f"{path}: its metadata is damaged: mpt_layout") from error
     data = AbsentDataset(spec, "an exported file holds no data")
     run = build_run(config, choose_device(device_name), spec, trains=False)
-    names = about.get("mpt_networks", "").split()
+    names = networks_in(about)
+    state: dict[str, Any] = {}
     if path.suffix == ".onnx":
         use_session(path, run.task, names, whole=about.get("mpt_inside") == "true")
     else:
         take_weights(path, run.task, names)
+        state = {"modules": {name: module.state_dict() for name, module in run.task.modules.items()}}
     refuse_absent_networks(path, run.task, names)
-    loaded = LoadedCheckpoint(int(about.get("mpt_step", "0")), {}, path, {})
+    loaded = LoadedCheckpoint(int(about.get("mpt_step", "0")), state, path, {"dtype": about.get("mpt_dtype", "")})
     return Trained(RunDirectory(path.resolve().parent), config, run, data, data, loaded)
+
+
+def networks_in(about: Mapping[str, str]) -> list[str]:
+    """Return the names of a file's networks."""
+    return about.get("mpt_networks", "").split()
 
 
 def configuration(path: Path, about: Mapping[str, str], overrides: tuple[str, ...], allow: tuple[str, ...]) -> Config:

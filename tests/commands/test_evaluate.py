@@ -1,6 +1,7 @@
 """`mpt evaluate`: all metrics of a run or an export, on its own test set or on a folder."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from mpt.config.load import load_config
 from mpt.data.digits import read_digits
 from mpt.engine.state.evaluation import evaluate
 from mpt.errors import ConfigError, DataError, InputOutputError
+from mpt.inference.evaluating import measure_in_half
 from mpt.inference.trained import open_trained
+from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
 from tests.commands.conftest import save_better
 
 
@@ -78,7 +81,7 @@ def test_an_export_is_measured_on_its_own_test_set_and_on_a_folder(
     file = tmp_path / "net.safetensors"
     convert(ConvertArguments(run=str(classifier), to="safetensors", output=str(file)))
     own, of_run = measure(file, tmp_path / "a"), measure(classifier, tmp_path / "b")
-    assert own["figures"] == of_run["figures"]
+    assert [*own["figures"].values()] == [*of_run["figures"].values()]
     other = measure(file, tmp_path / "c", data=str(digits_by_class))
     assert other["tested"] == 20
 
@@ -88,6 +91,15 @@ def test_half_is_measured_next_to_float32(classifier: Path, tmp_path: Path) -> N
     assert list(found["figures"]) == ["float32", "bfloat16"]
     with pytest.raises(ConfigError, match="add --half"):
         measure(classifier, tmp_path / "two", dtype="bfloat16")
+    file = tmp_path / "net.pt"
+    convert(ConvertArguments(run=str(classifier), to="pt", half=True, dtype="float16", output=str(file)))
+    assert list(measure(file, tmp_path / "three")["figures"]) == ["float16"], "as it is stored"
+    convert(ConvertArguments(run=str(classifier), to="pt", output=str(file), overwrite=True))
+    assert measure(file, tmp_path / "four", half=True, dtype="bfloat16")["figures"] == found["figures"]
+    trained = open_trained(str(classifier), tmp_path, "cpu")
+    exported = replace(trained, loaded=LoadedCheckpoint(0, {}, Path("net.onnx"), {}))
+    with pytest.raises(ConfigError, match="computes in the dtype that it was written in"):
+        measure_in_half(exported, trained.test_data, 8, None)
 
 
 def test_nothing_is_written_over_and_a_data_set_without_folders_says_so(
