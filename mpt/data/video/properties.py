@@ -58,6 +58,8 @@ class Properties:
     times: tuple[Fraction, ...]
     """Of the frames, from the first one, in seconds; () if packets have none."""
     is_interlaced: bool = False
+    chroma: str | None = None
+    """How finely colour is stored if it is finer than 4:2:0, such as 4:4:4."""
     others: tuple[str, ...] = ()
     """Contents that nothing here copies, each in words."""
 
@@ -88,9 +90,19 @@ def read_properties(path: str | Path) -> Properties:
         is_hdr = first is not None and int(first.color_trc) in (PQ, HLG)
         is_interlaced = first is not None and bool(first.interlaced_frame)
         colour = replace(colour, aspect=aspect_of(stream, first))
+        chroma = finer_chroma(stream.codec_context.format)
         others = others_of(container)
     times = packet_times(Path(path))
-    return Properties(colour, alpha, bits, audio, subtitles, is_hdr, times, is_interlaced, others)
+    return Properties(colour, alpha, bits, audio, subtitles, is_hdr, times, is_interlaced, chroma, others)
+
+
+def finer_chroma(layout: Any) -> str | None:
+    """Return how finely a pixel format stores colour if it is finer than 4:2:0; None for others, grey included."""
+    if len(layout.components) < 3:
+        return None
+    if layout.is_rgb:
+        return "RGB"
+    return {(4, 4): "4:4:4", (2, 4): "4:2:2", (4, 2): "4:4:0"}.get((layout.chroma_width(4), layout.chroma_height(4)))
 
 
 def aspect_of(stream: Any, frame: Any) -> Fraction:

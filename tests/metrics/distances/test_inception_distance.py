@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from mpt.errors import ConfigError, DataError
-from mpt.metrics.distances.frechet import frechet_distance
 from mpt.metrics.distances.inception_distance import WEIGHTS_NAME, InceptionDistance, check_weights
 
 pytestmark = pytest.mark.tier("fast")
@@ -70,7 +69,10 @@ def test_without_the_extra_the_message_says_how_to_get_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not HAS_EXTRA, reason="torch-fidelity is not installed")
-def test_it_is_the_frechet_distance_of_the_files_own_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distance_is_torch_fidelity_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+    from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
+
     path = tmp_path / WEIGHTS_NAME
     save_random_inception(path, monkeypatch)
     numbers = torch.Generator().manual_seed(0)
@@ -79,9 +81,12 @@ def test_it_is_the_frechet_distance_of_the_files_own_features(tmp_path: Path, mo
     for first, second in zip(real.split(5), fake.split(5), strict=True):
         distance.update(first, real=True)
         distance.update(second, real=False)
-    extract = distance.metric.inception
-    features = [extract((image.expand(-1, 3, -1, -1) * 255).round().byte()) for image in (real, fake)]
-    assert distance.compute() == pytest.approx(frechet_distance(*features), rel=1e-4)
+    theirs = FeatureExtractorInceptionV3("reference", ["2048"], feature_extractor_weights_path=str(path)).eval()
+    pixels = [(image.expand(-1, 3, -1, -1) * 255).round().byte() for image in (real, fake)]
+    with torch.no_grad():
+        statistics = [fid_features_to_statistics(theirs(one)[0]) for one in pixels]
+    wanted = fid_statistics_to_metric(*statistics, False)["frechet_inception_distance"]
+    assert distance.compute() == pytest.approx(wanted, rel=1e-4)
     distance.update(torch.rand(2, 4, 16, 16, generator=numbers), real=False)  # with an alpha channel
 
 

@@ -58,6 +58,7 @@ def choose_film(source: FrameStream, pace: Pace, output: Path, sound: str | None
     keeps_sound, timed = sound != "drop", not source.is_even and pace.rate is None
     if is_video(output) and source.video is not None:
         lost = [f"sound ({', '.join(audio)})"] if audio and not keeps_sound else []
+        lost += lost_chroma(source)
         lost += lost_tracks(source.video, output.suffix.lower(), slow, keeps_sound)
         if audio and slow != 1 and keeps_sound:
             print(f"sound: made {float(slow):g} times as long with its pitch kept, encoded as AAC (--sound drop: none)")
@@ -73,6 +74,13 @@ def choose_film(source: FrameStream, pace: Pace, output: Path, sound: str | None
     tracks = source.video if source.has_tracks else None
     colour: Colour = source.colour
     return Film(output_rate(source, pace), timed, colour, tracks, slow, keeps_sound)
+
+
+def lost_chroma(source: FrameStream) -> list[str]:
+    """Return a video's finer colour in words, if it is halved in the output; of odd sides it is stored whole."""
+    chroma = source.properties.chroma if source.properties is not None else None
+    is_whole = source.height % 2 or source.width % 2
+    return [f"{chroma} becomes 4:2:0: colour at half the size"] if chroma and not is_whole else []
 
 
 def check_sound(sound: str | None, slow: Fraction, *, has_sound: bool) -> None:

@@ -99,7 +99,7 @@ class FrameStream:
     def not_kept(self) -> list[str]:
         """Return the properties of the input that the output cannot keep, each in words."""
         if self.properties is None:
-            alpha = any(has_alpha(file) for file in self.files[:1])
+            alpha = any(has_alpha(file) for file in self.files)
             return ["alpha: frames become opaque"] if alpha else []
         lost = ["alpha: frames become opaque"] if self.properties.has_alpha else []
         if self.properties.bits > self.colour.bits:

@@ -187,6 +187,47 @@ def test_pictures_of_16_bits_stay_so(interpolate, tmp_path):
     assert made[2:] == [20_101, 20_101]
 
 
+@pytest.mark.parametrize(("kind", "mode"), [("webp", "RGBA"), ("tiff", "RGBA"), ("tiff", "LA"), ("png", "P")])
+def test_alpha_of_any_picture_of_a_sequence_is_named(kind, mode, tmp_path):
+    Image.new("RGB", (40, 24)).save(tmp_path / f"0.{kind}")
+    Image.new(mode, (40, 24)).save(tmp_path / f"1.{kind}", **({"transparency": 0} if mode == "P" else {}))
+    source = open_source([tmp_path / f"0.{kind}", tmp_path / f"1.{kind}"])
+    assert source.not_kept() == ["alpha: frames become opaque"]
+    assert open_source([tmp_path / f"0.{kind}"] * 2).not_kept() == []
+
+
+def test_a_tiff_of_16_bits_is_read_whole(tmp_path):
+    import av
+
+    levels = np.arange(24 * 40 * 3, dtype=np.uint16).reshape(24, 40, 3) * 20
+    encoder = av.codec.CodecContext.create("tiff", "w")
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 40, 24, "rgb48le", 1
+    packets = encoder.encode(av.VideoFrame.from_ndarray(levels, format="rgb48le"))
+    for number in range(2):
+        (tmp_path / f"{number}.tif").write_bytes(b"".join(map(bytes, packets)))
+    source = open_source([tmp_path])
+    assert source.deep
+    assert (next(iter(source.frames())).image.permute(1, 2, 0).numpy() == levels).all()
+
+
+@pytest.mark.parametrize(("sampling", "said"), [("yuv444p", "4:4:4"), ("yuv422p", "4:2:2"), ("yuv420p", None)])
+def test_finer_colour_than_a_video_keeps_is_named(sampling, said, tmp_path, capsys):
+    import av
+
+    with av.open(str(tmp_path / "in.mkv"), "w") as container:
+        video = container.add_stream("libx264", rate=25)
+        video.width, video.height, video.pix_fmt = 64, 48, sampling
+        for image in ramp(3):
+            container.mux(video.encode(av.VideoFrame.from_ndarray(image)))
+        container.mux(video.encode(None))
+    source = open_source([tmp_path / "in.mkv"])
+    pace = choose_pace(source, None, None, 1.0)
+    choose_film(source, pace, tmp_path / "out.mkv", None)
+    assert capsys.readouterr().out == (f"not kept: {said} becomes 4:2:0: colour at half the size\n" if said else "")
+    choose_film(source, pace, tmp_path / "out", None)
+    assert capsys.readouterr().out == ""
+
+
 def test_what_is_lost_is_said_before_the_start(tmp_path, capsys):
     Image.new("RGBA", (40, 24)).save(tmp_path / "0.png")
     Image.new("RGBA", (40, 24)).save(tmp_path / "1.png")

@@ -1,13 +1,16 @@
-"""Pictures of 16 bits per channel: PNG sequences of film and renderers, read and written through PyAV.
+"""Pictures of 16 bits per channel: PNG and TIFF sequences of film and renderers, read through PyAV, written as PNG.
 
 The usual decoder reads such a file as 8 bits without a word.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from mpt.data.video.video import import_av, opened
@@ -16,9 +19,10 @@ from mpt.errors import DataError, InputOutputError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 HEADER_BYTES = 26
-BITS, KIND = 24, 25
-"""Where a PNG's header says its bits per channel and its kind of colour."""
-KINDS_WITH_ALPHA = (4, 6)
+BITS = 24
+"""Where a PNG's header says its bits per channel."""
+TIFF_BITS = 258
+"""The tag of a TIFF with them."""
 
 
 def header_of(path: Path) -> bytes:
@@ -32,15 +36,30 @@ def header_of(path: Path) -> bytes:
 
 
 def is_deep_picture(path: Path) -> bool:
-    """Return whether a file is a PNG of 16 bits per channel."""
+    """Return whether a file is a PNG or a TIFF of 16 bits per channel."""
+    if path.suffix.lower() in (".tif", ".tiff"):
+        with _opened(path) as image:
+            return 16 in tuple(getattr(image, "tag_v2", {}).get(TIFF_BITS, ()))
     header = header_of(path)
     return bool(header) and header[BITS] == 16
 
 
 def has_alpha(path: Path) -> bool:
-    """Return whether a file is a PNG with an alpha channel."""
-    header = header_of(path)
-    return bool(header) and header[KIND] in KINDS_WITH_ALPHA
+    """Return whether a picture has an alpha channel, or a colour that is transparent."""
+    with _opened(path) as image:
+        return image is not None and ("A" in image.getbands() or "transparency" in image.info)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Image.Image | None]:
+    """Yield a picture whose header alone was read; None for a file that is none."""
+    try:
+        image = Image.open(path)
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError):
+        yield None
+        return
+    with image:
+        yield image
 
 
 def read_deep_picture(path: Path) -> Tensor:
