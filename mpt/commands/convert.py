@@ -264,7 +264,8 @@ def choose_format(arguments: Command) -> str:
         return suffix if suffix in FORMATS else "safetensors"
     known = (*FORMATS, *adapters.FORMATS)
     if arguments.to not in known:
-        raise ConfigError(f"--to: found {arguments.to!r}; allowed are {', '.join(known)}.")
+        meant = "; for PyTorch it is pt" if "torch" in arguments.to or arguments.to in ("pth", "ckpt") else ""
+        raise ConfigError(f"--to: found {arguments.to!r}; allowed are {', '.join(known)}{meant}.")
     return arguments.to
 
 

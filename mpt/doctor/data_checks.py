@@ -8,6 +8,7 @@ comparisons between pictures and sets come before it. A network's results for a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
@@ -63,7 +64,8 @@ def examine_split(section: Section, seen: Samples, delivered: Samples) -> None:
     doubled = [indices for indices in seen.digests.values() if len(indices) > 1]
     if doubled:
         shown = ", ".join("=".join(called(seen, indices[:3])) for indices in doubled[:MOST_NAMED])
-        section.add("note", name, f"{len(doubled)} pictures are there more than once (samples {shown})")
+        pictures = f"{counted(doubled, 'picture')} {'is' if len(doubled) == 1 else 'are'}"
+        section.add("note", name, f"{pictures} there more than once (samples {shown})")
     examine_labels(section, seen)
     for key, found in delivered.ranges.items():
         section.tables.setdefault("fields", []).append({"set": name, "field": key, **found.to_record()})
@@ -118,7 +120,14 @@ def say(section: Section, level: Any, name: str, items: Sequence[str], finding: 
     """Note a finding about some samples, with the names of the first."""
     if items:
         shown = ", ".join(items[:MOST_NAMED]) + (", ..." if len(items) > MOST_NAMED else "")
-        section.add(level, name, f"{len(items)} samples {finding}: {shown}", advice)
+        if len(items) == 1:
+            finding = re.sub("^(are|have) ", lambda verb: {"are": "is ", "have": "has "}[verb[1]], finding)
+        section.add(level, name, f"{counted(items, 'sample')} {finding}: {shown}", advice)
+
+
+def counted(items: Sequence[Any], what: str) -> str:
+    """Return a number with its noun."""
+    return f"{len(items)} {what}{'' if len(items) == 1 else 's'}"
 
 
 def show_shape(data: Dataset, key: str) -> str:

@@ -53,11 +53,11 @@ def test_each_kind_of_bad_sample_is_said_with_its_number() -> None:
     section = examine_data(Samples(train, [0] * 39 + [7], bad=[11]), Samples(test * 255, [0] * 20))
     said = "\n".join(f"{one.level} {one.about}: {one.text}" for one in section.findings)
     assert section.worst == "fault"
-    assert "warning train: 1 samples of one colour: 3" in said
-    assert "fault train: 1 samples with values that are not finite: 5" in said
+    assert "warning train: 1 sample of one colour: 3" in said
+    assert "fault train: 1 sample with values that are not finite: 5" in said
     assert "(samples 7=8)" in said
-    assert "fault train: 1 samples unreadable: 11.png is cut short" in said
-    assert "fault train: 1 samples have labels outside of the 2 classes: 7" in said
+    assert "fault train: 1 sample unreadable: 11.png is cut short" in said
+    assert "fault train: 1 sample has labels outside of the 2 classes: 7" in said
     assert "without any: dog" in said
     assert "pictures are expected in 0 to 1" in said
 
@@ -165,7 +165,7 @@ def test_pictures_that_are_nearly_black_are_named() -> None:
     train = pictures(40, 0)
     train[12] *= 0.03
     said = found_in(Coloured(train, halves(40)), Coloured(pictures(30, 1), halves(30)))
-    assert "warning train: 1 samples nearly black: 0012.png" in said
+    assert "warning train: 1 sample nearly black: 0012.png" in said
 
 
 @pytest.mark.parametrize(

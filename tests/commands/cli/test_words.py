@@ -83,6 +83,10 @@ WORDS = [
     ("infer classify_digits", "a configuration and no run: train it first with mpt train @classify_digits"),
     ("evaluate @classify_digits", "train it first with mpt train @classify_digits"),
     ("infer --checkpoint runs/a", "no such option: --checkpoint; here it is mpt infer runs/a"),
+    (
+        "convert run --to torch",
+        "--to: found 'torch'; allowed are pt, safetensors, onnx, peft, diffusers, kohya; for Py",
+    ),
     ("convert --onnx", "here it is --to onnx"),
     ("plan @classify_digits --memory 6GB", "no such option: --memory; here it is --vram 6GB"),
     ("compare fp32 fp16", "did you mean amp (mixed) or fp16-pure"),
