@@ -99,7 +99,7 @@ def write_exit_codes() -> str:
         if line.startswith("|") and len(cells) == 5:  # a row of fault, what happens, tests
             line = "|".join(cells[:3]) + "|"
         lines.append(TESTS.sub("", line))
-    text = "\n".join(lines)
+    text = re.sub(r"\s\(\)", "", "\n".join(lines))  # parentheses that held nothing but a test's name
     head = f"# Exit codes and faults\n\n{HEAD}\n\n{INTRODUCTION}\n\n"
     text = re.sub(r"# What happens when something breaks\n.*?\n\n(?=\|)", head, text, count=1, flags=re.S)
     return text.rstrip("\n").replace("docs/how-to/parallel.md", "[several processes](../how-to/parallel.md)") + "\n"
