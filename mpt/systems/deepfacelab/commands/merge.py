@@ -99,7 +99,7 @@ class Command:
     """How it is sharpened."""
     hist_threshold: Annotated[int, typer.Option(min=0, max=255)] = 238
     """How far through the frame's histogram the hist-match modes go, of 255."""
-    hist_masked: bool = True
+    hist_masked: Annotated[bool, typer.Option("--hist-masked/--no-hist-masked")] = True
     """Match histograms under the mask alone."""
     motion_blur: Annotated[int, typer.Option(min=0, max=100)] = 0
     """Percent of its motion in the video over which a face is blurred."""

@@ -92,6 +92,10 @@ def test_other_settings_do_not_mix_into_a_folder_that_was_begun(place, tmp_path,
     assert (record["mask"], record["sharpen"]) == ("full", 3)
     shutil.copy(FIXTURES / "wf_xseg.pak", tmp_path / "fewer.pak")  # stands for faces of which bad ones were removed
     assert merge(place, out, "--mask", "full", "--sharpen", "3", "--aligned", tmp_path / "fewer.pak") == 2
+    histogram = ["--mode", "hist-match", "--hist-threshold", "100", "--no-hist-masked"]
+    assert merge(place, out, *histogram, "--overwrite") == 0
+    record = json.loads((out / "merge.json").read_text())
+    assert (record["mode"], record["hist_threshold"], record["hist_masked"]) == ("hist-match", 100, False)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thing.txt").touch()
     assert merge(place, tmp_path / "other") == 5
