@@ -22,11 +22,15 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 from mpt.planner.device.fake_device import DEVICE
 from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.facts.gpus import Gpu
 
+FOREACH = "_foreach_supported_types"
 CUDA = re.compile(r"cuda(:\d+)?")
 
 
@@ -40,6 +44,7 @@ class CudaStandIn(KeptInBackward):
         self.autocasts = 0
         """How often the script made an autocast, be it on or off."""
         self._special: dict[Any, Callable[..., Any]] = {
+            torch.device: self._device,
             Tensor.cuda: self._move,
             Tensor.is_cuda.__get__: lambda tensor: tensor.device.type == target.type,  # type: ignore[attr-defined]
             Tensor.pin_memory: lambda tensor, device=None: tensor,
@@ -69,6 +74,10 @@ class CudaStandIn(KeptInBackward):
         if name == "device" and type(value) is int:  # a bare number is a card's
             return self.translate(f"cuda:{value}")
         return self.translate(value)
+
+    def _device(self, *args: Any, **kwargs: Any) -> torch.device:
+        kind = self.translate(args[0] if args else kwargs.get("type"))
+        return self.target if kind is self.target else torch.device(*args, **kwargs)
 
     def _move(self, tensor: Tensor, device: Any = None, non_blocking: bool = False, **options: Any) -> Tensor:
         return tensor.to(self.translate("cuda"), non_blocking=non_blocking, **options)
@@ -101,6 +110,8 @@ def cuda_stands_in(gpu: Gpu, target: torch.device | None = None) -> Iterator[Cud
         mock.patch.multiple("torch.cuda", **_answers(gpu, target)),
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", _autocast_on(stand_in)),
+        # Optimizers and clipping go by the type of tensors, and would take another path for fakes than on a card.
+        *(mock.patch.object(one, FOREACH, [*getattr(one, FOREACH), FakeTensor]) for one in (optimizer, _foreach_utils)),
     ]
     for one in replaced:
         one.start()
@@ -113,19 +124,18 @@ def cuda_stands_in(gpu: Gpu, target: torch.device | None = None) -> Iterator[Cud
 
 
 def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
-    """Return replacements for functions of `torch.cuda`."""
+    """Return replacements for functions of `torch.cuda`, one each: the compiler's table refuses duplicates."""
     has_bfloat16 = gpu.capability >= (8, 0)
     properties = SimpleNamespace(
         name=gpu.name, total_memory=gpu.usable_bytes, major=gpu.capability[0], minor=gpu.capability[1]
     )
     calls = ("synchronize", "empty_cache", "set_device", "ipc_collect", "reset_peak_memory_stats")
-    nothing = dict.fromkeys((*calls, "manual_seed", "manual_seed_all"), lambda *args, **kwargs: None)
-    inert = type("Inert", (Inert,), {"device": target})
+    streams = ("Stream", "Event", "stream", "current_stream", "default_stream")
     counted = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     return {
-        **nothing,
+        **{name: lambda *args, **kwargs: None for name in (*calls, "manual_seed", "manual_seed_all")},
         **{name: lambda *args, **kwargs: 0 for name in (*counted, "current_device")},
-        **dict.fromkeys(("Stream", "Event", "stream", "current_stream", "default_stream"), inert),
+        **{name: type("Inert", (Inert,), {"device": target}) for name in streams},
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "is_bf16_supported": lambda including_emulation=True: has_bfloat16,

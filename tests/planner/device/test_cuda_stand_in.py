@@ -1,0 +1,37 @@
+"""What stands in for `torch.cuda` while a step of somebody else is planned."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo import trace_rules
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+
+from mpt.planner.device.cuda_stand_in import cuda_stands_in
+from mpt.planner.facts.gpus import find_gpu
+
+
+def test_the_compiler_s_table_of_functions_can_be_made_meanwhile() -> None:
+    """peft and diffusers import what makes it; a function under two names was refused there as a duplicate."""
+    with cuda_stands_in(find_gpu("rtx3060"), torch.device("cpu")):
+        assert trace_rules.get_torch_obj_rule_map.__wrapped__()
+
+
+@pytest.mark.parametrize("number", [((), {"index": 0}), ((0,), {}), ((), {})])
+def test_a_card_by_its_number_is_the_device_in_its_place(number: tuple[tuple[int, ...], dict[str, int]]) -> None:
+    place, named = number
+    with cuda_stands_in(find_gpu("rtx3060"), torch.device("meta")):
+        assert torch.device("cuda", *place, **named).type == "meta"
+        assert torch.device("cpu", *place, **named).type == "cpu"
+
+
+def test_optimizers_and_clipping_take_the_path_that_they_take_on_a_card() -> None:
+    """They look at the types of tensors, and held temporaries of all weights that a plan did not see."""
+    with FakeTensorMode():
+        weight = torch.nn.Parameter(torch.empty(3, device="cuda"))
+    with cuda_stands_in(find_gpu("rtx3060"), torch.device("cpu")):
+        assert optimizer._default_to_fused_or_foreach([weight], differentiable=False) == (False, True)
+        assert _foreach_utils._has_foreach_support([weight], weight.device)
+    assert optimizer._default_to_fused_or_foreach([weight], differentiable=False) == (False, False)
