@@ -22,8 +22,9 @@ import numpy
 from numpy.typing import NDArray
 
 from mpt.report.intervals import LEVEL
-from mpt.report.resolution import of_classes, of_samples
-from mpt.report.statistics import Margin, judge, judge_until
+from mpt.report.resolution import Resolution, of_classes, of_samples
+from mpt.report.sequential import levels
+from mpt.report.statistics import Margin, Verdict, judge, judge_until
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "verdicts.md"
 MARGIN = Margin(0.01, relative=True)
@@ -82,11 +83,21 @@ def error_rate(case: Case, seeds: int, trials: int, *, until_decided: bool = Fal
         if case.rarest:
             resolution = of_classes({"rare": case.rarest, "other": case.samples - case.rarest})
         if until_decided:
-            verdict = judge_until(*sides, MARGIN, seeds, higher_is_better=True, resolution=resolution)
+            verdict = stopped(sides, resolution)
         else:
             verdict = judge(*sides, MARGIN, higher_is_better=True, resolution=resolution)
         wrong += verdict.outcome == "within"
     return wrong / trials
+
+
+def stopped(sides: tuple[dict[int, float], dict[int, float]], resolution: Resolution) -> Verdict:
+    """Add seeds until the verdict is in."""
+    for look in levels(MOST):
+        seen = ({seed: side[seed] for seed in range(look)} for side in sides)
+        verdict = judge_until(*seen, MARGIN, MOST, higher_is_better=True, resolution=resolution)
+        if verdict.outcome != "undecided":
+            break
+    return verdict
 
 
 def counted(values: NDArray[numpy.float64], case: Case) -> NDArray[numpy.float64]:

@@ -213,27 +213,22 @@ def judge_until(
     higher_is_better: bool,
     resolution: Resolution = CONTINUOUS,
 ) -> Verdict:
-    """Decide at the first look that decides, with the error rates of a single one. At most `most` seeds are looked at.
+    """Judge at the last look that these seeds reach, with the error rates of a single one. At most `most` count.
 
-    Seeds count in ascending order. A verdict that was reached holds whatever finite metrics came after it; a run that
-    diverged counts at any seed.
+    Seeds count in ascending order. The intervals of all looks hold together, so the last look is as good as the first
+    that decided, and knows more: a seed that collapsed since takes a verdict back. A run that diverged counts at any
+    seed.
     """
     common = sorted(baseline.keys() & other.keys())
     if any(math.isfinite(baseline[seed]) and not math.isfinite(other[seed]) for seed in common):
         return judge(baseline, other, margin, higher_is_better=higher_is_better, most=most)
-    verdict = None
-    for look, level in levels(most).items():
-        chosen = common[:look]
-        if len(chosen) < look and verdict is not None:
-            break
-        first, second = ({seed: side[seed] for seed in chosen} for side in (baseline, other))
-        verdict = judge(
-            first, second, margin, higher_is_better=higher_is_better, level=level, most=most, resolution=resolution
-        )
-        if verdict.outcome != "undecided" or len(chosen) < look:
-            break
-    assert verdict is not None
-    return verdict
+    strictness = levels(most)
+    look = max((one for one in strictness if one <= len(common)), default=FEWEST)
+    first, second = ({seed: side[seed] for seed in common[:look]} for side in (baseline, other))
+    level = strictness[look]
+    return judge(
+        first, second, margin, higher_is_better=higher_is_better, level=level, most=most, resolution=resolution
+    )
 
 
 def conclude(

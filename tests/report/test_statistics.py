@@ -14,6 +14,16 @@ from mpt.report.statistics import Margin, judge, judge_until, seeds_to_decide
 ONE_PER_CENT = Margin(0.01, relative=True)
 
 
+def stopped(baseline, other, margin, most):
+    """Add seeds until the verdict is in."""
+    for look in levels(most):
+        seen = ({seed: side[seed] for seed in range(look)} for side in (baseline, other))
+        verdict = judge_until(*seen, margin, most, higher_is_better=True)
+        if verdict.outcome != "undecided":
+            break
+    return verdict
+
+
 def seeds(*values: float) -> dict[int, float]:
     return dict(enumerate(values))
 
@@ -212,7 +222,7 @@ def test_adding_seeds_until_decided_errs_no_more_often_than_one_look(relative):
         edge = baseline * 1.01 if relative else baseline + 1.0
         other = edge + numbers.normal(0, 0.3, most)
         sides = dict(enumerate(baseline)), dict(enumerate(other))
-        outcome = judge_until(*sides, margin, most, higher_is_better=True).outcome
+        outcome = stopped(*sides, margin, most).outcome
         wrong += outcome == "within"
         outside += outcome == "outside"
         naive += any(
@@ -234,9 +244,7 @@ def test_adding_seeds_decides_early_where_the_difference_is_small_and_the_verdic
     for _ in range(200):
         baseline = numbers.normal(100.0, 3.0, 16)
         other = baseline + numbers.normal(0, 0.4, 16)
-        verdict = judge_until(
-            dict(enumerate(baseline)), dict(enumerate(other)), ONE_PER_CENT, 16, higher_is_better=True
-        )
+        verdict = stopped(dict(enumerate(baseline)), dict(enumerate(other)), ONE_PER_CENT, 16)
         assert verdict.outcome == "within"
         used.append(verdict.seeds)
     assert sum(used) / len(used) < 7
@@ -286,6 +294,15 @@ def test_a_divergence_after_the_verdict_counts_in_a_sequential_test():
     judged = judge_until(baseline, other, ONE_PER_CENT, 16, higher_is_better=True)
     assert (judged.outcome, judged.direction) == ("outside", "worse")
     assert "seed 4" in judged.reason
+
+
+def test_a_seed_that_collapses_after_the_verdict_takes_it_back():
+    baseline = seeds(*(1.0 for _ in range(5)))
+    other = {**seeds(1.0, 1.001, 0.999), 3: 0.5, 4: 1.0}
+    margin = Margin(0.4, relative=True)
+    assert stopped(baseline, other, margin, 6).outcome == "within", "after three seeds"
+    assert judge_until(baseline, other, margin, 6, higher_is_better=True).seeds == 5
+    assert judge_until(baseline, {**other, 4: 0.5}, margin, 6, higher_is_better=True).outcome == "undecided"
 
 
 @pytest.mark.parametrize("count", [1, 2])
