@@ -186,7 +186,7 @@ def refuse_replacing(target: Folder, config: Config, step: int) -> None:
     ours = config.to_data()["dataset"].get("face_type")
     if kind is not None and ours is not None and kind != ours:
         raise CheckpointError(f"{target.path} holds an XSeg of face type {kind}, not {ours}; {otherwise}")
-    if iterations > step:
+    if iterations > max(step, 1):  # an untrained run is returned at iteration 1
         raise CheckpointError(
             f"{target.path} holds an XSeg at iteration {iterations}, which is later than this run's {step}; {otherwise}"
         )

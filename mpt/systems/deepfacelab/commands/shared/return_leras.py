@@ -118,7 +118,7 @@ def refuse_replacing(target: Folder, config: Config, step: int) -> None:
     model = f"{target.path} holds a {target.prefix.rstrip('_')}"
     if wrong:
         raise CheckpointError(f"{model} of another shape: {'; '.join(wrong)}; {otherwise}")
-    if iterations > step:
+    if iterations > max(step, 1):  # an untrained run is returned at iteration 1
         raise CheckpointError(f"{model} at iteration {iterations}, which is later than this run's {step}; {otherwise}")
 
 

@@ -85,9 +85,11 @@ def test_what_discriminators_say_is_never_in_the_loss_history(tmp_path, small):
 
 
 def test_an_optimizer_without_state_yet_goes_with_zeros(tmp_path, capsys):
-    folder = torch_to_leras(str(train(tmp_path / "fresh", config_of(), steps=0).path), tmp_path / "dfl")
+    fresh = train(tmp_path / "fresh", config_of(), steps=0)
+    folder = torch_to_leras(str(fresh.path), tmp_path / "dfl")
     assert "counterpart" not in capsys.readouterr().out
     state = pickle.loads((folder / "new_SAEHD_src_dst_opt.npy").read_bytes())
     assert state["iters:0"] == 0
     assert {key.partition("_")[0] for key in state} == {"iters:0", "ms", "vs"}
     assert not any(value.any() for key, value in state.items() if key != "iters:0")
+    assert not returned(fresh, folder)  # is there at iteration 1
