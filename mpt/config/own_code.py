@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -110,9 +111,15 @@ def is_own_file(name: str) -> bool:
     path = Path(name).resolve()
     if any(path.is_relative_to(package.folder.resolve()) for package in outside_packages()):
         return True
+    is_installed = any(path.is_relative_to(home) for home in installed_homes())
+    return not is_installed and not re.search(r"(site|dist)-packages", name)
+
+
+@cache
+def installed_homes() -> list[Path]:
+    """Return the folders of mpt, of Python's own library and of installed packages."""
     homes = [MPT, *(Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib"))]
-    homes += [Path(sys.base_prefix).resolve() / "lib"]
-    return not any(path.is_relative_to(home) for home in homes) and not re.search(r"(site|dist)-packages", name)
+    return [*homes, Path(sys.base_prefix).resolve() / "lib"]
 
 
 def is_of_model_library(frame: FrameType) -> bool:

@@ -13,7 +13,7 @@ from mpt.commands import report
 from mpt.commands.report import Command as ReportArguments
 from mpt.errors import ConfigError
 from mpt.report.drawing import INK
-from mpt.report.figures import as_csv, write_figures
+from mpt.report.figures import as_csv
 
 
 def test_a_run_s_curves_are_written_as_csv_svg_and_pdf(make_run, tmp_path: Path, capsys) -> None:
@@ -38,8 +38,6 @@ def test_a_run_s_curves_are_written_as_csv_svg_and_pdf(make_run, tmp_path: Path,
     assert float(rows[3]["grad_norm/gen"]) == 5.0
     name = next(iter(train[0]["losses"]))
     assert float(rows[0][f"losses/{name}"]) == train[0]["losses"][name]
-    again = write_figures(path, tmp_path / "again")
-    assert all(one.read_bytes() == (tmp_path / "figures" / one.name).read_bytes() for one in again)
 
 
 def test_lines_with_other_names_share_a_table_and_nan_stays_nan() -> None:

@@ -98,6 +98,7 @@ def test_names_that_windows_keeps_are_no_runs_there(name: str, monkeypatch: pyte
         layout.check_name(name)
 
 
+@pytest.mark.slow
 def test_a_comparison_that_is_stopped_without_signals_saves_its_runs(tmp_path: Path) -> None:
     """There a signal to another process ends it where it stands."""
     config = {

@@ -118,6 +118,7 @@ def test_mpt_plan_infer_says_what_is_needed_and_how_much_more_fits(arguments, ca
         plan_inference.run(arguments(CLASSIFIER, vram="1GiB", frame="1920x1080"))
 
 
+@pytest.mark.slow  # tests/systems/dain/inference/test_interpolate.py chooses them for a smaller frame
 def test_tiles_of_a_frame_are_chosen_to_fit(arguments, capsys) -> None:  # type: ignore[no-untyped-def]
     demo = {"model": {"name": "dain", "size": "small"}, "task": "interpolate", "dataset": "procedural_triplets"}
     sizes = []

@@ -8,18 +8,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mpt.planner.client.session import Session
 from tests.planner.configs import make
-from tests.planner.resume_against_real import SETTINGS
+from tests.planner.resume_against_real import FURTHER, SETTINGS
 
 ROOT = Path(__file__).resolve().parents[3]
 RANDOM_STATES = 5056 + 624 * 8 + 625 * 8
 """Bytes of torch's, numpy's and Python's generators in a checkpoint, which a plan leaves out."""
 
 
-def test_resumes_on_this_cpu_take_what_was_planned_to_the_byte() -> None:
+@pytest.mark.parametrize("words", [[], pytest.param(["all"], marks=pytest.mark.slow)], ids=["few", "all"])
+def test_resumes_on_this_cpu_take_what_was_planned_to_the_byte(words: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.planner.resume_against_real"],
+        [sys.executable, "-m", "tests.planner.resume_against_real", *words],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -28,7 +31,7 @@ def test_resumes_on_this_cpu_take_what_was_planned_to_the_byte() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW ")]
-    assert len(rows) == len(SETTINGS)
+    assert len(rows) == len(SETTINGS) + (len(FURTHER) if words else 0)
     for row in rows:
         assert row["tracked"] - row["planned"] == RANDOM_STATES, row
         assert row["record"] - row["planned"] == RANDOM_STATES, row

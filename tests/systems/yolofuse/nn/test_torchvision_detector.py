@@ -54,7 +54,7 @@ def test_a_detector_gets_the_task_detect_and_a_classifier_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [(SMALL, "bf16"), (RCNN, "bf16"), ("torchvision:fcos_resnet50_fpn", "fp32")],
+    [(SMALL, "bf16"), (RCNN, "fp32"), pytest.param("torchvision:fcos_resnet50_fpn", "fp32", marks=pytest.mark.slow)],
 )
 def test_gradients_reach_every_parameter_and_the_evaluation_has_its_figures(name: str, precision: str) -> None:
     small_proposals = {"options": {"rpn_post_nms_top_n_train": 50, "rpn_pre_nms_top_n_train": 50}}

@@ -91,8 +91,14 @@ def test_a_grey_infrared_picture_is_the_same_as_three_equal_channels() -> None:
         assert torch.equal(net(visible, infrared)[0], net(visible, infrared.expand(-1, 3, -1, -1))[0])
 
 
-@pytest.mark.parametrize("fusion", ["rgb", "ir", "early", "mid", "decision", "easy", "deyolo", "defa"])
-@pytest.mark.parametrize("scale", ["n", "m", "l"])
+@pytest.mark.parametrize(
+    ("fusion", "scale"),
+    [
+        *((fusion, "m") for fusion in ("rgb", "ir", "early", "mid", "easy", "deyolo", "defa")),
+        ("mid", "l"),
+        pytest.param("decision", "l", marks=pytest.mark.slow),  # seconds of meta kernels in Python
+    ],
+)
 def test_every_fusion_is_built_in_larger_sizes_too(fusion: str, scale: str) -> None:
     with torch.device("meta"):
         nets = build(Settings(fusion=fusion, scale=scale), pair_spec())
