@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look rarely for garbage, and not among what imports and collection made: it took a seventh of the suite's time."""
+    """Look for garbage rarely, and not among what collection made: it took a seventh of the suite's time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -7,6 +7,7 @@ import functools
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,13 @@ def package_of(path: Path) -> str:
 
 parse = functools.cache(ast.parse)
 """Several tests look at every file."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_trees_left() -> Iterator[None]:
+    """Forget the trees at the end: a million objects, which each later collection of garbage would look through."""
+    yield
+    parse.cache_clear()
 
 
 def imports_of(source: str) -> list[tuple[int, str]]:

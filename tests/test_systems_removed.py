@@ -97,7 +97,7 @@ def test_no_common_file_names_a_system() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", [SYSTEMS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SYSTEMS[1:])])
 def test_without_a_system_the_command_line_finds_all_else(system: str, tmp_path: Path) -> None:
     done = run_in(copy_without([system], tmp_path), "-W", "ignore", "-c", LOOKS, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

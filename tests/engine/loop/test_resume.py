@@ -103,8 +103,15 @@ MODES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("precision", MODES, ids=str)
-@pytest.mark.parametrize("base", [CLASSIFIER, GAN], ids=["classifier", "gan"])
+SCALED = [mode for mode in MODES if isinstance(mode, dict)]
+"""What keeps a loss scale per optimizer or bits beside the weights: of two optimizers too."""
+
+
+@pytest.mark.parametrize(
+    ("base", "precision"),
+    [*((CLASSIFIER, mode) for mode in MODES), *((GAN, mode) for mode in ("fp32", "bf16-sr", *SCALED))],
+    ids=lambda value: ("gan" if value is GAN else "classifier") if value in (CLASSIFIER, GAN) else str(value),
+)
 def test_resume_in_mid_epoch_is_bit_exact_in_every_mode(base: dict[str, Any], precision: Any, tmp_path: Path) -> None:
     check(settings(base, precision), tmp_path, (6,))
 

@@ -49,6 +49,7 @@ def test_nothing_is_written_over_what_a_scatter_wrote_into() -> None:
     assert names == {"scatter_add", "cos"}  # not where: torch's scheduler leaves buffers that were changed alone
 
 
+@pytest.mark.slow
 def test_a_compiled_plan_holds_less_and_says_how_it_was_made(session: Session) -> None:
     settings = ({}, {"compile": True}, {"compile": "reduce-overhead"})
     plans = session.plan([make(UNET, "fp32", 16, **one) for one in settings])

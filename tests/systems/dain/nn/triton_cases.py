@@ -9,8 +9,8 @@ from mpt.systems.dain.nn.operators import correlation, filter_interpolation, pro
 
 from .test_operators import RECORDED, case, close, inputs
 
-PROJECTED = [(1, 1), (5, 7), (17, 13)]
-FILTERED = [((1, 5), False), ((5, 7), False), ((5, 7), True), ((13, 11), True)]
+PROJECTED = [(1, 1), (17, 13)]
+FILTERED = [((1, 5), False), ((5, 7), False), ((13, 11), True)]
 """Sizes, and whether the gradient is DAIN's own, which differs from the derivative at copied pixels alone."""
 
 
@@ -36,7 +36,7 @@ def agree(ours, theirs, leaves, tolerance=3e-6):
         assert close(found, wanted, tolerance)
 
 
-@pytest.mark.parametrize("size", [(1, 5), (5, 7), (12, 12)])
+@pytest.mark.parametrize("size", [(1, 5), (12, 12)])
 @pytest.mark.parametrize("radius", [1])
 def test_correlation(size, radius):
     x = floats(*size)

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from mpt.systems.deepfacelab.commands.shared.model_folder import Folder, write_f
 from mpt.systems.deepfacelab.commands.shared.model_switch import replacing
 from scripts.fault_battery_power import PowerRecorder, lay_out, read_state, watch_operations, write_states
 
+ROOT = Path(__file__).parents[5]
 PARTS = ("encoder", "decoder_src", "decoder_dst")
 EVENTS = ("open", "os.link", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir", "os.chmod")
 """What Python reports of operations on files before it does them."""
@@ -91,10 +94,18 @@ def killed_at(number, model):
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new_model_whole(tmp_path, monkeypatch, can_exchange):
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # a kill leaves the system's memory of files; this is faster
+def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new_model_whole(tmp_path, can_exchange):
+    """In a process of its own, whose forks copy less memory than those of all tests' process would."""
+    code = f"from {__name__} import kill_everywhere; kill_everywhere({str(tmp_path)!r}, {can_exchange})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=280)
+
+
+def kill_everywhere(folder, can_exchange):
+    """Kill a replacement at each of its operations; assert that what is left is the old or the new model."""
+    tmp_path = Path(folder)
+    os.fsync = lambda _: None  # a kill leaves the system's memory of files; this is faster
     if not can_exchange:
-        monkeypatch.setattr(model_switch, "exchange", lambda *_: False)
+        model_switch.exchange = lambda *_: False
     number, seen = 0, set()
     while True:
         number += 1
