@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,7 +64,20 @@ class PartPackage:
 
     def paths(self, subpackage: str) -> list[Path]:
         """Return the files of a subpackage, sorted."""
-        return sorted(path for path in (self.folder / subpackage).glob("*.py") if not path.name.startswith("_"))
+        folder = self.folder / subpackage
+        try:
+            return [*_parts_in(folder, folder.stat().st_mtime_ns)]
+        except OSError:  # a package without such parts
+            return []
+
+
+@lru_cache(1024)
+def _parts_in(folder: Path, changed: int) -> list[Path]:
+    """Return the files of parts in a folder, sorted; `changed` is the time of its last change.
+
+    A search for recipes asks thousands of times.
+    """
+    return sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
 
 
 def packages_below(folder: Path, module_name: str) -> list[PartPackage]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from mpt.config.lighter_modes import is_lossy
@@ -53,7 +54,7 @@ class Recipe:
         """The patch's memory tricks."""
         return dict(self.patch.get("memory", {}))
 
-    @property
+    @cached_property
     def harshness(self) -> tuple[bool, bool, bool, int]:
         """How much a recipe changes: the learned result, then arithmetic, then exactness, then the number of tricks."""
         return self.is_lossy, "precision" in self.patch, not self.is_exact, len(self.tricks)
@@ -63,7 +64,7 @@ class Recipe:
         """Whether its memory tricks leave every gradient as it was, to the bit."""
         return not any(name in self.tricks for name in self.plan.inexact)
 
-    @property
+    @cached_property
     def is_lossy(self) -> bool:
         """Whether it changes the learned result: weights without float32 masters, optimizer states in fewer bits."""
         return changes_what_is_learnt(self.patch)
