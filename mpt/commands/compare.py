@@ -157,6 +157,9 @@ def sides_of(words: Sequence[str], overrides: Sequence[str], arguments: Command,
 
 def read_records(words: Sequence[str], arguments: Command, overrides: Sequence[str]) -> list[RunRecord]:
     """Read the runs that were named. Raises ConfigError for settings, which finished runs cannot take any more."""
+    for word in words:
+        if all(resolve_mode(part) for part in word.split(",")):
+            raise ConfigError(f"mpt compare: modes are separated by spaces: {word.replace(',', ' ')}")
     options = {"--config": arguments.config, "--device": arguments.device, "--jobs": arguments.jobs}
     given = [*overrides, *(name for name, value in options.items() if value is not None)]
     if given:

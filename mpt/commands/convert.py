@@ -85,6 +85,8 @@ def run(arguments: Command) -> None:
     Raises ConfigError for formats and dtypes that are none, CheckpointError for runs without weights.
     """
     wanted = choose_format(arguments)
+    if arguments.dtype in DTYPES and not arguments.half:
+        raise ConfigError("--dtype: it says which half; add --half")
     if arguments.dtype is not None and not (arguments.half and arguments.dtype in DTYPES):
         raise ConfigError(
             f"--dtype: found {arguments.dtype!r}; allowed are {' and '.join(DTYPES)}, together with --half."

@@ -173,6 +173,8 @@ def check_modes(words: Sequence[str]) -> dict[str, str]:
     unknown = [word for word, mode in zip(words, modes, strict=True) if mode is None]
     if unknown:
         known = INSTALLED.names("precision")
+        if unknown[0] == "%":
+            raise ConfigError("mpt compare: '%' is no precision mode; a margin is written without a space: --margin 1%")
         raise ConfigError(
             f"mpt compare: {unknown[0]!r} is no precision mode; allowed are {', '.join(known)}, or finished runs "
             f"only (a mode and a run cannot be compared with each other){suggest(unknown[0], known) or '.'}"

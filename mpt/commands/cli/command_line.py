@@ -60,11 +60,17 @@ OPTIONS = {
     **dict.fromkeys(("source", "images", "img_path"), "--input {value}"),
     "format": "--to {value}",
     "onnx": "--to onnx",
+    "split": "--data FOLDER",
+    **dict.fromkeys(("pdf", "svg", "csv"), "--figures DIR"),
     **dict.fromkeys(("memory", "max_memory", "budget", "vram_gb"), "--vram {value}"),
     **dict.fromkeys(("ckpt", "ckpt_path", "checkpoint", "resume_from_checkpoint"), "--resume {value}"),
 }
 """Other programs' options -> the option that does it here, if the command has it."""
-OTHER_COMMANDS = {"format": "mpt convert RUN --to {value}", "onnx": "mpt convert RUN --to onnx"}
+OTHER_COMMANDS = {
+    "format": "mpt convert RUN --to {value}",
+    "onnx": "mpt convert RUN --to onnx",
+    "metrics": "mpt evaluate RUN, with all metrics",
+}
 """Other programs' options -> the command that does it here."""
 OF_RUN = ("ckpt", "ckpt_path", "checkpoint", "weights", "model", "model_path", "run", "resume")
 """Other programs' options for what is the first word here."""
@@ -275,6 +281,8 @@ def option_called(said: str, context: Any) -> str | None:
     found = re.search(r"--([\w-]+)", said)
     name = found[1].replace("-", "_") if found else ""
     ours = OPTIONS.get(name)
+    if name == "format" and has_option(context.command, "--figures"):
+        ours = "--figures DIR, which writes SVG, PDF and CSV"
     if ours is None or not has_option(context.command, ours):
         ours = OTHER_COMMANDS.get(name)
     value = options_in(context.meta.get(WORDS, ())).get(name, "")

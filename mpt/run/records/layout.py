@@ -231,8 +231,8 @@ def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
         raise CheckpointError(f"{text!r} is neither a run nor a checkpoint.")
     try:
         for path in (Path(text), runs_dir / text):
-            if CHECKPOINT_NAME.fullmatch(path.name) and path.parent.is_dir() and is_run(path.parent.parent):
-                if not path.is_dir():
+            if path.name.startswith("step-") and path.parent.is_dir() and is_run(path.parent.parent):
+                if not (CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir()):
                     raise_missing_checkpoint(path)
                 return open_run(path.parent.parent), path.resolve()
             if is_run(path):
@@ -245,6 +245,8 @@ def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
 def explain_no_run(text: str, runs_dir: Path) -> str:
     """Return why a text names neither a run nor a checkpoint, and the names that do."""
     for path in (Path(text), runs_dir / text):
+        if path.name == "checkpoints" and is_run(path.parent):
+            return f"{path} holds checkpoints: name the run, {path.parent}, or one of them."
         inner = list_runs(path)
         if inner:
             return f"{path} is no run but holds runs: name one of them, such as {inner[0].path}."

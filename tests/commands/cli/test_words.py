@@ -87,6 +87,15 @@ WORDS = [
         "convert run --to torch",
         "--to: found 'torch'; allowed are pt, safetensors, onnx, peft, diffusers, kohya; for Py",
     ),
+    ("convert run --to onnx --dtype float16", "--dtype: it says which half; add --half"),
+    ("report run --format pdf", "no such option: --format; here it is --figures DIR, which writes SVG, PDF and CSV"),
+    ("report run --svg", "no such option: --svg; here it is --figures DIR"),
+    ("evaluate run --split train", "here it is --data FOLDER"),
+    ("evaluate run --metrics f1", "no such option: --metrics; here it is mpt evaluate RUN, with all metrics"),
+    ("infer run/checkpoints", "run/checkpoints holds checkpoints: name the run, run, or one of them."),
+    ("infer run/checkpoints/step-100", "run/checkpoints holds no step-100; it has none (train.keep_last says how"),
+    ("compare fp32,amp --config @classify_digits", "modes are separated by spaces: fp32 amp"),
+    ("compare fp32 amp --config @classify_digits --margin 1 %", "a margin is written without a space: --margin 1%"),
     ("convert --onnx", "here it is --to onnx"),
     ("plan @classify_digits --memory 6GB", "no such option: --memory; here it is --vram 6GB"),
     ("compare fp32 fp16", "did you mean amp (mixed) or fp16-pure"),
@@ -108,6 +117,7 @@ def test_what_was_meant_is_said_in_one_line(
     (tmp_path / "pictures").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
+    (tmp_path / "run" / "checkpoints").mkdir()
     (tmp_path / "pictures" / "a.png").touch()
     with pytest.raises(SystemExit) as ended:
         main(shlex.split(words))
