@@ -69,7 +69,7 @@ PUBLISHED = """| Program | Published | Said of |
 |---|---|---|
 | SimpleTuner, Flux, rank 16 | 30 GB, 18 GB, 13 GB, 9 GB | bf16, int8, int4, NF4 base |
 | sd-scripts, Flux | 24, 16, 12, 10, 8 GB cards | 0, any, 16, 22, 28 blocks to swap |
-| diffusers' aMUSEd examples | 5.6 to 24.2 GB | 18 rows; a network that is not planned here |
+| diffusers' aMUSEd examples | 5.6 to 24.2 GB | 18 rows, [planned](diffusion_amused.md) |
 """
 
 
@@ -160,7 +160,8 @@ def page(lines: list[str], cards: list[str]) -> str:
             "## By card",
             "",
             "The gentlest of these recipes that fits: first what changes nothing of the result (as it stands, "
-            "recomputed), then an fp8 base, then NF4, then streaming. `mpt train @NAME` and the last column.",
+            "recomputed), then an fp8 base, then NF4, then streaming. `mpt train @NAME` with what the last column "
+            "adds.",
             "",
             "| Model | Cards, GB | Recipe | Total, GiB | Add |",
             "|---|---|---|---:|---|",

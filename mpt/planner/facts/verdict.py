@@ -15,6 +15,7 @@ import functools
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,9 +69,13 @@ def fits_surely(plan: Plan | InferencePlan) -> bool:
 
 def chance_of(planned_bytes: int, budget_bytes: int) -> float:
     """Return the chance that a run stays within a budget for which so much was planned."""
-    ratios = published_ratios()
+    return share_below(budget_bytes / planned_bytes, published_ratios())
+
+
+def share_below(limit: float, ratios: Sequence[float]) -> float:
+    """Return the share of a distribution of ratios, each widened into a normal one, that lies below a limit."""
     width = bell_width(ratios)
-    return statistics.fmean(_below((budget_bytes / planned_bytes - ratio) / width) for ratio in ratios)
+    return statistics.fmean(_below((limit - ratio) / width) for ratio in ratios)
 
 
 @functools.cache
@@ -86,7 +91,7 @@ def published_ratios() -> tuple[float, ...]:
     return tuple(row["measured_mib"] / row["planned_mib"] for row in rows if not row["explained"])
 
 
-def bell_width(ratios: tuple[float, ...]) -> float:
+def bell_width(ratios: Sequence[float]) -> float:
     """Return Silverman's width of a kernel for that many values."""
     return 0.9 * statistics.stdev(ratios) / math.pow(len(ratios), 0.2)
 
