@@ -21,11 +21,15 @@ from mpt.config.part_packages import KINDS, outside_packages
 
 MPT = Path(__file__).resolve().parents[1]
 MOST_FRAMES = 12
+HALF = re.compile(r"\b(c10::)?(Half|BFloat16)\b")
+"""Half dtypes in torch's messages."""
 
 
 def explain(error: BaseException) -> str | None:
     """Describe a failure in the user's own code or a model library; None for a fault of mpt."""
-    return explain_own_code(error) or explain_library_model(error) or explain_plain_modules(error)
+    said = explain_own_code(error) or explain_library_model(error) or explain_plain_modules(error)
+    is_of_half = said is not None and HALF.search(str(error)) is not None
+    return f"{said}\n(half may be the cause: `mpt doctor CONFIG` tries float32 and a cure)" if is_of_half else said
 
 
 def explain_own_code(error: BaseException) -> str | None:

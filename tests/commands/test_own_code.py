@@ -88,6 +88,14 @@ def test_a_model_that_raises_is_named_with_its_own_lines_alone(go: Any, tmp_path
         cli.main(["--debug", "train", "c.yaml", "--allow", "own_net"])
 
 
+def test_a_refusal_of_half_names_the_doctor(go: Any, tmp_path: Path) -> None:
+    write_net("return self.fc(x.flatten(1).half()).masked_fill(x.flatten(1)[:, :1] < 2, -1e9)", tmp_path)
+    code, said = go("train", "c.yaml", "--allow", "own_net", "precision=amp", "precision.dtype=float16")
+    assert code == 1
+    assert "cannot be converted to type c10::Half" in said
+    assert "(half may be the cause: `mpt doctor CONFIG` tries float32 and a cure)" in said
+
+
 SIZES = "model.options={depth: 1, embed_dim: 12, num_heads: 2, patch_size: 8}"
 VIT = "model.name=timm:vit_tiny_patch16_224", SIZES, "model.channels=1"
 
