@@ -334,7 +334,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _enter_module(self, module: nn.Module, inputs: Any) -> None:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and makes_gradients(module):
             # Its gradient comes in backward, where nothing tells whose line it is.
-            raise NotImplementedError("sparse tensors are not followed, and sparse=True makes such a gradient")
+            raise NotImplementedError(
+                "sparse tensors are not followed, and sparse=True makes such a gradient; plan with sparse=False, whose "
+                "gradient is of the whole table"
+            )
         outer = self._stack[-1][1] if self._stack else ""
         name = self.module_names.get(id(module)) or outer or type(module).__name__
         self._stack.append((module, name))
