@@ -250,8 +250,18 @@ def test_a_run_without_adapters_says_so(classifier, tmp_path):
         go(classifier, tmp_path, to="kohya", half=False)
 
 
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("kind", ["pt", "safetensors", "onnx"])
+@pytest.mark.parametrize(
+    ("kind", "half"),
+    [
+        ("pt", False),
+        ("safetensors", True),
+        ("onnx", True),
+        *(
+            pytest.param(kind, half, marks=pytest.mark.slow)
+            for kind, half in (("pt", True), ("safetensors", False), ("onnx", False))
+        ),
+    ],
+)
 def test_an_export_computes_what_the_run_does_or_is_not_kept(
     make_classifier, tmp_path, kind, half, monkeypatch, capsys
 ):

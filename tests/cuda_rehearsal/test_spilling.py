@@ -56,6 +56,7 @@ def test_the_ceiling_turns_a_spill_into_an_answered_out_of_memory(tmp_path: Path
     assert "moved memory of this training" not in again.text
 
 
+@pytest.mark.slow
 @pytest.mark.cards("rtx2060")
 def test_a_ceiling_of_a_size_holds_on_a_card_that_refuses_too(tmp_path: Path) -> None:
     import torch

@@ -98,7 +98,13 @@ def refuse(monkeypatch: pytest.MonkeyPatch, size: int, unless_recomputed: bool =
     monkeypatch.setattr(Classify, "losses", losses)
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(mode, id=name, marks=pytest.mark.slow if name in ("fp32", "bf16-pure") else ())
+        for name, mode in MODES.items()
+    ],
+)
 def test_an_adapted_run_equals_one_configured_so_from_the_start(
     mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ def test_an_adapter_is_the_product_of_two_thin_matrices_and_folds_into_the_weigh
     assert net.state_dict().keys() == Net().state_dict().keys()
 
 
-@pytest.mark.parametrize("mode", ["fp32", "amp", "O2", "fp16-pure", "bf16-sr"])
+@pytest.mark.parametrize("mode", ["fp32", "amp", pytest.param("O2", marks=pytest.mark.slow), "fp16-pure", "bf16-sr"])
 def test_only_adapters_and_head_move_in_every_kind_of_mode_and_a_resume_is_exact(mode: str) -> None:
     def make() -> Run:
         precision = {"mode": mode, "loss_scale": 8.0} if mode in ("O2", "fp16-pure") else mode

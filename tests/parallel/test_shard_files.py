@@ -102,8 +102,15 @@ def test_a_rank_that_cannot_write_ends_all_and_leaves_nothing(
     assert not list(run.checkpoints.glob(".*"))
 
 
-@pytest.mark.parametrize("is_beside", [False, True], ids=["between steps", "beside the training"])
-@pytest.mark.parametrize(("rank", "call"), [(1, 2), (0, 12)], ids=["in a shard", "in the first rank's files"])
+@pytest.mark.parametrize(
+    ("rank", "call", "is_beside"),
+    [
+        pytest.param(1, 2, False, id="in a shard-between steps"),
+        pytest.param(0, 12, True, id="in the first rank's files-beside the training"),
+        pytest.param(1, 2, True, id="in a shard-beside the training", marks=pytest.mark.slow),
+        pytest.param(0, 12, False, id="in the first rank's files-between steps", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_killed_in_a_save_loses_nothing(
     tmp_path: Path, rank: int, call: int, is_beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

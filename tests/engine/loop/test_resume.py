@@ -121,8 +121,10 @@ def test_resume_is_bit_exact_wherever_it_stops(stops: tuple[int, ...], tmp_path:
     check(settings(CLASSIFIER, "amp"), tmp_path, stops)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("micro_batch", [None, 25])
+@pytest.mark.parametrize(
+    ("workers", "micro_batch"),
+    [(2, None), (0, 25), pytest.param(0, None, marks=pytest.mark.slow), pytest.param(2, 25, marks=pytest.mark.slow)],
+)
 def test_resume_is_bit_exact_with_workers_and_accumulation(
     workers: int, micro_batch: int | None, tmp_path: Path
 ) -> None:

@@ -24,7 +24,9 @@ print(json.dumps([live_peak(trace_on_cpu(Source(*sys.argv[1:]), {}, is_fake)) fo
 """
 
 
-@pytest.mark.parametrize("name", ["decoder", "pair", "four_parts"])
+@pytest.mark.parametrize(
+    "name", ["decoder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pair", "four_parts"))]
+)
 def test_live_bytes_on_a_cpu_are_those_of_the_same_step_on_real_tensors(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_PLAN, str(STEPS), name], capture_output=True, text=True, check=False, timeout=120
@@ -96,7 +98,7 @@ def test_packed_sequences_are_planned_as_long_as_the_longest() -> None:
     assert 0 <= held[0] - held[1] <= 2 * (result + given)  # packing and unpacking copy
 
 
-@pytest.mark.parametrize("as_lists", [False, True])
+@pytest.mark.parametrize("as_lists", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_table_of_ctc_grows_with_the_labels(as_lists: bool) -> None:
     few, many = (mpt.plan_step(foreign_steps.letters, labels=each, as_lists=as_lists).plan for each in (100, 1000))
     table = 8 * 200 * 2 * (1000 - 100) * 4

@@ -20,7 +20,7 @@ RATES = {"net.flownets.*": {"lr_scale": 0.01}, "net.depthNet.*": {"lr_scale": 0.
 @pytest.mark.parametrize(
     ("gradients", "steps"),
     [
-        ("original", 3),
+        ("original", 2),
         pytest.param("original", 5, marks=pytest.mark.slow),
         pytest.param("true", 5, marks=pytest.mark.slow),
     ],

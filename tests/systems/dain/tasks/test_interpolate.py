@@ -77,7 +77,7 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch():
 
 
 def test_evaluation_previews_and_inference_have_the_frames_size():
-    run, _, test = make_run()
+    run, _, test = make_run(model={"name": "rife", "size": "small", "start": "cost_volume"})
     figures = evaluate(run, test, 2)
     assert set(figures) == {"psnr", "ssim", "ie", "average_psnr"}
     assert figures["psnr"] > 15

@@ -17,7 +17,10 @@ def mpt(*words):
     return done.value.code
 
 
-@pytest.mark.parametrize(("archi", "inters"), [("df-ud", {"inter"}), ("liae-ud", {"inter_AB", "inter_B"})])
+@pytest.mark.parametrize(
+    ("archi", "inters"),
+    [pytest.param("df-ud", {"inter"}, marks=pytest.mark.slow), ("liae-ud", {"inter_AB", "inter_B"})],
+)
 def test_a_pretrained_model_goes_on_with_a_new_inter(tmp_path, archi, inters):
     many, src, dst = (folder(tmp_path / name, 3) for name in ("many", "src", "dst"))
     text = f"""
