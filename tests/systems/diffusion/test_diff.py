@@ -10,6 +10,7 @@ import pytest
 
 from mpt.commands import diff
 from mpt.config.yaml_text import write_text
+from mpt.errors import GateError
 from tests.systems.diffusion.library import diffusers
 from tests.systems.diffusion.test_ranks import folder_of_data
 
@@ -88,3 +89,10 @@ def test_a_step_written_with_diffusers_is_the_same(
     told = json.loads(capsys.readouterr().out)
     assert told["verdict"] in ("same", "rounding")
     assert len(told["replay"]["rows"]) == 3
+
+
+@pytest.mark.slow
+def test_another_target_is_found_at_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    diffusers()
+    with pytest.raises(GateError):
+        compare("latents", tmp_path, monkeypatch)
