@@ -42,7 +42,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "native": ("precision.mode=native", "precision.dtype=bfloat16"),
 }
 FLOAT16 = ("amp float16", "O2 float16", "fp16-24bit")
-SLOW = {"dcgan": 2, "stylegan2": 3}
+SLOW = {"dcgan": 6, "stylegan2": 60}
 """Models of convolutions, and by what the number of steps is divided. On a CPU they are not trained in float16."""
 
 
