@@ -1,8 +1,8 @@
 """Builds the pretend device's extension with the installed torch's headers, once, and finds it again.
 
-The compiler is called as `torch.utils.cpp_extension` calls it (its include and library folders, its C++ ABI), all
-files at once, but without ninja, which not every machine has. What was built is kept in a folder named after
-everything that went into it: the sources, torch, Python, the compiler.
+The compiler is called as `torch.utils.cpp_extension` calls it (its include and library folders, its C++ ABI), but
+without ninja, which not every machine has, and for all files as one, which reads torch's headers once. What was built
+is kept in a folder named after everything that went into it: the sources, torch, Python, the compiler.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def cache_folder() -> Path:
 
 
 def compile_into(library: Path, cxx: str, kind: str) -> None:
-    """Compile each source on its own, at once, and link them."""
+    """Compile the sources as one, in half of the processor's time that each on its own takes, and link them."""
     import torch
     from torch.utils import cpp_extension
 
@@ -104,17 +104,12 @@ def compile_into(library: Path, cxx: str, kind: str) -> None:
     flags += ["-DNDEBUG"]  # as torch's wheels: structures of its headers have further members without it
     flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     flags += [f"-I{path}" for path in (*cpp_extension.include_paths(), sysconfig.get_paths()["include"])]
-    objects = [library.with_name(f"{Path(name).stem}.o") for name in SOURCES]
-    running = [
-        subprocess.Popen([cxx, *flags, "-c", str(HERE / name), "-o", str(made)], stderr=subprocess.PIPE, text=True)
-        for name, made in zip(SOURCES, objects, strict=True)
-    ]
-    for name, process in zip(SOURCES, running, strict=True):
-        said = process.communicate()[1]
-        if process.returncode:
-            raise RuntimeError(f"{name} does not compile with torch {torch.__version__}:\n{said[-4000:]}")
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+    libraries += ["-lc10", "-ltorch_cpu", "-ltorch_python"]
     unfinished = library.with_suffix(".unfinished")
-    link = [cxx, "-shared", *map(str, objects), "-o", str(unfinished), *libraries]
-    subprocess.run([*link, "-lc10", "-ltorch_cpu", "-ltorch_python"], check=True)
+    together = "".join(f'#include "{HERE / name}"\n' for name in SOURCES)
+    command = [cxx, *flags, "-x", "c++", "-", "-o", str(unfinished), *libraries]
+    done = subprocess.run(command, input=together, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"it does not compile with torch {torch.__version__}:\n{done.stderr[-4000:]}")
     unfinished.rename(library)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from mpt import accelerator
@@ -16,6 +17,7 @@ from tests.cuda_rehearsal.programs import CLASSIFIER, train
 ADAM = CLASSIFIER.replace("features: 4", "features: 64").replace("{name: sgd, lr: 0.05}", "{name: adamw}")
 
 
+@pytest.mark.slow
 def test_an_evaluation_runs_without_the_state_that_is_parked_and_no_bit_changes(tmp_path: Path) -> None:
     held: list[int] = []
     evaluate = Classify.evaluate_batch

@@ -12,6 +12,7 @@ import pytest
 from mpt.cli import main
 
 
+@pytest.mark.slow
 def test_the_loss_scale_of_ranks_is_that_of_micro_batches_and_one_process_may_skip_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

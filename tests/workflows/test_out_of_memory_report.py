@@ -167,6 +167,7 @@ def test_a_move_that_would_not_help_is_passed_over(config: Path, refuse_above: C
     assert not (config.parent / "runs/run/plan.yaml").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_planner")
 def test_an_adapted_run_is_planned_as_it_was_adapted(config: Path, refuse_above: Callable[[int], None]) -> None:
     refuse_above(0)

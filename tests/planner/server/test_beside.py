@@ -85,7 +85,11 @@ def test_a_run_on_a_cpu_is_planned_with_the_optimizer_that_a_cpu_gets(tmp_path: 
 @pytest.mark.parametrize(
     ("file", "settings"),
     [
-        ("classify_digits", ["train.epochs=null", "train.steps=3", "train.batch_size=512", "memory.micro_batch=64"]),
+        pytest.param(
+            "classify_digits",
+            ["train.epochs=null", "train.steps=3", "train.batch_size=512", "memory.micro_batch=64"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "wgan_gp",
             ["train.steps=7", "model.hidden=1024", "task.metric_samples=64"],  # the generator's 2nd step is 6th

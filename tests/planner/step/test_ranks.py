@@ -42,6 +42,7 @@ TRACKED = 0.005
 H100 = find_gpu("h100")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
 def test_plans_agree_with_real_ranks() -> None:
     # What was sent is let go of by gloo's own thread, on a busy machine now and then after the peak: once more, then.

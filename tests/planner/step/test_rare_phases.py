@@ -21,6 +21,7 @@ def plan_lazy(session: Session, r1_every: int, path_every: int) -> Plan:
     return session.plan([config])[0].get()
 
 
+@pytest.mark.slow
 def test_a_step_s_time_has_a_rare_phase_by_its_share_and_the_peak_has_all_of_it(session: Session) -> None:
     always, rarely = plan_lazy(session, 1, 1), plan_lazy(session, 8, 8)
     never = plan_lazy(session, 1000, 1000)
