@@ -180,9 +180,11 @@ def test_a_run_that_is_named_is_resumed_by_its_own_configuration(config: Path, t
     run(TrainArguments(f"train.steps={steps + 1}", resume=str(trained), runs=str(trained.parent), quiet=True))
     assert checkpoint.load(trained).step == steps + 1
     assert load_config(trained / "config.yaml").model == load_config(config).model
-    with pytest.raises(ConfigError, match="CONFIG is missing"):
+    with pytest.raises(
+        ConfigError, match=r"newest run of a configuration, and none is named: mpt train CONFIG --resume"
+    ):
         run(TrainArguments(resume="auto"))
-    with pytest.raises(ConfigError, match="a setting stands where"):
+    with pytest.raises(ConfigError, match="a setting, where a configuration is expected"):
         run(TrainArguments("train.steps=3"))
 
 

@@ -240,6 +240,8 @@ def quick() -> Iterator[Brick]:
         if (row + column) % (2 if mode in ("bf16-sr", "bf16-kahan") else 4):
             continue
         optimizer = OPTIMIZERS[(5 * row + column) % len(OPTIMIZERS)]
+        if trick in LOW_BIT_STATES:  # few have states in few bits, one of them without a further package
+            optimizer = "muon" if trick == "low_bit_optimizer" else "adamw"
         yield Brick(network_of(mode, row + column // 2), mode, optimizer, (trick,))
 
 
