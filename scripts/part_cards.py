@@ -26,6 +26,11 @@ KINDS: Mapping[str, tuple[str, str, str, tuple[str, ...]]] = {
     "tasks": ("tasks", "Cards: tasks", "task: {{name: {name}}}", ()),
 }
 """Page -> subpackage, title, how it is written in YAML, and the benchmark pages with its rows."""
+CHOICES = {
+    "precision": "Where to begin: on a card without bfloat16 `amp`, or `fp16-24bit` (11 bytes for each weight with "
+    "Adam, a loss scale) where the 16 of float32 weights are too many; with bfloat16 `bf16`, or `bf16-sr` (8 bytes)."
+}
+"""Page -> what to take if one does not want to read all of it."""
 HEADING = re.compile(r"^#+ (.*)$", re.M)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.M)
 
@@ -121,8 +126,8 @@ def anchor_of(plugins: Sequence[Plugin]) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
 
 
-def write_page(title: str, cards: Sequence[str]) -> str:
-    return "\n\n".join([f"# {title}", HEAD, *cards]) + "\n"
+def write_page(title: str, cards: Sequence[str], choice: str = "") -> str:
+    return "\n\n".join([f"# {title}", HEAD, *([choice] if choice else []), *cards]) + "\n"
 
 
 def system_cards() -> Iterator[str]:
@@ -150,6 +155,6 @@ def write_cards(registry: Registry | None = None) -> dict[Path, str]:
     for page, (subpackage, title, spelling, tables) in KINDS.items():
         groups = files_of(registry, subpackage).values()
         cards = [card(plugins, spelling, tables, anchor_of(plugins)) for plugins in groups]
-        pages[FOLDER / f"{page}.md"] = write_page(title, cards)
+        pages[FOLDER / f"{page}.md"] = write_page(title, cards, CHOICES.get(page, ""))
     pages[FOLDER / "systems.md"] = write_page("Cards: systems", list(system_cards()))
     return pages

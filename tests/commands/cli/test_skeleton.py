@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -164,6 +165,12 @@ def test_the_skeletons_keep_the_style_of_the_house(folder: Path) -> None:
         command = [sys.executable, "-m", "ruff", *words, "--line-length", "120", str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_skeleton_s_own_test_of_its_plan_passes(folder: Path) -> None:
+    """It asked the plan for a key, which was refused, and only the slow test below saw it."""
+    tests = runpy.run_path(str(folder / "tests" / "test_my_task.py"))
+    tests["test_its_memory_is_planned"]()
 
 
 @pytest.mark.slow
