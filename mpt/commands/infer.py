@@ -21,7 +21,7 @@ from mpt.commands.cli.console import columns, open_console
 from mpt.commands.cli.infer_handover import hand_over
 from mpt.engine.state.evaluation import inferring
 from mpt.errors import ConfigError, DataError, InputOutputError
-from mpt.inference.exported import is_export
+from mpt.inference.exported import SUFFIXES, is_export
 from mpt.inference.inputs import (
     SAMPLES,
     Sample,
@@ -160,7 +160,8 @@ def check_options(arguments: Command) -> None:
         raise ConfigError("--vram chooses the batch; leave out --batch-size")
     if arguments.half and arguments.nproc > 1:
         raise ConfigError("--half: it compares two precisions on one card; leave out --nproc")
-    if arguments.vram is not None and is_export(arguments.run):
+    is_file = arguments.run is not None and arguments.run.endswith(SUFFIXES) and is_export(arguments.run)
+    if arguments.vram is not None and is_file:  # another program's file is for a system's command, which may take it
         raise ConfigError("--vram: a batch is chosen for a run's networks; name a run.")
 
 

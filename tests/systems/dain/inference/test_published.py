@@ -62,7 +62,7 @@ def test_mpt_infer_takes_a_flownet_pkl_in_the_place_of_a_run(flownet, tmp_path, 
     for number in range(2):
         Image.new("RGB", (64, 32), (40 * number,) * 3).save(tmp_path / f"{number}.png")
     pictures, out = [("--input", path) for path in sorted(tmp_path.glob("?.png"))], tmp_path / "out"
-    assert type_in("infer", flownet, *pictures[0], *pictures[1], "-o", out, "--factor", 2) == 0
+    assert type_in("infer", flownet, *pictures[0], *pictures[1], "-o", out, "--factor", 2, "--vram", "4GiB") == 0
     assert "these inputs are for `mpt dain interpolate`" in capsys.readouterr().out
     assert len(list(out.iterdir())) == 4
     assert type_in("infer", flownet) == 3
