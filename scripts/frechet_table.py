@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from generative_table import PLAN, ROOT, Entry, write_between
+from generative_table import PLAN, ROOT, Entry, stamp, write_between
 
 import mpt
 from mpt.errors import MptError
@@ -136,14 +134,11 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 def write(arguments: Any) -> None:
     """Write the table of all results of this number of steps."""
-    import torch
-
     found = results(arguments.work)
     seeds = 1 + max((one["seed"] for one in found), default=0)
     command = f"python scripts/frechet_table.py --steps {arguments.steps} --seeds {seeds}"
-    machine = f"{arguments.device} ({platform.machine()}, one thread)"
     lines = [
-        f"`{command}`, {date.today()}, {machine}, torch {torch.__version__}.",
+        stamp(command, arguments.device),
         "",
         "| Model | Steps | " + " | ".join(MODES) + " |",
         "|---|---:|" + "---:|" * len(MODES),

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,13 @@ def cells(entry: Entry, comparison: dict[str, Any], row: dict[str, Any]) -> list
         str(row["skipped"]),
         said,
     ]
+
+
+def stamp(command: str, device: str = "CPU") -> str:
+    """Return a line with command, date and machine."""
+    import torch
+
+    return f"`{command}`, {date.today()}, {device} ({platform.machine()}, one thread), torch {torch.__version__}."
 
 
 def between(document: Path, marker: str) -> tuple[str, str, str]:

@@ -13,7 +13,6 @@ second table is planned: a step of each configuration at its published size on a
 from __future__ import annotations
 
 import argparse
-import platform
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from generative_table import COMMAND, ROOT, write_between
+from generative_table import COMMAND, ROOT, stamp, write_between
 
 DOCUMENT = ROOT / "docs" / "benchmarks" / "pruning.md"
 SHARES = (0.75, 0.5)
@@ -75,14 +74,6 @@ def main() -> None:
             write_between(DOCUMENT, "table:pruning", lines)
     if not arguments.measured:
         write_between(DOCUMENT, "table:planned", planned())
-
-
-def stamp(command: str) -> str:
-    """Return a line with command, date and machine."""
-    import torch
-
-    machine = f"CPU ({platform.machine()}, one thread)"
-    return f"`{command}`, {date.today()}, {machine}, torch {torch.__version__}."
 
 
 def rows(work: Path, name: str) -> list[str]:

@@ -26,14 +26,15 @@ from mpt.errors import MptError
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import load_calibration
 from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.recipes.presets import usable_bytes
 from mpt.systems.stylegan2.commands.transfer import Command, configuration
 
 DOCUMENT = ROOT / "docs" / "benchmarks" / "stylegan2_transfers.md"
 MARKER = "table:transfers"
 GPU = "rtx3060"
 MEBI = 2**20
-ROOM = {6: 5929, 8: 7977, 10: 10025, 12: 12073}
-"""MiB that a card of so many GB gives to programs: all but what its driver keeps."""
+SIZES_GB = (6, 8, 10, 12)
+"""Cards, whose room for programs is `usable_bytes`."""
 COMMON = {"name": "stylegan2", "channels": 3, "classes": 0, "published": True, "num_fp16_res": 4, "conv_clamp": 256}
 NETWORK = {**COMMON, "channel_base": 32768, "mapping_layers": 8}
 SIZES = (256, 512, 1024)
@@ -94,9 +95,9 @@ def table(found: dict[str, Any]) -> list[str]:
 
 def costs(one: dict[str, Any]) -> str:
     """Return the last cells of a row."""
-    needed = one["bytes"] / MEBI
-    card = next((f"{card} GB" for card, room in ROOM.items() if needed <= room), "none of these")
-    return f"{needed:,.0f} | {one['step']:.1f} | {card} |"
+    fitting = (size for size in SIZES_GB if one["bytes"] <= usable_bytes(find_gpu(GPU), size))
+    card = next((f"{size} GB" for size in fitting), "none of these")
+    return f"{one['bytes'] / MEBI:,.0f} | {one['step']:.1f} | {card} |"
 
 
 if __name__ == "__main__":

@@ -85,12 +85,12 @@ def run(arguments: Command) -> None:
     Raises ConfigError for formats and dtypes that are none, CheckpointError for runs without weights.
     """
     wanted = choose_format(arguments)
-    if arguments.dtype in DTYPES and not arguments.half:
-        raise ConfigError("--dtype: it says which half; add --half")
-    if arguments.dtype is not None and not (arguments.half and arguments.dtype in DTYPES):
+    if arguments.dtype not in (None, *DTYPES):
         raise ConfigError(
             f"--dtype: found {arguments.dtype!r}; allowed are {' and '.join(DTYPES)}, together with --half."
         )
+    if arguments.dtype and not arguments.half:
+        raise ConfigError("--dtype: it says which half; add --half")
     check_options(arguments, wanted)
     which = read_wish(best=arguments.best, newest=arguments.newest, step=arguments.step)
     trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow, which=which)

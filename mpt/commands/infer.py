@@ -18,10 +18,10 @@ import typer
 
 from mpt.commands.cli.arguments import Allow, Best, Device, Newest, NewestRun, Runs, StepOfCheckpoint
 from mpt.commands.cli.console import columns, open_console
-from mpt.commands.cli.infer_handover import hand_over
+from mpt.commands.cli.infer_handover import hand_over, is_foreign
 from mpt.engine.state.evaluation import inferring
 from mpt.errors import ConfigError, DataError, InputOutputError
-from mpt.inference.exported import SUFFIXES, is_export
+from mpt.inference.exported import is_export
 from mpt.inference.inputs import (
     SAMPLES,
     Sample,
@@ -43,6 +43,7 @@ from mpt.inference.outputs import (
 )
 from mpt.inference.slices import Work, choose_devices, infer_all
 from mpt.inference.trained import Trained
+from mpt.report.units import counted
 from mpt.run.checkpoints.choice import read_wish
 from mpt.seams import Inference, Legend
 from mpt.workflows.half_compared import Statement, infer_half, rows_of, sentences
@@ -149,7 +150,7 @@ def run(arguments: Command) -> None:
     if not arguments.half:
         rate = made / max(seconds, 1e-9)
         pace = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-        print(f"{made} sample{'s' if made != 1 else ''} in {seconds:.2f} s ({pace} per second)")
+        print(f"{counted(made, 'sample')} in {seconds:.2f} s ({pace} per second)")
 
 
 def check_options(arguments: Command) -> None:
@@ -160,8 +161,7 @@ def check_options(arguments: Command) -> None:
         raise ConfigError("--vram chooses the batch; leave out --batch-size")
     if arguments.half and arguments.nproc > 1:
         raise ConfigError("--half: it compares two precisions on one card; leave out --nproc")
-    is_file = arguments.run is not None and arguments.run.endswith(SUFFIXES) and is_export(arguments.run)
-    if arguments.vram is not None and is_file:  # another program's file is for a system's command, which may take it
+    if arguments.vram is not None and not is_foreign(arguments.run) and is_export(arguments.run):
         raise ConfigError("--vram: a batch is chosen for a run's networks; name a run.")
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from mpt.doctor.copies import in_two_classes, shared_pictures
 from mpt.doctor.findings import Section
 from mpt.doctor.samples_seen import Range, Samples, read_samples
+from mpt.report.units import counted
 from mpt.seams import Dataset
 
 MOST_NAMED = 5
@@ -64,7 +65,7 @@ def examine_split(section: Section, seen: Samples, delivered: Samples) -> None:
     doubled = [indices for indices in seen.digests.values() if len(indices) > 1]
     if doubled:
         shown = ", ".join("=".join(called(seen, indices[:3])) for indices in doubled[:MOST_NAMED])
-        pictures = f"{counted(doubled, 'picture')} {'is' if len(doubled) == 1 else 'are'}"
+        pictures = f"{counted(len(doubled), 'picture')} {'is' if len(doubled) == 1 else 'are'}"
         section.add("note", name, f"{pictures} there more than once (samples {shown})")
     examine_labels(section, seen)
     for key, found in delivered.ranges.items():
@@ -122,12 +123,7 @@ def say(section: Section, level: Any, name: str, items: Sequence[str], finding: 
         shown = ", ".join(items[:MOST_NAMED]) + (", ..." if len(items) > MOST_NAMED else "")
         if len(items) == 1:
             finding = re.sub("^(are|have) ", lambda verb: {"are": "is ", "have": "has "}[verb[1]], finding)
-        section.add(level, name, f"{counted(items, 'sample')} {finding}: {shown}", advice)
-
-
-def counted(items: Sequence[Any], what: str) -> str:
-    """Return a number with its noun."""
-    return f"{len(items)} {what}{'' if len(items) == 1 else 's'}"
+        section.add(level, name, f"{counted(len(items), 'sample')} {finding}: {shown}", advice)
 
 
 def show_shape(data: Dataset, key: str) -> str:

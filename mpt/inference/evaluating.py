@@ -71,6 +71,7 @@ def measure_in_half(trained: Trained, data: Dataset, batch_size: int, dtype: str
     choice = choose_half(dtype, trained.run.device)
     runs = {"float32": rebuild(trained, FLOAT32), choice.dtype: rebuild_half(trained, choice.dtype)}
     if path.is_file():
+        there = networks_in(read_about(path))
         for run in runs.values():
-            refuse_absent_networks(path, run.task, networks_in(read_about(path)))
+            refuse_absent_networks(path, run.task, there)
     return [measure(run, data, batch_size, name) for name, run in runs.items()]

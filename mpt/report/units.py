@@ -50,6 +50,12 @@ def show_count(value: float) -> str:
     return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}") if math.isfinite(value) else "–"
 
 
+def counted(number: float, what: str) -> str:
+    """Return a number of things, in the plural unless it is one."""
+    written = str(number) if isinstance(number, int) else f"{number:.3g}"
+    return f"{written} {what}" if written == "1" else f"{written} {what}s"
+
+
 def show_figure(value: float) -> str:
     """Write a metric, a loss or a rate with about four digits."""
     if not math.isfinite(value):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from mpt.engine.loop.assembly import Supply
+from mpt.report.units import counted
 from mpt.seams import Run
 
 
@@ -32,12 +33,6 @@ def summarize(run: Run, supplied: Supply) -> Iterator[str]:
     for names, text in alike({name: describe_optimizer(run, name) for name in run.optimizers}).items():
         yield f"optimizer{names}: {text}"
     yield f"precision {config.precision.mode}: {run.precision.numerics.reason}"
-
-
-def counted(number: float, what: str) -> str:
-    """Return a number of things, in the plural unless it is one."""
-    written = str(number) if isinstance(number, int) else f"{number:.3g}"
-    return f"{written} {what}" if written == "1" else f"{written} {what}s"
 
 
 def count(module: nn.Module) -> str:

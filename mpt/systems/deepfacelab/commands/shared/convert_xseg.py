@@ -36,7 +36,9 @@ from mpt.systems.deepfacelab.commands.shared.model_folder import (
     keep_others,
     kept_folder,
     model_files,
+    refuse_later,
     restore_others,
+    returned_iteration,
     write_file,
     write_options,
 )
@@ -186,10 +188,7 @@ def refuse_replacing(target: Folder, config: Config, step: int) -> None:
     ours = config.to_data()["dataset"].get("face_type")
     if kind is not None and ours is not None and kind != ours:
         raise CheckpointError(f"{target.path} holds an XSeg of face type {kind}, not {ours}; {otherwise}")
-    if iterations > max(step, 1):  # an untrained run is returned at iteration 1
-        raise CheckpointError(
-            f"{target.path} holds an XSeg at iteration {iterations}, which is later than this run's {step}; {otherwise}"
-        )
+    refuse_later(f"{target.path} holds an XSeg", iterations, step, otherwise)
 
 
 def model_data(kept: Folder | None, config: Config, directory: RunDirectory, step: int) -> dict[str, Any]:
@@ -210,10 +209,9 @@ def model_data(kept: Folder | None, config: Config, directory: RunDirectory, ste
             options[option] = type(before)(value) if isinstance(before, np.generic) else value
     kept_history = content.get("loss_history")
     history = list(kept_history) if isinstance(kept_history, list) else []
-    # DeepFaceLab takes a model at iteration 0 for a new one.
     return {
         **content,
-        "iter": max(step, 1),
+        "iter": returned_iteration(step),
         "options": options,
         "loss_history": extend_history(history, step, logged_losses(directory)),
     }

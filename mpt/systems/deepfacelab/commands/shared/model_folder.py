@@ -123,6 +123,17 @@ def model_files(folder: Folder) -> list[Path]:
     return sorted(path for path in folder.path.iterdir() if names.fullmatch(path.name) and path.is_file())
 
 
+def returned_iteration(step: int) -> int:
+    """Return the iteration that a run of this step has in DeepFaceLab, which takes a model at 0 for a new one."""
+    return max(step, 1)
+
+
+def refuse_later(model: str, iterations: int, step: int, otherwise: str) -> None:
+    """Raise CheckpointError for a model, named in words, that is further trained than the run that would replace it."""
+    if iterations > returned_iteration(step):
+        raise CheckpointError(f"{model} at iteration {iterations}, which is later than this run's {step}; {otherwise}")
+
+
 def keep_others(folder: Folder, kept: Path, used: set[Path]) -> None:
     """Copy files of a model without a place in a run, such as its `_data.dat`, for the way back."""
     others = [path for path in folder.path.glob(f"{glob.escape(folder.prefix)}*") if path.is_file()]

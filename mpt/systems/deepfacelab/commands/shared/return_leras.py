@@ -36,7 +36,9 @@ from mpt.systems.deepfacelab.commands.shared.model_folder import (
     kept_folder,
     model_files,
     model_prefix,
+    refuse_later,
     restore_others,
+    returned_iteration,
     write_file,
     write_options,
 )
@@ -118,8 +120,7 @@ def refuse_replacing(target: Folder, config: Config, step: int) -> None:
     model = f"{target.path} holds a {target.prefix.rstrip('_')}"
     if wrong:
         raise CheckpointError(f"{model} of another shape: {'; '.join(wrong)}; {otherwise}")
-    if iterations > max(step, 1):  # an untrained run is returned at iteration 1
-        raise CheckpointError(f"{model} at iteration {iterations}, which is later than this run's {step}; {otherwise}")
+    refuse_later(model, iterations, step, otherwise)
 
 
 def describe_model(folder: Folder) -> tuple[dict[str, Any], int]:
@@ -184,8 +185,7 @@ def model_data(kept: Folder | None, config: Config, directory: RunDirectory, ste
         content = {**base, "options": {**base["options"], "batch_size": settings["train"]["batch_size"]}}
     else:
         content = {**base, "options": update_options(base["options"], settings)}
-    # DeepFaceLab takes a model at iteration 0 for a new one, and asks for all its options again.
-    content["iter"] = max(step, 1)
+    content["iter"] = returned_iteration(step)
     kept_history = content.get("loss_history")
     history = list(kept_history) if isinstance(kept_history, list) else []
     content["loss_history"] = extend_history(history, step, logged_losses(directory))
