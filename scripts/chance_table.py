@@ -12,13 +12,15 @@ the tables that nothing was learnt from by all of them. Nothing is planned here:
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mpt.planner.facts.verdict import PUBLISHED, share_below
+from scripts.provenance import made
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (0.5, 0.75, 0.9, 0.95)
@@ -96,7 +98,7 @@ def page() -> str:
         [
             "# Chances of plans, counted",
             "",
-            f"Written by `python scripts/chance_table.py`, {datetime.date.today().isoformat()}. A chance is that of a "
+            f"Written by `python scripts/chance_table.py`, {made()}, on a CPU. A chance is that of a "
             "run to need no more than some multiple of its planned memory, learnt from "
             f"{len(every)} published runs ([table](plan_published.md)): {limits} of the plan. Counted are runs that "
             "needed no more; in a column of 90 % nine of ten should.",

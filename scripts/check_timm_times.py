@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import statistics
 import sys
 import zlib
@@ -21,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import torch
 
 from mpt.config.load import load_config
@@ -30,6 +28,7 @@ from mpt.planner.server.worker import find_data_spec, preload
 from mpt.planner.step.run_fake import trace_config
 from mpt.planner.trace.time_model import Work, range_of
 from mpt.vision_ops import import_torchvision
+from scripts.provenance import made
 
 GPU = "rtx3090"
 
@@ -168,7 +167,7 @@ def main() -> None:
     text = report([plan(row) for row in rows])
     print(text)
     if arguments.output:
-        today = datetime.date.today().isoformat()
+        today = made()
         heading = (
             "# Planned step times and timm's training speeds\n\n"
             f"Written by `python scripts/check_timm_times.py`, {today}, torch {torch.__version__}. Published speeds "

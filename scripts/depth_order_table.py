@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from datetime import date
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from generative_table import ROOT, write_between
+from provenance import made
 
 from mpt.config.precision_names import FLOAT32
 from mpt.engine.state.evaluation import inferring
@@ -63,7 +63,7 @@ def main() -> None:
     depths = {"float32": exact, **{name: depths_of(rebuild_half(trained, name), frames) for name in HALVES}}
     spread = float(exact.std((1, 2, 3)).mean())
     lines = [
-        f"`python scripts/depth_order_table.py {arguments.run}`, {date.today()}, CPU, torch {torch.__version__}: "
+        f"`python scripts/depth_order_table.py {arguments.run}`, {made()}, CPU, torch {torch.__version__}: "
         f"{len(frames)} frames; the standard deviation of the log depth in a frame is {spread:.3g}.",
         "",
         "| Precision | Order of float32 kept, % of pairs | Least in a frame | Reversed | Tied | In the true order |",

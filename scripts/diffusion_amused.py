@@ -13,14 +13,15 @@ change that `mpt plan` offers. Of more than two accumulated batches two are trac
 from __future__ import annotations
 
 import argparse
-import datetime
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.own.changes import Changes
@@ -31,6 +32,7 @@ from mpt.planner.recipes.own_step import source_of_function
 from mpt.planner.trace.unseen import Unseen
 from mpt.systems.diffusion.nn.shared.library import import_diffusers
 from mpt.systems.diffusion.nn.shared.text_encoders import import_transformers
+from scripts.provenance import made
 
 diffusers, transformers = import_diffusers("scripts"), import_transformers()
 VQModel, UVit2DModel = diffusers.VQModel, diffusers.UVit2DModel  # they are imported when they are first asked for
@@ -181,7 +183,7 @@ def page(found: list[Row]) -> str:
         [
             "# aMUSEd's published memory, planned",
             "",
-            f"Written by `python scripts/diffusion_amused.py`, {datetime.date.today().isoformat()}, torch "
+            f"Written by `python scripts/diffusion_amused.py`, {made()}, torch "
             f"{torch.__version__}. **Planned, not measured**: no GPU and no weights were used. Published are the 18 "
             "rows of diffusers' `examples/amused/README.md`, whose card, version and way of measuring are not named; "
             f"planned is GB (10^9 bytes) reserved with the CUDA context on an {GPU}. Nothing is fitted to these rows.",

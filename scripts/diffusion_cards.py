@@ -11,19 +11,21 @@ file beside the output until the table is whole, so that a second call continues
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mpt.config.load import load_config
 from mpt.config.shipped import find_shipped
 from mpt.errors import MptError
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import load_calibration
 from mpt.planner.facts.gpus import find_gpu
+from scripts.provenance import made
 
 GPU = "rtx3060"
 CARDS = (4, 6, 8, 10, 12, 16, 24, 32)
@@ -142,7 +144,7 @@ def by_card(rows: dict[str, Any]) -> list[str]:
 
 def page(lines: list[str], cards: list[str]) -> str:
     """Return the page."""
-    today = datetime.date.today().isoformat()
+    today = made()
     return "\n".join(
         [
             "# LoRAs of image models by card, planned",

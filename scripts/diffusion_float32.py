@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import argparse
 import copy
-import datetime
 import functools
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,12 +27,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mpt.systems.diffusion.losses.shared.objectives import Ddpm, Flow, Objective
 from mpt.systems.diffusion.nn.shared.embedding import to_ticks
 from mpt.systems.diffusion.nn.shared.library import import_diffusers
 from mpt.systems.diffusion.nn.shared.library_networks import LibraryDenoiser, wrap
 from mpt.systems.diffusion.nn.shared.published_shapes import SHAPES
 from mpt.systems.diffusion.tasks.shared import sampling
+from scripts.provenance import made
 
 DRAWS, SIDE, TOKENS, WIDTH = 2, 16, 16, 64
 UNET = {"sample_size": SIDE, "cross_attention_dim": WIDTH, "norm_num_groups": 16}
@@ -269,7 +271,7 @@ def page(lines: list[str], samples: list[str], seconds: float) -> str:
             "# Parts of image models in float32",
             "",
             f"Written by `python scripts/diffusion_float32.py -o docs/benchmarks/diffusion_float32.md`, "
-            f"{datetime.date.today().isoformat()}, torch {torch.__version__}, device CPU ({platform.machine()}, one "
+            f"{made()}, torch {torch.__version__}, device CPU ({platform.machine()}, one "
             f"thread), {seconds:.0f} s. Small networks of each family with random weights, all in bfloat16 but for the "
             f"part of a row. Relative L2 distance from float32, {DRAWS} batches of 2, fixed seeds.",
             "",

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import inspect
 import sys
 import tempfile
@@ -28,7 +27,6 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.data.loading.loader import Loader
@@ -40,6 +38,7 @@ from mpt.engine.building.build import build_datasets
 from mpt.workflows.examination import examine_data_of
 from scripts import sound_models, stranger_data, stranger_models
 from scripts.planted_faults import PLANTED, SOUND
+from scripts.provenance import made
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, HEAD = ROOT / "docs" / "benchmarks" / "doctor.md", "## Proved on planted faults"
@@ -263,7 +262,7 @@ def write_page(tables: str) -> None:
     """Replace the page's first section."""
     before, _, after = PAGE.read_text("utf-8").partition(HEAD)
     rest = after[after.index("\n## ") :]
-    today, version = datetime.date.today(), torch.__version__.partition("+")[0]
+    today, version = made(), torch.__version__.partition("+")[0]
     about = f"""Made by `python scripts/doctor_table.py --write` on {today} (one CPU core, torch {version}): one step
 each from a random start, in float16, with CUDA's lists. Blocks are in `scripts/planted_faults.py`. The networks of
 `scripts/stranger_models.py` and the folders of `scripts/stranger_data.py` were written from the methods that they

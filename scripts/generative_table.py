@@ -19,9 +19,11 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from scripts.provenance import made
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "how-to" / "generative.md"
@@ -166,7 +168,7 @@ def stamp(command: str, device: str = "CPU") -> str:
     """Return a line with command, date and machine."""
     import torch
 
-    return f"`{command}`, {date.today()}, {device} ({platform.machine()}, one thread), torch {torch.__version__}."
+    return f"`{command}`, {made()}, {device} ({platform.machine()}, one thread), torch {torch.__version__}."
 
 
 def between(document: Path, marker: str) -> tuple[str, str, str]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Sequence
-from datetime import date
 from pathlib import Path
 
 import cv2
@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mpt.engine.state.evaluation import inferring
 from mpt.systems.dain.commands.interpolate import network_of
 from mpt.systems.dain.data import procedural_triplets
@@ -31,6 +32,7 @@ from mpt.systems.dain.inference.published import open_network
 from mpt.systems.dain.inference.tiles import whole
 from mpt.systems.dain.metrics.shared.image_quality import peak_signal_to_noise, rounded
 from mpt.systems.dain.nn.operators.regions import BackwardBlendRegion
+from scripts.provenance import made
 
 HEIGHT, WIDTH, SCENES = 128, 192, 3
 SPEEDS = (1, 2, 5, 10, 20)
@@ -165,7 +167,7 @@ def main() -> None:
     command = f"python scripts/interpolation_table.py {' '.join(arguments.runs)} --write"
     page = f"""# Frames between: the demos against classical flow
 
-Written by `{command}`, {date.today()}, on a CPU. PSNR in dB of
+Written by `{command}`, {made()}, on a CPU. PSNR in dB of
 the middle frame, mean of {SCENES} scenes of {WIDTH} x {HEIGHT} (the last row: 64 drawn triplets of 64 x 64, the
 demos' test set). "pixels" is the largest motion from the first frame to the last. Classical flow is
 OpenCV's, in both directions, frames read against it and blended as `flow_warp` does.

@@ -7,9 +7,9 @@ nice -n 19 python scripts/low_bit_table.py -o docs/benchmarks/low_bit_base.md
 from __future__ import annotations
 
 import argparse
-import datetime
 import platform
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,9 +18,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import mpt
 from mpt.memory.low_bit.formats import FORMATS
 from mpt.memory.low_bit.packed_linear import pack
+from scripts.provenance import made
 
 BATCH, RANK = 8, 8
 VIT: dict[str, object] = {
@@ -122,7 +124,7 @@ def main() -> None:
     page = f"""# Frozen weights in 8 and 4 bits
 
 Command: `python scripts/low_bit_table.py -o docs/benchmarks/low_bit_base.md`, torch {torch.__version__}, \
-{datetime.datetime.now(datetime.UTC).date().isoformat()}, {platform.machine()}, one thread. How to use it:
+{made()}, {platform.machine()}, one thread. How to use it:
 [memory](../how-to/large_weights.md#frozen-weights-in-8-and-4-bits).
 
 ## Planned

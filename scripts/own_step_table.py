@@ -11,7 +11,6 @@ process of its own, since the fake device stays registered.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import json
 import platform
@@ -24,6 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from scripts.provenance import made
 
 Step = Callable[[], Any]
 
@@ -205,7 +207,7 @@ def write_page(rows: dict[str, dict[str, Any]], left_out: list[str]) -> str:
     lines = [
         "# Steps that know nothing of mpt",
         "",
-        f"Written by `python scripts/own_step_table.py`, {datetime.date.today()}, torch {torch.__version__}, on a CPU "
+        f"Written by `python scripts/own_step_table.py`, {made()}, torch {torch.__version__}, on a CPU "
         f"({platform.machine()}). Live bytes at the peak of two training steps of unmodified models with random "
         "weights: planned on fake tensors, and measured on real ones.",
         "",

@@ -16,11 +16,11 @@ import argparse
 import subprocess
 import sys
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from generative_table import COMMAND, ROOT, stamp, write_between
+from provenance import made
 
 DOCUMENT = ROOT / "docs" / "benchmarks" / "pruning.md"
 SHARES = (0.75, 0.5)
@@ -145,7 +145,7 @@ def planned() -> list[str]:
     from mpt.planner.facts.calibration import load_calibration
     from mpt.planner.facts.gpus import find_gpu
 
-    lines = [f"Planned for one training step on an {GPU} ({date.today()}), with the CUDA context."]
+    lines = [f"Planned for one training step on an {GPU} ({made()}), with the CUDA context."]
     lines += ["", "| Configuration | Kept | Memory, MiB | Step, ms |", "|---|---:|---:|---:|"]
     with Session(find_gpu(GPU), load_calibration(GPU)) as session:
         for label, (config, changes) in PUBLISHED.items():

@@ -12,7 +12,6 @@ has each mode's window and the ratios of its edge and best rate to float32's.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import platform
@@ -21,6 +20,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from scripts.provenance import made
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "rates.md"
 FLOAT16 = "precision=amp precision.dtype=float16"
@@ -191,7 +193,7 @@ def page(table: str, metrics: list[str], answers: list[str]) -> str:
     said, found = "\n".join(metrics), "\n".join(answers)
     return f"""# Learning rates in half precision
 
-Written by `python scripts/rate_table.py --folder DIR --write`, {datetime.date.today()}. Device: {processor()},
+Written by `python scripts/rate_table.py --folder DIR --write`, {made()}. Device: {processor()},
 one thread of {os.cpu_count()} cores, torch {version("torch")}. Not yet run on a GPU.
 
 One article says that half precision wants a learning rate 20 to 30 % lower, another that it bears one 2 to 4 times

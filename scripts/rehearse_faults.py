@@ -102,9 +102,9 @@ def as_page(known: dict[str, dict[str, Any]]) -> list[str]:
         f"{len(FAULTS)} faults that pass on a CPU and fail, or mislead, on a CUDA card, brought back one at a time:",
         f"{counts}. How they are noticed is in [the rehearsal](../explanation/rehearsal.md).",
         "",
-        f"Run on {' and '.join(run['on'])} on a CPU ({platform.machine()}, Linux), torch {', '.join(run['torch'])}, at "
-        f"{', '.join(run['commit'])}, by `python scripts/rehearse_faults.py --state FILE`; the page by the same with",
-        "`--page`.",
+        f"Run on {' and '.join(run['on'])} on a CPU ({platform.machine()}, Linux), torch {', '.join(run['torch'])}, "
+        f"commits {', '.join(run['commit'])}, by `python scripts/rehearse_faults.py --state FILE`; the page the same",
+        "with `--page`.",
         "",
         "## Mended before a first GPU",
         "",

@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from generative_table import COMMAND, ROOT, write_between
+from provenance import made
 
 DOCUMENT = ROOT / "docs" / "benchmarks" / "dain.md"
 MARKER = "table:rife-4k"
@@ -47,9 +47,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for way in [way for way in WAYS if arguments.only and way.strip("`") not in arguments.only]:
         del WAYS[way]
-    lines = [
-        f"`python scripts/rife_4k_table.py {' '.join(file.name for file in arguments.files)}`, {date.today()}, CPU,"
-    ]
+    lines = [f"`python scripts/rife_4k_table.py {' '.join(file.name for file in arguments.files)}`, {made()}, CPU,"]
     lines[0] += f" one thread; {arguments.weights}."
     lines += ["", "| File | Options | Tiles | Resident, MiB | CPU s | From the whole frame: mean | largest |"]
     lines.append("|---|---|---|---:|---:|---:|---:|")

@@ -9,8 +9,8 @@ before it: structural similarity of thumbnails of 32 x 32 below 0.2, as in the p
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
-from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mpt.systems.dain.data.shared.duplicates import is_repeat
 from mpt.systems.dain.data.shared.scene_cuts import GREY, THRESHOLD, is_cut, thumbnail
 from mpt.systems.dain.metrics.shared.image_quality import structural_similarity
+from scripts.provenance import made
 
 HEIGHT, WIDTH, PAIRS = 96, 160, 40
 DARK = 0.08
@@ -159,7 +161,7 @@ def main() -> None:
     repeats = table(count_wrong(repeat_cases(), [is_repeat]), ("pair", "wrong"))
     page = f"""# Cuts and repeated frames: misses and false alarms
 
-Written by `python scripts/scene_cut_table.py --write`, {date.today()}; on a CPU. Made pictures of {WIDTH} x {HEIGHT}
+Written by `python scripts/scene_cut_table.py --write`, {made()}; on a CPU. Made pictures of {WIDTH} x {HEIGHT}
 with noise, {PAIRS} pairs a row, so one wrong answer is 2.5 %. They are no films: the rows say what a detector can tell
 apart, not how often it errs on yours. The thresholds were chosen on pictures of the same kind, of other random numbers.
 

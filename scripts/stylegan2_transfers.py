@@ -14,12 +14,12 @@ import argparse
 import json
 import sys
 import tempfile
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from generative_table import ROOT, write_between
+from provenance import made
 
 from mpt.config.load import load_config
 from mpt.errors import MptError
@@ -81,7 +81,7 @@ def plan(session: Session, size: int, words: tuple[str, ...], folder: Path) -> d
 def table(found: dict[str, Any]) -> list[str]:
     """Return the rows, each with the smallest card that has room."""
     lines = [
-        f"`python scripts/stylegan2_transfers.py`, {date.today()}; planned with the kernels and times of an {GPU}.",
+        f"`python scripts/stylegan2_transfers.py`, {made()}; planned on a CPU with the kernels and times of an {GPU}.",
         "",
         "| Pixels | Batch | Recipe | Memory, MiB | Step, s | Smallest card |",
         "|---:|---:|---|---:|---:|---:|",

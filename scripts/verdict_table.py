@@ -11,7 +11,6 @@ than 0.01.
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
 import sys
 from collections.abc import Callable
@@ -21,10 +20,12 @@ from pathlib import Path
 import numpy
 from numpy.typing import NDArray
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mpt.report.intervals import LEVEL
 from mpt.report.resolution import Resolution, of_classes, of_samples
 from mpt.report.sequential import levels
 from mpt.report.statistics import Margin, Verdict, judge, judge_until
+from scripts.provenance import made
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "verdicts.md"
 MARGIN = Margin(0.01, relative=True)
@@ -134,7 +135,7 @@ def page(table: str, trials: int) -> str:
     """Return the page around the table."""
     return f"""# Error rates of the verdict
 
-Written by `python scripts/verdict_table.py --trials {trials} --write`, {datetime.date.today()}; no device is involved.
+Written by `python scripts/verdict_table.py --trials {trials} --write`, {made()}; no device is involved.
 
 The share of comparisons that end in "within the margin" although the mode is worse by exactly the margin (1 % of a
 metric of {MEAN}). The interval is Student's t, so 0.05 is claimed of differences that are about normal, and of metrics

@@ -77,6 +77,20 @@ def test_every_link_leads_to_a_file(path: Path) -> None:
     assert missing == []
 
 
+def cells_of(row: str) -> int:
+    """Count the cells of a table's row; a bar after a backslash is text, also in code."""
+    return len(re.findall(r"(?<!\\)\|", row)) - 1
+
+
+def test_every_row_of_a_table_has_the_cells_of_its_rule() -> None:
+    wrong = []
+    for path in DOCUMENTS:
+        for table in re.findall(r"(?:^\|.*\n)+", FENCES.sub("", path.read_text("utf-8")), re.M):
+            rows = table.splitlines()
+            wrong += [f"{named(path)}: {row}" for row in rows if cells_of(row) != cells_of(rows[1])]
+    assert wrong == []
+
+
 def slugs_of(path: Path) -> set[str]:
     """Return the anchors that the site gives to a page's headings."""
     found: list[str] = []
