@@ -102,7 +102,9 @@ def write_exit_codes() -> str:
     text = re.sub(r"\s\(\)", "", "\n".join(lines))  # parentheses that held nothing but a test's name
     head = f"# Exit codes and faults\n\n{HEAD}\n\n{INTRODUCTION}\n\n"
     text = re.sub(r"# What happens when something breaks\n.*?\n\n(?=\|)", head, text, count=1, flags=re.S)
-    return text.rstrip("\n").replace("docs/how-to/parallel.md", "[several processes](../how-to/parallel.md)") + "\n"
+    for page, title in (("how-to/parallel.md", "several processes"), ("benchmarks/battery.md", "results")):
+        text = text.replace(f"docs/{page}", f"[{title}](../{page})")
+    return text.rstrip("\n") + "\n"
 
 
 INTRODUCTION = """A mistake of yours and a broken machine both end in one message: where, what was found and what to do.

@@ -1,4 +1,4 @@
-"""The table of docs/how-to/dain.md that sets the networks of task `interpolate` side by side.
+"""The table of docs/benchmarks/dain.md that sets the networks of task `interpolate` side by side.
 
     python scripts/dain_models.py                       # every network, trained now or before
     python scripts/dain_models.py train.steps=600       # the same, with other settings

@@ -1,4 +1,4 @@
-"""Fill the tables of docs/how-to/generative.md: every generative model under several precision modes, by `mpt compare`.
+"""Fill the tables of docs/benchmarks/generative.md: every model in several precision modes, by `mpt compare`.
 
 Usage:
     python scripts/generative_table.py                     # CPU, the shipped configs and variants; an hour on one core
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.provenance import made
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "how-to" / "generative.md"
+DOCUMENT = ROOT / "docs" / "benchmarks" / "generative.md"
 COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
 
 
