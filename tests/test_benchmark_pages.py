@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
+
+from scripts import quoted_figures
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "benchmarks").glob("*.md"))
@@ -33,3 +36,25 @@ def test_every_table_has_date_commit_machine_and_command(path: Path) -> None:
     assert sections, "a page of benchmarks without a table"
     lacking = {(title, name) for title, text in sections for name, found in ORIGIN.items() if not found.search(text)}
     assert lacking == set(), "scripts/provenance.py has date and commit in a script's own words"
+
+
+def test_every_quoted_figure_is_in_the_table_that_its_sentence_links_to() -> None:
+    assert list(map(str, chain.from_iterable(map(quoted_figures.not_in_their_table, quoted_figures.pages())))) == []
+
+
+def test_every_measured_figure_names_its_source() -> None:
+    assert list(map(str, chain.from_iterable(map(quoted_figures.without_source, quoted_figures.pages())))) == []
+
+
+def test_a_figure_that_no_table_has_and_one_without_a_source_are_found(tmp_path: Path) -> None:
+    table, page = tmp_path / "benchmarks" / "speed.md", tmp_path / "page.md"
+    table.parent.mkdir()
+    table.write_text("| mode | step |\n|---|---:|\n| amp | 1,721 ms |\n| fp32 | 0.0184 |\n| O2 | 1.7e-05 |\n", "utf-8")
+    link = "([table](benchmarks/speed.md))"
+    page.write_text(
+        f"It takes 1,721 ms, or 1.7 s, wrong by 1.8 % {link}. Of 8 GB a third.\n\nWithin 2e-5 {link}.\n\n"
+        f"It takes 1.4 s {link}.\n\nIt was planned at 4 GiB.\n\nIt took 5 s (`mpt train x`).\n",
+        "utf-8",
+    )
+    assert [one.figure for one in quoted_figures.not_in_their_table(page)] == ["1.7", "1.4"]
+    assert [one.text for one in quoted_figures.without_source(page)] == ["It was planned at 4 GiB."]
