@@ -31,7 +31,7 @@ WORDS = {
     "said, told": r"\b(?:is|are|was|were|be) (?:told|said)\b|\btells?\b|\bit says so\b|\bwhich is said\b",
     "so many, by itself": r"\bso many\b|\bby itself\b|\bgo(?:es)? on\b|\blets? (?:it|them)? ?go\b",
     "stands": r"\bstands?\b",
-    ".5": r"(?<![\w.*/\])…])\.\d+\b(?!\.)",
+    ".5": r"(?<![\w.*/\])…:+])\.\d+\b(?![.%])",
     "today, until then": r"\btoday(?:'s)?\b|\buntil then\b|\bthe first version\b|\ban earlier form\b",
     "of one's own": r"\bof one's own\b",
 }

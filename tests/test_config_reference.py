@@ -89,14 +89,11 @@ def test_every_setting_has_a_description(subpackage: str) -> None:
     assert not silent, f"write one line below each of these fields: {sorted(silent)}"
 
 
-def test_every_general_setting_has_a_description() -> None:
-    notes = read_notes_of_schema()
-    assert [
-        key
-        for kind in (GeneralOptions, MemoryOptions, Parallel, Train)
-        for key in kind.model_fields
-        if key not in notes
-    ] == []
+def test_every_general_setting_has_a_description_and_a_row_of_the_page(reference: ModuleType) -> None:
+    notes, page = read_notes_of_schema(), reference.write_page()
+    keys = [key for kind in (GeneralOptions, MemoryOptions, Parallel, Train) for key in kind.model_fields]
+    assert [key for key in keys if key not in notes] == []
+    assert [key for key in keys if f"| `{key}` |" not in page] == []
 
 
 def test_kinds_limits_and_defaults_are_said_in_words(reference: ModuleType) -> None:

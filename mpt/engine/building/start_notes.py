@@ -80,7 +80,7 @@ def other_scaling(config: Config, start: Start) -> list[str]:
         return []
     mean, std = (f"[{', '.join(f'{one:g}' for one in numbers)}]" for numbers in found)
     return [
-        f"images are standardised with task.mean .5 and task.std .5, and {config.model.name} was published for others: "
+        f"images are standardised to a mean and deviation of 0.5, and {config.model.name} was published for others: "
         f"set task.mean='{mean}' task.std='{std}', unless these weights were trained otherwise"
     ]
 

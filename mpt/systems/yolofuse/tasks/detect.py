@@ -101,7 +101,7 @@ class Detect(Legend, Exports):
     """Train `net` to find objects."""
 
     metric, higher_is_better = "map50", True
-    metric_note = "mAP at IoU .5 is COCO's (101 recalls); the article's software reads up to .056 higher"
+    metric_note = "mAP at IoU 0.5 is COCO's (101 recalls); the article's software reads up to 0.056 higher"
     preview_columns = 4
     inputs_note = "boxes are in pixels of the pictures that were given, turned upright"
 

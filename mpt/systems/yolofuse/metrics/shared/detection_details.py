@@ -91,7 +91,7 @@ def charts(classes: Sequence[str], coco: Precision) -> list[dict[str, Any]]:
     """Return precision over recall at IoU 0.5 and F1 over the score, per class if they are few, and in the mean."""
     return [
         {
-            "title": f"Precision over recall at IoU .5: mAP {coco.map50:.3f}",
+            "title": f"Precision over recall at IoU 0.5: mAP {coco.map50:.3f}",
             "x": "recall",
             "y": "precision",
             "lines": lines(classes, coco, RECALLS, coco.curves["precision_at_recall"]),
