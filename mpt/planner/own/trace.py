@@ -123,7 +123,13 @@ def _trace_on_gpu(
         modules = perform(made, created, recorder, changes, on_step)
     convolution = unseen.largest_convolution if unseen is not None else 0
     return OwnRun(
-        FakeRun(recorder.trace, work, values.notes(), whole=recorder.trace, largest_convolution=convolution),
+        FakeRun(
+            recorder.trace,
+            work,
+            [*recorder.notes, *values.notes()],
+            whole=recorder.trace,
+            largest_convolution=convolution,
+        ),
         block_lists=find_block_lists(trained_modules(modules, created)),
         has_adam=bool(created.optimizers) and all(map(takes_low_bits, created.optimizers)),
         has_autocast=stand_in.autocasts > 0,

@@ -133,6 +133,7 @@ def trace_config(
     notes = [
         note for note in [*run.notes, *compiled_notes] if fake_device.DEVICE not in note
     ]  # "has no such thing" is about the fake
+    notes += recorder.notes
     inexact = [trick.name for trick in run.tricks if not trick.exact]
     steps_alone = Trace(whole.storages[:born], whole.events[:steps], spans)
     resume = None if saved is None else resumed(config, device, data, gpu, saved)

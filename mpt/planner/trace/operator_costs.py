@@ -47,6 +47,8 @@ VIEWS = (
 )
 FREE = frozenset(VIEWS.split(" "))
 """Operators that launch nothing."""
+LOOKUPS = frozenset({"embedding", "_embedding_bag", "index_select", "index", "gather"})
+"""Operators that read of their first tensor as much as they return, and not all of a table."""
 NO_COST = Cost("nowhere", (), False)
 _aten = torch.ops.aten
 
@@ -62,6 +64,8 @@ def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
         return NO_COST
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     moved = sum(sizes)
+    if func._schema.name.removeprefix("aten::") in LOOKUPS:
+        moved -= max(0, sizes[0] - sizes[len(inputs)])
     devices = {tensor.device.type for tensor in tensors if tensor.dim()}
     if "cpu" in devices:
         # A copy crosses once, however many of its tensors the operator names: `copy_` returns its argument.

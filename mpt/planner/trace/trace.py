@@ -26,8 +26,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpt.planner.device import sparse_rows
 from mpt.planner.device.fake_mode import LeanFakeMode
 from mpt.planner.device.outcomes import Outcome
+from mpt.planner.device.sparse_rows import SparseRows
 from mpt.planner.trace.allocator import GRAPHS
 from mpt.planner.trace.gradient_sums import SUM, is_in_place, node_number
 from mpt.planner.trace.unseen import Unseen
@@ -133,6 +135,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The fake mode right below, which answers known calls at once."""
         self.outcome: Outcome | None = None
         """The outcome of the last call, if it was known: the same for the same forms of arguments."""
+        self.notes: list[str] = []
+        """Assumptions of the trace."""
         self.stream = 0
         """The stream that is allocated on now; `GRAPHS` names the pool of recorded graphs."""
 
@@ -201,6 +205,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note the category of tensors, and optionally their owner."""
         for wrapped in tensors:
             tensor = cast(Any, wrapped)._local_tensor if isinstance(wrapped, self._wrappers) else wrapped
+            if isinstance(tensor, Tensor) and tensor.is_sparse:  # its places may be the batch's tokens
+                tensor = tensor._values()
             index = self._live.number_of(tensor) if isinstance(tensor, Tensor) else None
             if index is not None:
                 storage = self.trace.storages[index]
@@ -248,6 +254,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.is_paused:
             return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
+        if self.below is not None and (SparseRows in types or sparse_rows.makes_rows(func, args)):
+            return self._on_rows(func, args, kwargs)
         operator = func._schema.name
         if self.unseen is not None and self.unseen.opens_handle(operator, self.moment == "backward"):
             self._workspaces.append(self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS"))
@@ -256,6 +264,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = args[0].add_(args[1])
         elif self.below is not None and (known := self.below.known(func, args, kwargs)) is not None:
             self.outcome, result = known, self.below.make(known, args)
+        elif self.below is None and sparse_rows.is_stolen(func, args):
+            result = sparse_rows.shared(args[0])
         else:
             result = func(*args, **kwargs)
         least = args[0].nbytes if operator in SHRUNK else 0
@@ -267,6 +277,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.trace.events.append(~self._birth(scratch, "workspace", self._owner(), operator))
         if self.observer is not None:
             self.observer(func, args, kwargs, result)
+        return result
+
+    def _on_rows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator on sparse tensors; what it makes is seen like other tensors."""
+        if sparse_rows.NOTE not in self.notes:
+            self.notes.append(sparse_rows.NOTE)
+        with self:
+            result = sparse_rows.call(func, args, kwargs)
+        self.outcome = None
+        rows = next((one for one in args[:2] if isinstance(one, SparseRows)), None)
+        if self.observer is not None and rows is not None and not isinstance(args[0], SparseRows):
+            self.observer(func, (rows.numbers, rows.numbers, rows.places), {}, rows.numbers)  # not the whole table
         return result
 
     def _adds_up(self, args: tuple[Any, ...], caller: FrameType | None) -> bool:
@@ -281,10 +303,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, tensor: Tensor, operator: str, least: int = 0) -> None:
         if tensor.device.type != self.device_type or tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
             return
+        if tensor.layout == torch.sparse_coo:  # a real one, on a CPU
+            self._note(tensor._indices(), operator)
+            self._note(tensor._values(), operator)
+            return
         if tensor.layout != torch.strided:
-            raise NotImplementedError(
-                f"sparse tensors are not followed ({operator}; nn.Embedding(sparse=True) and such)"
-            )
+            raise NotImplementedError(f"tensors of this layout are not followed ({operator}, {tensor.layout})")
         if self._live.number_of(tensor) is not None:
             return
         in_backward = self.moment == "backward"
@@ -332,12 +356,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return ""
 
     def _enter_module(self, module: nn.Module, inputs: Any) -> None:
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and makes_gradients(module):
-            # Its gradient comes in backward, where nothing tells whose line it is.
-            raise NotImplementedError(
-                "sparse tensors are not followed, and sparse=True makes such a gradient; plan with sparse=False, whose "
-                "gradient is of the whole table"
-            )
         outer = self._stack[-1][1] if self._stack else ""
         name = self.module_names.get(id(module)) or outer or type(module).__name__
         self._stack.append((module, name))
@@ -349,11 +367,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._entries.append((torch._C._autograd._get_sequence_nr(), self._stack[-1][1] if self._stack else ""))
         if not self._stack and self.moment == "backward":
             self._decide()  # a recomputed block is done: its live results are its activations
-
-
-def makes_gradients(module: nn.Module) -> bool:
-    """Return whether a forward of a module's own weights leads to gradients of them."""
-    return torch.is_grad_enabled() and any(weight.requires_grad for weight in module.parameters(recurse=False))
 
 
 def live_peak(trace: Trace, first: int = 0) -> int:

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from mpt.config.load import load_config
 from mpt.planner.client.session import PlanError, Session
 from mpt.planner.recipes.recipe import fits_surely
 from tests.planner.configs import UNET, VIT, make
@@ -81,7 +82,6 @@ def test_planning_twice_gives_the_same_plan(session: Session) -> None:
         ("LooksInHook", "looks at a tensor's value"),
         ("Prints", "looks at a tensor's value"),
         ("StaysOnCpu", "tensors of the CPU and of the GPU meet"),
-        ("SparseEmbedding", "sparse tensors are not followed"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line_with_its_place(session: Session, model: str, words: str) -> None:
@@ -91,9 +91,20 @@ def test_what_cannot_be_planned_is_refused_in_one_line_with_its_place(session: S
     assert words in message
     assert message.startswith("cannot plan: ")
     assert "models.py:" in message
-    if model == "SparseEmbedding":
-        assert "plan with sparse=False, whose gradient is of the whole table, at net.table (" in message
     assert "\n" not in message
+
+
+def test_a_sparse_gradient_is_planned_for_an_optimizer_that_takes_it(session: Session) -> None:
+    sparse = make("tests.planner.models:SparseEmbedding")
+    chosen = [
+        load_config({**sparse.to_data(), "optimizer": {"name": "sgd", "momentum": momentum}}, allow=["tests"])
+        for momentum in (0.0, 0.9)
+    ]
+    found, *refused = session.plan([*chosen, sparse])
+    assert found.get().by_category["gradients"] == 8 * 256 * 10 * 4  # a row for each token; the table has 256
+    assert "sparse gradients were taken as if all tokens of a batch differed" in found.get().notes
+    assert "momentum, grows with every step; use momentum=0" in refused[0].error
+    assert "Adam does not support sparse gradients" in refused[1].error
 
 
 def test_constants_outside_the_modules_and_builders_that_need_values_are_planned(session: Session) -> None:

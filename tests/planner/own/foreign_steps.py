@@ -99,6 +99,28 @@ def four_parts():
     return model, torch.optim.SGD(model.parameters(), 0.1), torch.randn(4, 16), step
 
 
+def looked_up(kind="sparse_adam", rows=5000, is_sparse=True, padding=None, passes=1, in_bags=False, momentum=0.0):
+    """A table of which each step looks up 512 rows, all of them different."""
+    table = (nn.EmbeddingBag if in_bags else nn.Embedding)(rows, 64, sparse=is_sparse, padding_idx=padding)
+    head = nn.Linear(64, 8)
+    both = [*table.parameters(), *head.parameters()]
+    if kind == "sparse_adam":
+        optimizers = [torch.optim.SparseAdam(table.parameters()), torch.optim.Adam(head.parameters())]
+    else:
+        optimizers = [torch.optim.SGD(both, momentum=momentum) if kind == "sgd" else torch.optim.Adagrad(both)]
+
+    def step():
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for number in range(passes):
+            tokens = torch.arange(512).view(8, 64) + 1 + 512 * number
+            head(table(tokens)).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return step
+
+
 def masked():
     """A loss over the elements that a mask chooses."""
     model = nn.Linear(16, 16).cuda()

@@ -20,20 +20,47 @@ import json, sys
 from mpt.planner.own.factory import Source
 from mpt.planner.own.trace import trace_on_cpu
 from mpt.planner.trace.trace import live_peak
-print(json.dumps([live_peak(trace_on_cpu(Source(*sys.argv[1:]), {}, is_fake)) for is_fake in (False, True)]))
+for name, options in json.loads(sys.argv[2]):
+    source = Source(sys.argv[1], name)
+    print(json.dumps([live_peak(trace_on_cpu(source, options, is_fake)) for is_fake in (False, True)]))
 """
 
 
-@pytest.mark.parametrize(
-    "name", ["decoder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pair", "four_parts"))]
-)
-def test_live_bytes_on_a_cpu_are_those_of_the_same_step_on_real_tensors(name: str) -> None:
+def live_bytes(*steps: tuple[str, dict[str, Any]]) -> list[list[int]]:
+    """Return the peaks of steps on a CPU, measured and planned, by one process."""
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PLAN, str(STEPS), name], capture_output=True, text=True, check=False, timeout=120
-    )
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_PLAN, str(STEPS), json.dumps(steps)],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    measured, planned = json.loads(done.stdout.splitlines()[-1])
-    assert measured == planned > 0
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+def sparse(**options: Any) -> tuple[str, dict[str, Any]]:
+    return "looked_up", options
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [
+            ("decoder", {}),
+            sparse(),
+            sparse(kind="sgd"),
+            sparse(kind="adagrad", padding=0),
+            sparse(passes=2),
+            sparse(in_bags=True),
+        ],
+        pytest.param([("pair", {}), ("four_parts", {})], marks=pytest.mark.slow),
+    ],
+)
+def test_live_bytes_on_a_cpu_are_those_of_the_same_step_on_real_tensors(
+    steps: list[tuple[str, dict[str, Any]]],
+) -> None:
+    found = live_bytes(*steps)
+    assert len(found) == len(steps)
+    for measured, planned in found:
+        assert measured == planned > 0
 
 
 @pytest.fixture(scope="module")
