@@ -5,8 +5,8 @@
     python scripts/language.py --only what beside --places README.md
 
 Markdown is counted without its code blocks; of Python files docstrings, comments and messages are. The patterns and
-what to write instead are in CONTRIBUTING.md ("Language"). `what`, `where` and `then` are good English in questions and
-of places and order, so a count of zero is not the aim: a place is to be read before it is changed.
+what to write instead are in CONTRIBUTING.md ("Documentation and language"). `what`, `where` and `then` are good English
+in questions and of places and order, so a count of zero is not the aim: a place is to be read before it is changed.
 """
 
 from __future__ import annotations

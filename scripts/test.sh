@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs mpt with its development tools into .venv-test and runs the checks: ruff, mypy --strict, pytest.
+# Installs mpt with its development tools into .venv-test and runs the checks: ruff, mypy --strict, the
+# site of the documentation (a warning is an error), pytest.
 # Further arguments go to pytest: `bash scripts/test.sh -m slow`. `bash scripts/test.sh --cov` counts covered lines too,
 # which takes about twice the processor's time (docs/decisions/removed.md): before a release, not on every push.
 # Without a GPU a fresh .venv-test gets the torch of scripts/torch_without_gpu.txt, elsewhere the newest that
@@ -13,10 +14,14 @@ constraint=()
 if [ "${MPT_TEST_TORCH:-}" != newest ] && ! nvidia-smi -L >/dev/null 2>&1 && ! python -m pip show --quiet torch 2>/dev/null; then
     constraint=(--constraint scripts/torch_without_gpu.txt)
 fi
-python -m pip install --quiet -e '.[dev]' "${constraint[@]}"
+python -m pip install --quiet -e '.[dev,docs]' "${constraint[@]}"
 ruff check .
 ruff format --check .
+# The site takes five seconds of the core that mypy leaves free.
+NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet --site-dir .venv-test/site &
+site=$!
 mypy
+wait "$site"
 export OMP_NUM_THREADS=1  # two tiny networks with two threads each on two cores are many times slower than with one
 options=()
 if [ "${1:-}" = --cov ]; then

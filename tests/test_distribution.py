@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,9 +11,12 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy
 import pytest
+from PIL import Image
 
 from mpt.config.shipped import find_shipped
+from tests.test_documents import commands_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,13 +48,14 @@ def test_another_package_called_mpt_is_named_in_one_line(is_there: bool, tmp_pat
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_what_is_built_runs_from_an_empty_folder(kind: str, tmp_path: Path) -> None:
+def install(kind: str, tmp_path: Path) -> Path:
+    """Build a wheel or an sdist, install it, remove the source, and return the folder with the packages."""
     if find_spec("setuptools") is None or find_spec("pip") is None:
         pytest.skip("needs setuptools and pip to build")
     source = tmp_path / "source"
-    ignored = shutil.ignore_patterns(".git", "__pycache__", "*.egg-info", "build", ".*_cache", "tests", "runs")
+    ignored = shutil.ignore_patterns(
+        ".git", "__pycache__", "*.egg-info", "build", ".*_cache", "tests", "runs", ".venv*"
+    )
     shutil.copytree(ROOT, source, ignore=ignored)
     built = tmp_path / "built"
     if kind == "sdist":
@@ -63,6 +68,13 @@ def test_what_is_built_runs_from_an_empty_folder(kind: str, tmp_path: Path) -> N
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
     subprocess.run([*pip, "--target", str(tmp_path / "site"), what], cwd=tmp_path, check=True, capture_output=True)
     shutil.rmtree(source)
+    return tmp_path / "site"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_what_is_built_runs_from_an_empty_folder(kind: str, tmp_path: Path) -> None:
+    install(kind, tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
@@ -85,6 +97,50 @@ def test_what_is_built_runs_from_an_empty_folder(kind: str, tmp_path: Path) -> N
     mpt("init", "--from", "saehd_512", "mine.yaml")
     assert (empty / "mine.yaml").read_text("utf-8") == find_shipped("@saehd_512").read_text("utf-8")
     assert "saehd" in mpt("validate", "mine.yaml")
+
+
+SHORT = {"train": ["train.steps=2", "train.epochs=null"], "compare": ["train.steps=2", "train.epochs=null"]}
+PLACEHOLDER = re.compile(r"\b(?:CONFIG|RUN|DIR|FILE|FOLDER|NAME|MODE|PATCH)\b|\.\.\.")
+
+
+def may_run(words: list[str]) -> bool:
+    """Does a documented command name no placeholder, nor data or a card of the reader's own?"""
+    return not any(PLACEHOLDER.search(word) for word in words) and "device" not in words
+
+
+def write_pictures(folder: Path) -> None:
+    """Write the folder of pictures that pages speak of, two classes of twelve."""
+    random = numpy.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for number in range(12):
+            Image.fromarray(random.integers(0, 256, (40, 40, 3), "uint8")).save(folder / name / f"{number}.jpg")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_commands_of_readme_and_tutorials_run_from_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
+    """Trainings are shortened to two steps; all other commands are run as the pages have them."""
+    environment = {**os.environ, "PYTHONPATH": str(install("wheel", tmp_path)), "OMP_NUM_THREADS": "1"}
+    pages = [
+        ROOT / "README.md",
+        *(ROOT / "docs" / "tutorials" / f"{name}.md" for name in ("first_run", "own_pictures")),
+    ]
+    pages += [ROOT / "docs" / "tutorials" / f"{name}.md" for name in ("face_swap", "detector", "video")]
+    ran, failed = 0, []
+    for page in pages:
+        text, empty = page.read_text("utf-8"), tmp_path / f"empty-{page.stem}"
+        write_pictures(empty / "pictures")
+        for name, block in re.findall(r"^```yaml\n# (\S+)\n(.*?)^```", text, re.M | re.S):
+            (empty / name).write_text(block, "utf-8")
+        for words in filter(may_run, commands_of(text)):
+            command = [sys.executable, "-P", "-m", *words, *SHORT.get(words[1], [])]
+            done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True)
+            ran += 1
+            if done.returncode not in (0, 7, 8):  # does not fit; outside the margin
+                failed.append(f"{page.name}: {' '.join(words)}: {done.returncode}: {done.stderr[-400:]}")
+    assert failed == []
+    assert ran > 20
 
 
 @pytest.mark.slow
