@@ -42,6 +42,7 @@ from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.kept_modes import backward_of, has_none
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.own.factory import Made, Source, batch_size_of, call_factory, find_factory
+from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.trace import call, name_modules, noting_what_is_made
 from mpt.precision.stable.stable_forms import StableForms
 from mpt.precision.stable.stable_logs import Rewrite
@@ -184,6 +185,7 @@ def take(
     seen, on_cpu = Seen(), subject.device.type == "cpu"
     with ExitStack() as stack:
         if on_cpu:
+            stack.enter_context(libraries_as_ever())
             stack.enter_context(cuda_stands_in(subject.gpu, subject.device))
         skipped: list[Callable[[Optimizer], None]] = []
         scale, scope = stack.enter_context(arithmetic(how, seen, subject.device, lambda one: skipped[0](one)))

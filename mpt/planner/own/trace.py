@@ -34,6 +34,7 @@ from mpt.planner.own.changes import (
     takes_low_bits,
 )
 from mpt.planner.own.factory import Made, Source, call_factory, find_factory
+from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.trace import Recorder, Trace
@@ -85,7 +86,13 @@ def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) ->
     factory = find_factory(source)
     recording = on_fake_gpu(recorder, find_gpu(DEFAULT)) if is_fake else recorder.recording()
     values = without_values() if is_fake else nullcontext()
-    with torch.autograd.set_multithreading_enabled(False), recording, values, noting_what_is_made() as created:
+    with (
+        libraries_as_ever(),
+        torch.autograd.set_multithreading_enabled(False),
+        recording,
+        values,
+        noting_what_is_made() as created,
+    ):
         made = call(lambda: call_factory(source, factory, arguments))
         perform(made, created, recorder, Changes(), lambda step: None)
     return recorder.trace
@@ -108,6 +115,7 @@ def _trace_on_gpu(
     recorder = Recorder(device.type, unseen, observe)
     factory = find_factory(source)
     with (
+        libraries_as_ever(),
         on_fake_gpu(recorder, gpu),
         cuda_stands_in(gpu) as stand_in,
         without_values() as values,

@@ -12,6 +12,7 @@ import pytest
 
 import mpt
 from mpt.errors import ConfigError, MptError
+from mpt.planner.client.session import Session
 from tests.planner.own import foreign_steps
 
 STEPS = Path(foreign_steps.__file__)
@@ -123,6 +124,35 @@ def test_packed_sequences_are_planned_as_long_as_the_longest() -> None:
     result, given = 8 * 64 * 32 * 4, 8 * 64 * 16 * 4
     held = [plan.by_category["activations"] for plan in (packed, padded)]
     assert 0 <= held[0] - held[1] <= 2 * (result + given)  # packing and unpacking copy
+
+
+LIBRARY = """
+import torch
+
+assert not torch.cuda.is_available(), "a card is there"
+WIDTHS = [int(width) for width in torch.tensor([8, 4] + 100 * [0]).numpy()[:2]]
+"""
+IMPORTS_LATE = """
+import torch
+
+def build():
+    import a_library
+    model = torch.nn.Linear(*a_library.WIDTHS).cuda()
+    assert torch.cuda.is_available()
+    return lambda: model(torch.randn(2, 8, device="cuda")).sum().backward()
+"""
+
+
+def test_a_library_that_the_factory_imports_sees_no_card_and_makes_real_tensors(
+    session: Session, tmp_path: Path
+) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "a_library.py").write_text(LIBRARY)
+    (tmp_path / "training.py").write_text(IMPORTS_LATE)
+    source = {"where": str(tmp_path / "training.py"), "function": "build", "folder": str(installed)}
+    found = session.plan_own(source, {}).get()
+    assert found.plan.by_category["parameters"] == 2 * 512  # both are less than a block
 
 
 @pytest.mark.parametrize("as_lists", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -1,0 +1,52 @@
+"""Libraries that a factory imports while it runs, imported as at any other time.
+
+`import diffusers` inside a function is executed in the middle of a plan, whose modes make each tensor fake and whose
+`torch.cuda` says that there is a card. What a library makes and looks at while it is imported is no part of the step,
+and with a card it asks for functions of torch that a build without CUDA does not have (bitsandbytes, which diffusers
+imports). So both are as they are without a plan, and as for imports at the top of a script. A script's own modules stay
+in the plan, since they may build networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+INSTALLED = ("site-packages", "dist-packages")
+ASKED = ("is_available", "device_count")
+"""Functions of `torch.cuda` by which libraries decide on import."""
+
+
+def is_torch(name: str) -> bool:
+    """Return whether a module is torch's own, which taking modes away imports too."""
+    return name == "torch" or name.startswith("torch.")
+
+
+@contextmanager
+def libraries_as_ever() -> Iterator[None]:
+    """Execute installed modules that are imported inside the block without modes, and with torch's own answers.
+
+    To be entered before `torch.cuda` is stood in for.
+    """
+    execute = SourceFileLoader.exec_module
+    answers = {name: getattr(torch.cuda, name) for name in ASKED}
+
+    def exec_module(self: SourceFileLoader, module: ModuleType) -> None:
+        if is_torch(module.__name__) or not any(folder in str(self.path) for folder in INSTALLED):
+            execute(self, module)
+            return
+        with (
+            mock.patch.multiple(torch.cuda, **answers),
+            _disable_current_modes(),
+            torch._C.DisableTorchFunction(),
+        ):
+            execute(self, module)
+
+    with mock.patch.object(SourceFileLoader, "exec_module", exec_module):
+        yield
