@@ -201,10 +201,10 @@ def perform(training: Training, phases: list[Phase], batch: Batch) -> dict[str, 
     """Return the updates of some phases, or None when the run was rolled back."""
     progress = training.progress
     updates: dict[str, Update] = {}
-    is_finite = True
+    is_finite, is_logged = True, training.is_logged
     for phase in phases:
         weights_before = training.standstill.before(phase, progress.step)
-        done = updates[phase.name] = training.ladder.update(phase, batch, is_logged=training.is_logged)
+        done = updates[phase.name] = training.ladder.update(phase, batch, is_logged=is_logged)
         if weights_before is not None:
             training.standstill.after(phase, progress.step, weights_before, done)
         if not done.finite:

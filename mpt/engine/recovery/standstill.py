@@ -1,7 +1,8 @@
 """Whether updates move weights at all: a mode, a trick and an optimizer that do not go together may leave them all.
 
-Looked at in each phase's first update and in those before a line of the log. Weights are compared by the sums of their
-bits, which take no memory worth planning; the answer stays on the device until the line is written.
+Looked at in each phase's first update and then once in `SPACING` steps, or from one line of the log to the next if that
+is longer. Weights are compared by the sums of their bits, which take no memory worth planning; the answer stays on the
+device until a line is written.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from mpt.engine.state.progress import due
 from mpt.engine.step.step import Update
 from mpt.parallel.local import local
 from mpt.seams import Phase, Run
+
+SPACING = 100
+"""Steps between two looks."""
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of a number -> the dtype in which its bits add up, modulo that dtype's range."""
 
 Sums = list[Tensor]
-"""A tensor for each device that has weights: the sum of the bits of each of them."""
+"""A tensor for each device and size of number that weights have: the sum of the bits of each of them."""
 
 
 class Standstill:
     """Notes updates that were not skipped and moved no weight; each phase is named once."""
 
     def __init__(self, run: Run, log_every: int) -> None:
-        self.run, self.log_every = run, log_every
-        self.seen: set[str] = set()
-        """Phases that have had an update that was looked at."""
+        self.run, self.spacing = run, max(SPACING, log_every)
+        self.next: dict[str, int] = {}
+        """The step from which on a phase's update is to be looked at again."""
         self.named: set[str] = set()
         """Phases that were warned of."""
         self.pending: list[tuple[str, int, list[Tensor]]] = []
@@ -37,7 +40,7 @@ class Standstill:
 
     def before(self, phase: Phase, step: int) -> Sums | None:
         """Return the weights' sums if this update is one to look at."""
-        if phase.name in self.seen and not due(step + 1, self.log_every):
+        if step < self.next.get(phase.name, 0):
             return None
         if not any(group["lr"] for group in phase.optimizer.param_groups):
             return None  # at a rate of 0 nothing is to move
@@ -47,7 +50,7 @@ class Standstill:
         """Compare, on the device, the weights after an update that was not skipped."""
         if done.stats.skipped or not done.finite:
             return
-        self.seen.add(phase.name)
+        self.next[phase.name] = step + self.spacing
         moved = [(one != other).any() for one, other in zip(before, sums_of(self.run, phase), strict=True)]
         self.pending.append((phase.name, step, moved))
 
@@ -81,12 +84,12 @@ class Standstill:
 
 @torch.no_grad()
 def sums_of(run: Run, phase: Phase) -> Sums:
-    """Return the sums of the bits of a phase's weights and their masters, by device."""
-    of_devices: dict[torch.device, Sums] = defaultdict(list)
+    """Return the sums of the bits of a phase's weights and their masters, by device and size of a number."""
+    alike: dict[tuple[torch.device, torch.dtype], Sums] = defaultdict(list)
     for weight in run.weights[phase.name]:
-        bits = local(weight.detach())
+        bits = local(weight)
         if bits.is_complex():
             bits = torch.view_as_real(bits)
         integer = INTEGERS[bits.element_size()]
-        of_devices[bits.device].append(bits.view(integer).sum(dtype=integer).long())
-    return [torch.stack(sums) for sums in of_devices.values()]
+        alike[bits.device, integer].append(bits.view(integer).sum(dtype=integer))
+    return [torch.stack(sums) for sums in alike.values()]

@@ -84,7 +84,8 @@ def follow_step(run: Run, step: int) -> None:
     run.task.after_step(step, step * run.config.train.batch_size)
     if several:
         agree_on_notes(run)
-    follow_averages(run, step)
+    if run.averages:
+        follow_averages(run, step)
 
 
 def agree_on_notes(run: Run) -> None:
@@ -96,8 +97,7 @@ def agree_on_notes(run: Run) -> None:
 def follow_averages(run: Run, step: int) -> None:
     """Move the averages a step towards the networks."""
     settings = run.config.train.ema
-    if settings is None:
-        return
+    assert settings is not None
     decay = decay_at(settings, step, run.config.train.batch_size)
     for name, twin in run.averages.items():
         follow(twin, run.task.modules[name], decay, settings.buffers == "average")

@@ -54,6 +54,15 @@ def test_a_bad_sample_is_named(change: Any, said: str, workers: int) -> None:
     assert len([next(later) for _ in range(2)]) == 2, "looked at in the first epoch alone"
 
 
+def test_large_values_and_ignored_labels_are_no_fault() -> None:
+    def change(batch: dict[str, Any]) -> None:
+        batch["image"] = torch.full_like(batch["image"], 60000.0, dtype=torch.float16)  # their sum is infinite
+        batch["label"][3] = IGNORED
+
+    batches = Loader(Small(change), 8, seed=0).batches()
+    assert sum(int((next(batches)["label"] == IGNORED).sum()) for _ in range(2)) == 1
+
+
 def test_samples_whose_label_is_ignored_are_left_out_of_an_evaluation() -> None:
     run = parts.classifier()
     some, fewer = Small(put("label", slice(0, 6), IGNORED)), Small()

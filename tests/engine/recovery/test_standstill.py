@@ -18,6 +18,7 @@ from tests.engine.parts import classifier
 
 def look(run: Any, steps: int = 1) -> list[str]:
     watch = Standstill(run, log_every=1)
+    watch.spacing = 1
     for step in range(steps):
         for phase in run.phases:
             before = watch.before(phase, step)
@@ -70,9 +71,12 @@ def test_a_step_that_is_skipped_and_a_rate_of_zero_are_not_looked_at() -> None:
     assert watch.before(phase, 1) is None
 
 
-def test_the_first_updates_and_those_before_a_line_are_looked_at() -> None:
+def test_the_first_updates_are_looked_at_and_then_some_a_hundred_steps_or_a_line_apart() -> None:
+    assert Standstill(classifier(), log_every=10).spacing == 100
+    assert Standstill(classifier(), log_every=500).spacing == 500
     run = parts.gan()
     watch, looked = Standstill(run, log_every=4), []
+    watch.spacing = 4
     for step in range(9):
         for phase in run.phases:
             before = watch.before(phase, step)
@@ -80,7 +84,7 @@ def test_the_first_updates_and_those_before_a_line_are_looked_at() -> None:
                 looked.append((phase.name, step))
                 watch.after(phase, step, before, update(run, phase, parts.batch(step)))
     names = [phase.name for phase in run.phases]
-    assert looked == [(name, step) for step in (0, 3, 7) for name in names]
+    assert looked == [(name, step) for step in (0, 4, 8) for name in names]
 
 
 def test_a_run_says_so_once_and_records_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
