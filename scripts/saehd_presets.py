@@ -22,7 +22,6 @@ import yaml
 
 import mpt
 from mpt.config.load import load_config
-from mpt.config.patch_origin import describe_origin
 from mpt.config.shipped import find_shipped
 from mpt.config.sizes import describe_bytes
 from mpt.config.yaml_text import write_text
@@ -31,6 +30,7 @@ from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.facts.verdict import fits_surely
+from mpt.planner.recipes.patch_origin import describe_origin
 from mpt.report.units import show_seconds
 
 ROOT = Path(__file__).resolve().parent.parent

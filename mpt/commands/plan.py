@@ -42,12 +42,12 @@ from mpt.commands.planning.plan_tables import (
     print_search,
     worth_showing,
 )
-from mpt.config.patch_origin import describe_origin, find_other_cards
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MayFitError, MemoryBudgetError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.facts.verdict import judge
+from mpt.planner.recipes.patch_origin import describe_origin, find_other_cards
 from mpt.planner.recipes.planned import Planned, find_placement, make_plan
 from mpt.planner.recipes.recipe import (
     EXPLANATIONS,

@@ -19,12 +19,12 @@ from mpt.commands.cli.command_line import WAYS, spell
 from mpt.commands.cli.completion import complete_config, complete_run
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
-from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
 from mpt.config.yaml_text import printable
 from mpt.engine.building.torch_settings import prepare_rank, prepare_torch
 from mpt.errors import ConfigError
 from mpt.parallel.place import read_place
+from mpt.planner.recipes.patch_origin import find_strange_patches
 from mpt.run.boards.console import Style
 from mpt.run.records.layout import find_run, list_runs
 from mpt.run.records.used_parts import missing_parts_explained

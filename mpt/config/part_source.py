@@ -34,7 +34,7 @@ ALLOWED_IMPORTS = (
     "typer",
     "typing",
 )
-LITERALS = (  # the second line: see mpt.config.relief, the third: mpt.config.lighter_modes
+LITERALS = (  # the second line: see mpt.config.relief, the third: mpt.planner.recipes.lighter_modes
     *("NAMES", "TASK", "CONFLICTS", "SHARDED", "EMA", "MOVED", "DATASET", "PATHS", "INFER_OPTIONS", "ABOUT"),
     *("RELIEVES", "PROPOSALS", "DIALS", "LADDER", "RANK", "IN_PARTS", "LOSSY", "POINTLESS_ON", "ENVIRONMENT"),
     *("HOLDS_FLOAT32", "NEEDS_BFLOAT16", "SCALED"),

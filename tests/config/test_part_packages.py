@@ -12,12 +12,12 @@ import pytest
 
 from mpt.cli import main
 from mpt.config import part_packages
-from mpt.config.lighter_modes import is_lossy, is_scaled
 from mpt.config.load import load_config
 from mpt.config.part_packages import PartPackage, outside_packages, use_parts
 from mpt.config.registry import INSTALLED, Registry
 from mpt.errors import ConfigError, PartError
 from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.recipes.lighter_modes import is_lossy, is_scaled
 from mpt.planner.recipes.patches import precision_patches
 
 MODEL = '''"""A model of one layer."""

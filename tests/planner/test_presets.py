@@ -15,11 +15,11 @@ from mpt.commands.planning import plan_presets
 from mpt.commands.planning.plan_presets import Command as PlanPresetsArguments
 from mpt.config import shipped
 from mpt.config.load import load_config
-from mpt.config.patch_origin import find_strange_patches
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.client.session import Session
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.recipes import presets
+from mpt.planner.recipes.patch_origin import find_strange_patches
 from mpt.planner.recipes.recipe import describe_patch
 from mpt.planner.recipes.search import search
 from tests.planner.test_command import Shared, arguments

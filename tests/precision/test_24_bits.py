@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import mpt.precision.shared.weight_pieces as weight_pieces
-from mpt.config.lighter_modes import find_mode, read_lighter
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
 from mpt.errors import ConfigError
+from mpt.planner.recipes.lighter_modes import find_mode, read_lighter
 from mpt.precision.shared.rounding import code_remainder, coded_remainder, spacing, with_remainder
 from mpt.run.checkpoints.state import pack, unpack
 from mpt.seams import Loss, Phase

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.config.patch_origin import MARK
 from mpt.engine.loop.assembly import build_explained, supply
 from mpt.engine.loop.told_plan import ToldPlan
+from mpt.planner.recipes.patch_origin import MARK
 from mpt.workflows.start_summary import count, summarize
 from mpt.workflows.train import strange_cards
 

@@ -19,11 +19,11 @@ from rich.console import Console
 from mpt.commands.cli.arguments import AllowLossy, PlannedConfig
 from mpt.commands.cli.console import columns, open_console
 from mpt.commands.planning.plan_config import common_words, load_planned, progress, write_patch
-from mpt.config.patch_origin import describe_origin
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.facts.gpus import Gpu, find_gpu
+from mpt.planner.recipes.patch_origin import describe_origin
 from mpt.planner.recipes.presets import REFERENCE, SIZES, Preset, find_presets, preset_as_data
 from mpt.planner.recipes.recipe import describe_cost, describe_patch
 from mpt.report.units import show_seconds

@@ -5,7 +5,7 @@ Names are matched as they are, and without the prefixes of training's wrappers: 
 names share ("module.", "model.", "_orig_mod."), "modules." of mpt's own checkpoints, "net." of its exports, "_ema".
 Names without a dot alongside names that all begin alike are counters of an average (torch's `AveragedModel`).
 If a file is of another size of head, the head stays as it was made; position embeddings of another image size are
-interpolated (`mpt.engine.building.position_grids`). A file that fits less than half is refused. A model
+interpolated (`mpt.nn.shared.position_grids`). A file that fits less than half is refused. A model
 file may have a `translate_weights` for files of related models (a detector's backbone for both of two cameras).
 """
 
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from mpt.config.messages import few
-from mpt.engine.building.position_grids import resample
 from mpt.engine.state.moving_averages import SUFFIX
 from mpt.errors import CheckpointError
 from mpt.memory.low_bit.packed_linear import PREFIX
+from mpt.nn.shared.position_grids import resample
 from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.manifest import TENSORS
 from mpt.run.checkpoints.shards import SHARD

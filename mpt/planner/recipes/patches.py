@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpt.config.layers import write_override
-from mpt.config.lighter_modes import holds_float32, lighter_modes
 from mpt.config.load import change_precision, load_config
 from mpt.config.relief import Relief, reliefs, splitter
 from mpt.config.schema import Config
 from mpt.planner.facts.gpus import Gpu
+from mpt.planner.recipes.lighter_modes import holds_float32, lighter_modes
 from mpt.planner.recipes.recipe import Patch
 
 

@@ -29,7 +29,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpt.config.lighter_modes import is_scaled, lighter_modes
 from mpt.config.relief import reliefs, splitter
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, MemoryBudgetError
@@ -37,6 +36,7 @@ from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Answer, Session
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.recipes.dials import Turn
+from mpt.planner.recipes.lighter_modes import is_scaled, lighter_modes
 from mpt.planner.recipes.patches import (
     Combinations,
     combinations,

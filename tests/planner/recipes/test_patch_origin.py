@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpt.config.load import load_config
-from mpt.config.patch_origin import MARK, describe_origin, find_other_cards, find_strange_patches
+from mpt.planner.recipes.patch_origin import MARK, describe_origin, find_other_cards, find_strange_patches
 
 pytestmark = pytest.mark.tier("fast")
 
