@@ -32,16 +32,7 @@ from mpt.commands.cli.arguments import (
 from mpt.commands.cli.command_line import spell
 from mpt.commands.cli.console import open_console
 from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, progress, sharded, write_patch
-from mpt.commands.planning.plan_tables import (
-    as_data,
-    describe_band,
-    describe_largest,
-    describe_too_large,
-    headline,
-    print_plan,
-    print_search,
-    worth_showing,
-)
+from mpt.commands.planning.plan_tables import print_plan, print_search
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MayFitError, MemoryBudgetError
@@ -49,13 +40,16 @@ from mpt.planner.answers.plan import Plan
 from mpt.planner.facts.verdict import judge
 from mpt.planner.recipes.patch_origin import describe_origin, find_other_cards
 from mpt.planner.recipes.planned import Planned, find_placement, make_plan
+from mpt.planner.recipes.printed import as_data
 from mpt.planner.recipes.recipe import (
     EXPLANATIONS,
     Recipe,
     describe_cost,
     describe_patch,
     without_conflicts,
+    worth_showing,
 )
+from mpt.planner.recipes.words import describe_band, describe_largest, describe_too_large, headline, nothing_fits
 from mpt.planner.trace.timeline import write_timeline
 from mpt.report.units import show_seconds
 
@@ -186,18 +180,6 @@ def pass_gate(plan: Plan) -> None:
         raise MemoryBudgetError(f"does not fit in {budget}")
     if found.kind == "may fit":
         raise MayFitError(f"may fit in {budget}: {found.likely}{', by emptying the cache' * plan.tight}")
-
-
-def nothing_fits(recipes: list[Recipe], budget: int, tried_lossy: bool) -> str:
-    """Return the message of exit 7."""
-    if not recipes:
-        return f"nothing fits {describe_bytes(budget)}: no recipe could be planned"
-    smallest = min(recipes, key=lambda recipe: recipe.total)
-    return (
-        f"nothing fits {describe_bytes(budget)}: the smallest of {len(recipes)} recipes found needs "
-        f"{describe_bytes(smallest.total)} ({describe_patch(smallest.patch)}); use a smaller train.batch_size or image"
-        f"{'' if tried_lossy else ', or --allow-lossy, which also tries what changes the learnt result'}"
-    )
 
 
 def write_results(path: Path, arguments: Command, planned: Planned) -> list[str]:

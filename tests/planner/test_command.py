@@ -17,7 +17,6 @@ from mpt.commands import plan
 from mpt.commands.plan import Command as PlanArguments
 from mpt.commands.planning import plan_calibrate
 from mpt.commands.planning.plan_calibrate import Command as PlanCalibrateArguments
-from mpt.commands.planning.plan_tables import describe_counts, headline
 from mpt.config.load import load_config
 from mpt.config.shipped import shipped_configs
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
@@ -29,6 +28,7 @@ from mpt.planner.recipes.patches import Combinations
 from mpt.planner.recipes.printed import plan_schema
 from mpt.planner.recipes.recipe import Recipe
 from mpt.planner.recipes.search import Search
+from mpt.planner.recipes.words import describe_counts, headline
 from tests.config.test_json_schema import accepts
 from tests.planner.made_plans import make_plan
 

@@ -26,8 +26,8 @@ from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import load_calibration
 from mpt.planner.facts.capacity import Capacity, find_capacity
 from mpt.planner.facts.gpus import Gpu
-from mpt.planner.facts.verdict import judge
 from mpt.planner.recipes.planned import choose_gpu
+from mpt.planner.recipes.words import inference_headline
 from mpt.report.units import show_seconds
 
 
@@ -87,29 +87,6 @@ def parse_frame(text: str | None) -> tuple[int, int] | None:
     if found is None:
         raise ConfigError(f"--frame: found {text!r}; write width and height, 1920x1080")
     return int(found[2]), int(found[1])
-
-
-def inference_headline(config: Config, gpu: Gpu, plan: InferencePlan, frame: tuple[int, int] | None) -> str:
-    """Return the answer in one sentence."""
-    subject = f"{config.heading}, inference ({plan.mode})"
-    needed = describe_bytes(plan.with_room)
-    budget = "" if plan.budget_bytes is None else describe_bytes(plan.budget_bytes)
-    if frame is not None:
-        if plan.tile is None:
-            return f"{subject}, frames of {frame[1]} x {frame[0]}, on {gpu.name}: no tile fits in {budget}."
-        height, width = plan.tile
-        return (
-            f"{subject}, frames of {frame[1]} x {frame[0]}, on {gpu.name}: tiles of {width} x {height} fit in {budget}."
-        )
-    subject = f"{subject}, batch {plan.batch_size}, on {gpu.name}"
-    if plan.fits is None:
-        return f"{subject}: needs {needed}."
-    found = judge(plan)
-    assert found is not None
-    surely, at_all = plan.largest_batch or 0, plan.largest_at_all or 0
-    more = f", and up to {at_all} may" * (at_all > surely)
-    most = f"the largest batch that fits is {surely}{more}" if at_all else "not even 1 fits"
-    return f"{subject}: {found.kind} in {budget}, needs {needed}; {most}."
 
 
 def print_inference(

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from mpt.commands.cli.arguments import Allow, Card, Desktop, Json
 from mpt.commands.cli.console import columns, open_console
-from mpt.commands.planning.plan_tables import headline, print_plan
+from mpt.commands.planning.plan_tables import print_plan
 from mpt.config.sizes import describe_bytes
 from mpt.errors import MemoryBudgetError
 from mpt.planner.answers.own_plan import Way
 from mpt.planner.facts.verdict import judge
 from mpt.planner.recipes.own_step import OwnPlanned, plan_own_step, read_arguments
+from mpt.planner.recipes.words import headline
 from mpt.report.units import show_seconds
 
 

@@ -16,6 +16,7 @@ from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.verdict import judge
 from mpt.planner.recipes.recipe import Recipe, describe_cost
+from mpt.planner.recipes.search import Search
 
 Patch = dict[str, Any]
 
@@ -78,6 +79,20 @@ class PlanOutput:
         for plan in (data["plan"], *data["recipes"]):
             without_absent(plan)
         return data
+
+
+def as_data(gpu: Gpu, calibration: Calibration, plan: Plan, found: Search, written: list[str]) -> dict[str, Any]:
+    """Return everything as JSON can hold it, pictures' curves aside."""
+    output = PlanOutput(
+        gpu=gpu,
+        calibration=calibration,
+        plan=with_verdict(plan),
+        recipes=[describe_recipe(recipe) for recipe in found.recipes],
+        refused=[Refused(patch, reason) for patch, reason in found.refused],
+        hopeless=found.hopeless,
+        written=written,
+    )
+    return output.as_data()
 
 
 def with_verdict(plan: Plan) -> PrintedPlan:

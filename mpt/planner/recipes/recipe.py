@@ -17,6 +17,8 @@ from mpt.planner.recipes.lighter_modes import is_lossy
 Patch = dict[str, Any]
 TIE = 0.06
 """How far the time model was off when it ranked published runs of one model."""
+NEAR = 1.06
+"""Times and sizes that differ by less than this factor are shown once."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,24 @@ def is_preferred(one: Recipe, head: Recipe) -> bool:
     """Return whether a recipe is worth more time than another: it changes nothing, or at least not the learned
     result."""
     return (one.changes_nothing and not head.changes_nothing) or (head.is_lossy and not one.is_lossy)
+
+
+def worth_showing(ranked: list[Recipe]) -> list[Recipe]:
+    """Leave out recipes that come after a gentler one and save next to nothing, neither time nor memory."""
+    shown: list[Recipe] = []
+    for recipe in ranked:
+        if not any(is_better(one, recipe) for one in shown):
+            shown.append(recipe)
+    return shown
+
+
+def is_better(one: Recipe, other: Recipe) -> bool:
+    """Return whether a recipe is no harsher than another, and hardly slower or larger."""
+    return (
+        one.harshness <= other.harshness
+        and one.plan.step_seconds <= NEAR * other.plan.step_seconds
+        and one.total <= NEAR * other.total
+    )
 
 
 def without_conflicts(overrides: Iterable[str], patch: Mapping[str, Any]) -> list[str]:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mpt.commands.planning.plan_tables import describe_too_large
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_run
 from mpt.planner.client.session import Session
 from mpt.planner.recipes.beside import make_room, moments_that_do_not_fit
+from mpt.planner.recipes.words import describe_too_large
 from mpt.planner.step.moments import Moment, trace_moments
 from mpt.planner.trace.trace import Recorder
 from mpt.tasks.classify import Classify

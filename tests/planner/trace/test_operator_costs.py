@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpt.commands.planning.plan_tables import describe_band, describe_range
+from mpt.commands.planning.plan_tables import describe_range
 from mpt.planner.device.outcomes import Cost, Kernel
 from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.recipes.words import describe_band
 from mpt.planner.trace.operator_costs import cost_of, window_operations
 from mpt.planner.trace.time_model import BAND, UNCERTAIN_BAND, Work
 
