@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -98,7 +97,7 @@ def run(arguments: Command) -> None:
     )
     write_files(found, folder, data)
     if arguments.json:
-        print(json.dumps(as_json(found), indent=1, allow_nan=False))
+        print(json.dumps(found.to_record(), indent=1, allow_nan=False))
     else:
         show(found, folder)
 
@@ -144,30 +143,9 @@ def saved_figure(trained: Trained, arguments: Command, exported: bool) -> float 
 
 def write_files(found: Evaluated, folder: Path, data: Dataset) -> None:
     """Write the record, with further findings of the task, and the page."""
-    details = {**found.measured[-1].details, **as_json(found)}
+    details = {**found.measured[-1].details, **found.to_record()}
     write_details(folder / "evaluation.json", details, found.step, data)
     write_page(folder, found)
-
-
-def as_json(found: Evaluated) -> dict[str, Any]:
-    """Return the figures as plain data; values that are not finite become null."""
-
-    def finite(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
-
-    figures = {one.precision: {name: finite(value) for name, value in one.figures.items()} for one in found.measured}
-    return {
-        "evaluated": found.name,
-        "step": found.step,
-        "data": found.data,
-        "tested": found.samples,
-        "device": found.device,
-        "seconds": found.seconds,
-        "metric": found.metric,
-        "figures": figures,
-        "saved_figure": finite(found.saved),
-        "saved_on_other_samples": found.has_other_samples,
-    }
 
 
 def show(found: Evaluated, folder: Path) -> None:

@@ -20,15 +20,16 @@ from mpt.commands.cli.arguments import Allow, Best, Device, Newest, NewestRun, R
 from mpt.commands.cli.console import columns, open_console
 from mpt.commands.cli.infer_handover import hand_over, is_foreign
 from mpt.engine.state.evaluation import inferring
-from mpt.errors import ConfigError, DataError, InputOutputError
+from mpt.errors import ConfigError, InputOutputError
 from mpt.inference.exported import is_export
 from mpt.inference.inputs import (
     SAMPLES,
     Sample,
+    names_of,
     needs_inputs,
     read_inputs,
+    readable,
     sampler_of,
-    without_bad,
 )
 from mpt.inference.opening import in_dtype, open_with_inputs
 from mpt.inference.outputs import (
@@ -41,6 +42,7 @@ from mpt.inference.outputs import (
     write_single,
     write_walk,
 )
+from mpt.inference.results import samples_in
 from mpt.inference.slices import Work, choose_devices, infer_all
 from mpt.inference.trained import Trained
 from mpt.report.units import counted
@@ -145,7 +147,7 @@ def run(arguments: Command) -> None:
         prepared = replace(prepared, trained=in_dtype(prepared.trained, arguments.dtype))
         results = infer_all(prepared.trained, work_of(prepared, arguments), prepared.devices)
     seconds = time.perf_counter() - begun
-    made = sum(size_of(result) for result in results)
+    made = sum(samples_in(result) for result in results)
     write_all(prepared, arguments, results, made)
     if not arguments.half:
         rate = made / max(seconds, 1e-9)
@@ -234,32 +236,6 @@ def write_all(prepared: Prepared, arguments: Command, results: Sequence[Inferenc
         print(write_labelled(shown, results, output.beside("labels.png")))
     if prepared.bad:
         print(write_bad(prepared.bad, output.beside("skipped.csv")))
-
-
-def readable(trained: Trained, samples: list[Sample], skip: bool) -> tuple[list[Sample], dict[str, str]]:
-    """Return the samples, without those whose files are bad if that is wanted, and the omissions and why."""
-    bad: dict[str, str] = {}
-    if samples and (skip or trained.config.dataset.settings.model_dump().get("on_bad_image") == "skip"):
-        samples = list(without_bad(trained, samples, bad))
-        if not samples:
-            name, reason = next(iter(bad.items()))
-            raise DataError(f"--input: none of {len(bad)} files can be read; the first: {name}: {reason}")
-    return samples, bad
-
-
-def size_of(result: Inference) -> int:
-    """Return how many samples were made."""
-    one = result.outputs if result.outputs is not None else result.tiles
-    return len(result.rows) if one is None else len(one)
-
-
-def names_of(trained: Trained, samples: Sequence[Sample], made: int) -> list[str]:
-    """Return the samples' names for the table: their first file, or the test set's name of them."""
-    if samples:
-        return [str(next(iter(sample.values()))) for sample in samples]
-    if not needs_inputs(trained.run.task):
-        return [f"sample {index}" for index in range(made)]
-    return [trained.test_data.name_of(index).replace("sample", "test sample", 1) for index in range(made)]
 
 
 def walk_seeds(text: str | None) -> list[int]:

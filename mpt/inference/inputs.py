@@ -95,6 +95,26 @@ def read_inputs(
         yield to_device(batch, run.device, run.data), len(chosen)
 
 
+def readable(trained: Trained, samples: list[Sample], skip: bool) -> tuple[list[Sample], dict[str, str]]:
+    """Return the samples, without those whose files are bad if that is wanted, and the omissions and why."""
+    bad: dict[str, str] = {}
+    if samples and (skip or trained.config.dataset.settings.model_dump().get("on_bad_image") == "skip"):
+        samples = list(without_bad(trained, samples, bad))
+        if not samples:
+            name, reason = next(iter(bad.items()))
+            raise DataError(f"--input: none of {len(bad)} files can be read; the first: {name}: {reason}")
+    return samples, bad
+
+
+def names_of(trained: Trained, samples: Sequence[Sample], made: int) -> list[str]:
+    """Return the samples' names for the table: their first file, or the test set's name of them."""
+    if samples:
+        return [str(next(iter(sample.values()))) for sample in samples]
+    if not needs_inputs(trained.run.task):
+        return [f"sample {index}" for index in range(made)]
+    return [trained.test_data.name_of(index).replace("sample", "test sample", 1) for index in range(made)]
+
+
 def without_bad(trained: Trained, samples: Sequence[Sample], bad: dict[str, str]) -> Iterator[Sample]:
     """Yield the samples whose files can be read, and note the others with the reason. Each file is read twice."""
     for sample in samples:

@@ -22,3 +22,9 @@ def on_host(made: Inference) -> Inference:
         scores=host(made.scores),
         figures={name: picture.cpu() for name, picture in made.figures.items()},
     )
+
+
+def samples_in(result: Inference) -> int:
+    """Return how many samples were made."""
+    one = result.outputs if result.outputs is not None else result.tiles
+    return len(result.rows) if one is None else len(one)

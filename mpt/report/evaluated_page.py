@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,27 @@ class Evaluated:
             said.append(f"Training measured {self.metric} {show_figure(self.saved)} at this step: {same}.")
         said += [f"{name} was not measured: {why}" for name, why in self.measured[0].refused.items()]
         return said
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the figures as plain data; values that are not finite become null."""
+
+        def finite(value: float | None) -> float | None:
+            return value if value is not None and math.isfinite(value) else None
+
+        return {
+            "evaluated": self.name,
+            "step": self.step,
+            "data": self.data,
+            "tested": self.samples,
+            "device": self.device,
+            "seconds": self.seconds,
+            "metric": self.metric,
+            "figures": {
+                one.precision: {name: finite(value) for name, value in one.figures.items()} for one in self.measured
+            },
+            "saved_figure": finite(self.saved),
+            "saved_on_other_samples": self.has_other_samples,
+        }
 
 
 def figure_rows(found: Evaluated) -> list[list[str]]:

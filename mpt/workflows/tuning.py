@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from mpt.accelerator import has_allocator, synchronize
+from mpt.accelerator import has_allocator, name_of, synchronize
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.schema import Config
@@ -31,6 +31,7 @@ from mpt.engine.loop.assembly import supply_batches
 from mpt.engine.step.faults import is_out_of_memory
 from mpt.engine.step.step import update
 from mpt.errors import MptError, NonFiniteError
+from mpt.run.records.environment import processor_name
 from mpt.seams import Batch, DataSpec, Run
 
 ROUNDS, OUTSIDE = 21, 4
@@ -64,6 +65,26 @@ class Trial:
         """Whether a step is faster by more than its times vary."""
         return self.high < 1 - LEAST_GAIN
 
+    @property
+    def interval(self) -> str:
+        """The ratio with its interval, in words."""
+        return f"{self.ratio:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+    @property
+    def patch(self) -> dict[str, Any]:
+        """The settings by section, as a patch has them."""
+        patch: dict[str, Any] = {}
+        for key, value in self.settings.items():
+            section, name = key.split(".")
+            patch.setdefault(section, {})[name] = value
+        return patch
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the trial as JSON has it."""
+        times = {"ratio": self.ratio, "low": self.low, "high": self.high}
+        found = {"reason": self.reason} if self.reason else times
+        return {"settings": self.settings, **found, "gains": self.gains, "again": self.again}
+
 
 @dataclass
 class Tuning:
@@ -78,6 +99,21 @@ class Tuning:
     def chosen(self) -> Trial | None:
         """The settings that gained twice; None if there are none."""
         return next((trial for trial in self.trials if trial.again and trial.gains), None)
+
+    @property
+    def device_name(self) -> str:
+        """The name of the device that was measured."""
+        return processor_name() if self.device.type == "cpu" else name_of(self.device)
+
+    def as_data(self, written: Sequence[str]) -> dict[str, Any]:
+        """Return all trials as JSON has them, and the files that were written of them."""
+        return {
+            "device": self.device_name,
+            "step_seconds": self.step_seconds,
+            "trials": [trial.as_data() for trial in self.trials],
+            "chosen": self.chosen.settings if self.chosen is not None else {},
+            "written": list(written),
+        }
 
 
 class Side:

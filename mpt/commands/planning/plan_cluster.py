@@ -6,7 +6,7 @@ import json
 import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -26,10 +26,10 @@ from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import load_calibration
 from mpt.planner.facts.capacity import find_capacity
 from mpt.planner.facts.placement import Placement, check_placement
-from mpt.planner.recipes import scaling
+from mpt.planner.recipes import cheapest, scaling
 from mpt.planner.recipes.cheapest import Candidate, Cheapest, find_cheapest, parse_offers
 from mpt.planner.recipes.planned import choose_gpu
-from mpt.planner.recipes.recipe import describe_patch, without_conflicts
+from mpt.planner.recipes.recipe import without_conflicts
 from mpt.report.units import show_seconds
 from mpt.run.process.files import free_path
 
@@ -109,7 +109,8 @@ def show_cheapest(config: Config, arguments: Command) -> None:
             on_answer=told,
         )
     if arguments.json:
-        print(json.dumps(as_data(found, arguments), indent=1))
+        command = {"command": command_for(found.best, arguments)} if found.best is not None else {}
+        print(json.dumps(cheapest.as_data(found, **command), indent=1))
     else:
         print_cheapest(open_console(), found, config, arguments)
     if found.best is None:
@@ -158,33 +159,3 @@ def command_for(best: Candidate, arguments: Command) -> str:
     return shlex.join(
         ["torchrun", f"--nnodes={machines}", f"--nproc-per-node={best.nproc // machines}", "-m", "mpt", "train", *words]
     )
-
-
-def as_data(found: Cheapest, arguments: Command) -> dict[str, Any]:
-    """Return it as JSON can hold it."""
-    best = found.best
-    return {
-        "candidates": [one_as_data(one) for one in found.candidates],
-        "best": None if best is None else {**one_as_data(best), "command": command_for(best, arguments)},
-    }
-
-
-def one_as_data(one: Candidate) -> dict[str, Any]:
-    """Return a candidate as JSON can hold it."""
-    common = {
-        "gpu": one.gpu.name,
-        "nproc": one.nproc,
-        "price": one.price,
-        **one.way,
-        "recipe": describe_patch(one.patch),
-    }
-    if one.error:
-        return {**common, "error": one.error}
-    return {
-        **common,
-        "settings": one.settings,
-        "fits": one.fits,
-        "total_bytes": one.plan.total,
-        "budget_bytes": one.plan.budget_bytes,
-        "step_seconds": one.plan.step_seconds,
-    }

@@ -6,7 +6,7 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpt.commands.cli.arguments import Output, PlannedConfig
 from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, write_patch
@@ -52,15 +52,15 @@ def show_tuning(config: Config, arguments: Command, path: Path, words: list[str]
     written = []
     if tuning.chosen is not None:
         command = shlex.join([*words, "--with", str(path)])
-        write_patch(path, patch_of(tuning.chosen), heading_of(tuning, tuning.chosen, config, command))
+        write_patch(path, tuning.chosen.patch, heading_of(tuning, tuning.chosen, config, command))
         written.append(str(path))
     if arguments.json:
-        print(json.dumps(as_data(tuning, written), indent=1))
+        print(json.dumps(tuning.as_data(written), indent=1))
     elif tuning.chosen is not None:
         print(f"wrote {path}; train with\n  {shlex.join([*words, '--with', str(path)])}")
     else:
         tried = "nothing gains beyond what the times vary by" if tuning.trials else "there is nothing to choose"
-        print(f"{tried}; a step takes {show_seconds(tuning.step_seconds)} as it stands on {device_name(tuning)}")
+        print(f"{tried}; a step takes {show_seconds(tuning.step_seconds)} as it stands on {tuning.device_name}")
 
 
 def describe(trial: Trial) -> str:
@@ -69,21 +69,7 @@ def describe(trial: Trial) -> str:
     name += ", again" if trial.again else ""
     if trial.reason:
         return f"{name:32s} not possible: {trial.reason}"
-    return f"{name:32s} {interval(trial)} of the time of a step{'' if trial.gains else ': left as it is'}"
-
-
-def interval(trial: Trial) -> str:
-    """Return a ratio with its interval."""
-    return f"{trial.ratio:.3f} ({trial.low:.3f} to {trial.high:.3f})"
-
-
-def patch_of(chosen: Trial) -> dict[str, Any]:
-    """Return a trial's settings as a patch has them, by section."""
-    patch: dict[str, Any] = {}
-    for key, value in chosen.settings.items():
-        section, name = key.split(".")
-        patch.setdefault(section, {})[name] = value
-    return patch
+    return f"{name:32s} {trial.interval} of the time of a step{'' if trial.gains else ': left as it is'}"
 
 
 def heading_of(tuning: Tuning, chosen: Trial, config: Config, command: str) -> list[str]:
@@ -94,39 +80,7 @@ def heading_of(tuning: Tuning, chosen: Trial, config: Config, command: str) -> l
     return [
         command,
         "",
-        f"measured by mpt plan tune on {device_name(tuning)} with torch {torch.__version__}: {subject}",
-        f"{interval(chosen)} of the time of a step, {show_seconds(tuning.step_seconds)} without;",
+        f"measured by mpt plan tune on {tuning.device_name} with torch {torch.__version__}: {subject}",
+        f"{chosen.interval} of the time of a step, {show_seconds(tuning.step_seconds)} without;",
         "results differ from those without it by rounding",
     ]
-
-
-def device_name(tuning: Tuning) -> str:
-    """Return the name of the device that was measured."""
-    from mpt import accelerator
-    from mpt.run.records.environment import processor_name
-
-    return processor_name() if tuning.device.type == "cpu" else accelerator.name_of(tuning.device)
-
-
-def as_data(tuning: Tuning, written: list[str]) -> dict[str, Any]:
-    """Return the data of `--json`."""
-    trials = [
-        {
-            "settings": trial.settings,
-            **(
-                {"reason": trial.reason}
-                if trial.reason
-                else {"ratio": trial.ratio, "low": trial.low, "high": trial.high}
-            ),
-            "gains": trial.gains,
-            "again": trial.again,
-        }
-        for trial in tuning.trials
-    ]
-    return {
-        "device": device_name(tuning),
-        "step_seconds": tuning.step_seconds,
-        "trials": trials,
-        "chosen": tuning.chosen.settings if tuning.chosen is not None else {},
-        "written": written,
-    }

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
@@ -208,3 +209,33 @@ def shared(config: Config, way: Way, allow: Sequence[str]) -> Config:
     data = config.to_data()
     parallel = {**data.get("parallel", {}), "shard": "full", "shard_ranks": None, **way}
     return load_config({**data, "parallel": parallel}, allow=allow)
+
+
+def as_data(found: Cheapest, **of_best: str) -> dict[str, Any]:
+    """Return it as JSON can hold it; `of_best` are further entries of the answer."""
+    best = found.best
+    return {
+        "candidates": [one_as_data(one) for one in found.candidates],
+        "best": None if best is None else {**one_as_data(best), **of_best},
+    }
+
+
+def one_as_data(one: Candidate) -> dict[str, Any]:
+    """Return a candidate as JSON can hold it."""
+    common = {
+        "gpu": one.gpu.name,
+        "nproc": one.nproc,
+        "price": one.price,
+        **one.way,
+        "recipe": describe_patch(one.patch),
+    }
+    if one.error:
+        return {**common, "error": one.error}
+    return {
+        **common,
+        "settings": one.settings,
+        "fits": one.fits,
+        "total_bytes": one.plan.total,
+        "budget_bytes": one.plan.budget_bytes,
+        "step_seconds": one.plan.step_seconds,
+    }
