@@ -13,7 +13,7 @@ from mpt.config.load import load_config
 from mpt.errors import CheckpointError, ConfigError
 from mpt.run.checkpoints.checkpoint import load
 from mpt.run.records.layout import open_run
-from mpt.run.weights.weights_file import load_weights_file
+from mpt.weights.weights_file import load_weights_file
 from scripts.fault_battery_process import call
 from scripts.fault_battery_runs import TOLD_CODES, Battery, Verdict, damage, failure_of
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from mpt.errors import CheckpointError
-from mpt.run.weights.weights_file import load_weights_file
+from mpt.weights.weights_file import load_weights_file
 from scripts.fault_battery_process import call
 from scripts.fault_battery_runs import Battery, Verdict, failure_of
 

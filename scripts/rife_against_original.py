@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpt.run.weights.weights_file import load_weights_file
 from mpt.systems.dain.nn.rife_published.versions import build_version, unwrapped, version_of
+from mpt.weights.weights_file import load_weights_file
 
 MOST = 1e-4
 SIZE = (128, 256)

@@ -1,8 +1,8 @@
 """New places of modules and members of mpt, for parts from outside that use the old ones.
 
-A module keeps its name when it is moved into a room, a subpackage of the package that it was in, so its place is found
-by that name. Members of the base classes at the seams are listed. Only asked when such a part cannot be imported, is
-built or fails: nothing answers to an old name.
+A module keeps its name when it is moved, into a room of its package or, if there is none of that name, elsewhere, so its
+place is found by that name. Members of the base classes at the seams are listed. Only asked when such a part cannot be
+imported, is built or fails: nothing answers to an old name.
 """
 
 from __future__ import annotations
@@ -85,12 +85,14 @@ MEMBERS: dict[str, dict[str, str]] = {
 
 
 def moved_to(module: str) -> str | None:
-    """Return the present name of a module of mpt that was moved into a room of its package, None for any other."""
+    """Return the present name of a module of mpt that was moved, None for any other."""
     if not module.startswith(f"{PACKAGE.name}."):
         return None
     first, *folders, name = module.split(".")
-    found = sorted(PACKAGE.joinpath(*folders).glob(f"*/{name}.py"))
-    return ".".join((first, *folders, found[0].parent.name, name)) if len(found) == 1 else None
+    if PACKAGE.joinpath(name, "__init__.py").is_file():  # a room that is a package now
+        return f"{first}.{name}"
+    found = sorted(PACKAGE.joinpath(*folders).glob(f"*/{name}.py")) or sorted(PACKAGE.rglob(f"{name}.py"))
+    return ".".join((first, *found[0].relative_to(PACKAGE).with_suffix("").parts)) if len(found) == 1 else None
 
 
 def explain_import(error: BaseException) -> str | None:

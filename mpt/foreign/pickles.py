@@ -1,7 +1,7 @@
 """One machine for the pickles of others: it understands data, looks no name up, calls nothing and has a budget.
 
 Python's unpickler is a machine that calls whatever a file names. This one knows the operations of plain data; what a
-name, a call or a reference means is for the format that derives from it: `mpt.run.weights.torch_pickle` describes
+name, a call or a reference means is for the format that derives from it: `mpt.weights.torch_pickle` describes
 tensors, a system's own builds arrays.
 
 The budget counts pushed items, so time and memory are bounded by the file's length and never by what its sharing

@@ -33,7 +33,7 @@ from mpt.inference.exported import KEYS
 from mpt.inference.measurement import stored_tensors
 from mpt.precision.shared.float32_modules import Float32Module, cast_floating
 from mpt.run.process.files import write_atomically
-from mpt.run.weights.weights_file import load_weights_file
+from mpt.weights.weights_file import load_weights_file
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 ONNX_TOLERANCE = 0.05

@@ -32,9 +32,9 @@ from mpt.inference.half import networks
 from mpt.inference.trained import Trained
 from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
 from mpt.run.records.layout import RunDirectory
-from mpt.run.weights.weights_file import load_weights_file, read_weights_file
 from mpt.seams import DataSpec, Exports, Task
 from mpt.version import VERSION
+from mpt.weights.weights_file import load_weights_file, read_weights_file
 
 SUFFIXES = (".onnx", ".safetensors", ".pt")
 KEYS = "mpt_output_keys"

@@ -18,7 +18,7 @@ from mpt.memory import lora
 from mpt.memory.low_bit.formats import NormalFloat4
 from mpt.run.checkpoints import checkpoint
 from mpt.run.records.layout import open_run
-from mpt.run.weights.weights_file import load_weights_file
+from mpt.weights.weights_file import load_weights_file
 from tests.commands.conftest import GENERATOR, move_adapters, save_better, save_run
 
 

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.tier("fast")
         ("mpt.data.in_memory", "mpt.data.pictures.in_memory"),
         ("mpt.engine.step", "mpt.engine.step.step"),
         ("mpt.task", "mpt.seams.task"),
+        ("mpt.config.patch_origin", "mpt.planner.recipes.patch_origin"),
+        ("mpt.run.weights", "mpt.weights"),
         ("mpt.nothing.of_this", None),
         ("torch.nn", None),
         ("no_such_package", None),

@@ -28,7 +28,7 @@ from mpt.run.checkpoints.manifest import TENSORS
 from mpt.run.checkpoints.shards import SHARD
 from mpt.run.checkpoints.state import pack
 from mpt.run.checkpoints.state_checks import shown_shape
-from mpt.run.weights.weights_file import WeightsFile, read_weights_file
+from mpt.weights.weights_file import WeightsFile, read_weights_file
 
 SHOWN = 5
 LEAST_SHARE, LEAST_TRANSLATED = 0.5, 0.25

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import mpt.vision_ops  # noqa: F401  before torchmetrics, whose torchvision may be built for another torch
 from mpt.errors import CheckpointError, ConfigError, DataError
-from mpt.run.weights.weights_file import load_weights_file
+from mpt.weights.weights_file import load_weights_file
 
 WEIGHTS_NAME = "pt_inception-2015-12-05-6726825d.pth"
 LAST_LAYER = (1008, 2048)

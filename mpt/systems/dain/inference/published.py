@@ -22,7 +22,6 @@ from mpt.errors import CheckpointError, ConfigError, MptError
 from mpt.inference.trained import Trained, open_trained
 from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
 from mpt.run.records.layout import RunDirectory
-from mpt.run.weights.weights_file import load_weights_file
 from mpt.systems.dain.data.shared.triplets import triplet_layout
 from mpt.systems.dain.nn import rife
 from mpt.systems.dain.nn.operators.interpolation import Interpolator
@@ -30,6 +29,7 @@ from mpt.systems.dain.nn.rife_published.networks import PublishedRife
 from mpt.systems.dain.nn.rife_published.practical import PracticalRife
 from mpt.systems.dain.nn.rife_published.version_settings import Version
 from mpt.systems.dain.nn.rife_published.versions import described, unwrapped, version_of
+from mpt.weights.weights_file import load_weights_file
 
 SUFFIXES = (".pkl", ".pth", ".pt", ".safetensors")
 DAIN_MARK = "depthNet."

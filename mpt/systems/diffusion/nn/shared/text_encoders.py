@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from mpt.errors import CheckpointError, ConfigError
 from mpt.foreign.files import read_json
-from mpt.run.weights.weights_file import read_weights_file
 from mpt.systems.diffusion.nn.shared.published_shapes import TEXT_SHAPES
+from mpt.weights.weights_file import read_weights_file
 
 KINDS = ("CLIPTextModel", "CLIPTextModelWithProjection")
 NAMES = ("text_encoder", "text_encoder_2")

@@ -5,7 +5,7 @@ state of the object. Their program executes the text; here it is skipped, and wh
 name and the arguments with which it was made (`_init_kwargs`). Every tensor is a file of torch's old format inside the
 pickle, which is interpreted by a second machine with a small budget of its own.
 
-The machine is that of foreign weights (`mpt.run.weights.torch_pickle`), so time and memory follow the file's length.
+The machine is that of foreign weights (`mpt.weights.torch_pickle`), so time and memory follow the file's length.
 
 Source: the format was described from files that the original wrote (version 6 of its persistence module).
 """
@@ -24,8 +24,8 @@ from torch import Tensor
 from mpt.errors import CheckpointError
 from mpt.foreign.files import open_foreign, read_bytes
 from mpt.run.process.host_memory import available_bytes
-from mpt.run.weights.torch_pickle import MOST_WORK, Described, Foreign, GlobalName, Storage, TorchMachine
-from mpt.run.weights.weights_file import (
+from mpt.weights.torch_pickle import MOST_WORK, Described, Foreign, GlobalName, Storage, TorchMachine
+from mpt.weights.weights_file import (
     MOST_DEPTH,
     MOST_ENTRIES,
     ReadStorage,

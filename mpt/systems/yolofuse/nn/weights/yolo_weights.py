@@ -1,7 +1,7 @@
 """Start a detector from published weights, tensor by tensor, by their names.
 
 Published YOLO files (`yolov8n.pt`) hold a pickled model, which would run code if it were unpickled. It is not: the
-tensors are read by name from the file's description (`mpt.run.weights.weights_file`), without the publisher's package,
+tensors are read by name from the file's description (`mpt.weights.weights_file`), without the publisher's package,
 and any file that is not just a tree of modules is refused. Whoever would rather have a plain state dict writes one
 if that package is:
 

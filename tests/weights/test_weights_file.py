@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mpt.errors import CheckpointError
-from mpt.run.weights import torch_pickle, weights_file
-from mpt.run.weights.weights_file import load_weights_file, read_weights_file
+from mpt.weights import torch_pickle, weights_file
+from mpt.weights.weights_file import load_weights_file, read_weights_file
 from tests.deadlines import deadline
 
 pytestmark = pytest.mark.tier("fast")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from mpt.errors import CheckpointError
-from mpt.run.weights.weights_file import load_weights_file
+from mpt.weights.weights_file import load_weights_file
 
 pytestmark = pytest.mark.tier("fast")
 

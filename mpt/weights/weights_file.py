@@ -1,7 +1,7 @@
 """Weights from files that others made: safetensors, and PyTorch's `.pt` without running its pickle.
 
 A `.pt` file is a zip of raw storages and a pickle that says how tensors lie in them; before PyTorch 1.6 it was pickles
-and storages one after the other. The pickle is interpreted, not executed (`mpt.run.weights.torch_pickle`). Sizes are
+and storages one after the other. The pickle is interpreted, not executed (`mpt.weights.torch_pickle`). Sizes are
 checked against the file before anything is allocated, a zip's checksums are verified, and only the storages of the
 weights are read, not those of an optimizer alongside them. `torch.load`, even with weights_only, unpacks deflated
 members without bound, calls `bytearray` with any size, trusts a storage's claimed length and checks no sum. A refused
@@ -27,7 +27,7 @@ from mpt.foreign.files import read_json
 from mpt.run.checkpoints.tensor_file import read_tensors
 from mpt.run.process.files import open_regular
 from mpt.run.process.host_memory import available_bytes
-from mpt.run.weights.torch_pickle import MOST_WORK, Described, Foreign, Storage, interpret
+from mpt.weights.torch_pickle import MOST_WORK, Described, Foreign, Storage, interpret
 
 LARGEST_PICKLE_BYTES = 64 << 20
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
