@@ -1,6 +1,6 @@
 """New places of modules and members of mpt, for parts from outside that use the old ones.
 
-A module keeps its name when it is moved, into a room of its package or, if there is none of that name, elsewhere, so its
+A module keeps its name when it is moved, into a room of its package or, if none there is called so, elsewhere, so its
 place is found by that name. Members of the base classes at the seams are listed. Only asked when such a part cannot be
 imported, is built or fails: nothing answers to an old name.
 """

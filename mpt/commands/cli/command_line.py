@@ -13,67 +13,13 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
 
-from mpt.commands.cli.foreign_words import explain_unit
 from mpt.config.layers import SECTIONS
-from mpt.config.messages import FOREIGN
 from mpt.config.options import DatasetOptions, OptimizerOptions, Options
 from mpt.config.registry import INSTALLED
 from mpt.config.schema import GeneralOptions, Train
 from mpt.errors import ConfigError
+from mpt.importers.shared.command_words import COMMANDS, OF_RUN, OPTIONS, OTHER_COMMANDS, SPELT, explain_unit
 
-SPELT = {
-    **FOREIGN,
-    "wd": "optimizer.weight_decay",
-    "weight_decay": "optimizer.weight_decay",
-    "image_size": "model.image_size",
-    "data": "dataset",
-    "workers": "dataset.workers",
-    "pretrained": "model.weights",
-    "weights": "model.weights",
-    "fp16": "precision=amp",
-    "amp": "precision=amp",
-    "bf16": "precision=bf16",
-    "model_ema": "train.ema=0.9999",
-    "ema": "train.ema=0.9999",
-    "wandb": "train.boards=[wandb]",
-    "report_to": "train.boards=[wandb]",
-    "tensorboard": "train.tensorboard=true",
-    "gradient_checkpointing": "memory.recompute=true",
-    "compile": "memory.compile=true",
-    "torch_compile": "memory.compile=true",
-    "channels_last": "memory.channels_last=true",
-    "amp_dtype": "precision.dtype",
-    "accumulate": "memory.micro_batch",
-    "grad_accum_steps": "memory.micro_batch",
-    "save_period": "train.checkpoint_every",
-    "save_every_n_epochs": "train.checkpoint_every",
-    "check_val_every_n_epoch": "train.evaluate_every",
-    "sample_every_n_epochs": "train.sample_every",
-    "warmup_epochs": "optimizer.warmup_steps",
-    "warmup_ratio": "optimizer.warmup_steps",
-}
-"""Other programs' options -> the setting they mean."""
-OPTIONS = {
-    **dict.fromkeys(("output_dir", "out_dir", "save_dir", "project", "default_root_dir"), "--runs DIR"),
-    **dict.fromkeys(("gpu", "gpu_id", "cuda", "accelerator"), "--device cuda:{value}"),
-    **dict.fromkeys(("devices", "gpus", "num_gpus", "nproc_per_node", "num_processes"), "--nproc {value}"),
-    **dict.fromkeys(("source", "images", "img_path"), "--input {value}"),
-    "format": "--to {value}",
-    "onnx": "--to onnx",
-    "split": "--data FOLDER",
-    **dict.fromkeys(("pdf", "svg", "csv"), "--figures DIR"),
-    **dict.fromkeys(("memory", "max_memory", "budget", "vram_gb"), "--vram {value}"),
-    **dict.fromkeys(("ckpt", "ckpt_path", "checkpoint", "resume_from_checkpoint"), "--resume {value}"),
-}
-"""Other programs' options -> the option that does it here, if the command has it."""
-OTHER_COMMANDS = {
-    "format": "mpt convert RUN --to {value}",
-    "onnx": "mpt convert RUN --to onnx",
-    "metrics": "mpt evaluate RUN, with all metrics",
-}
-"""Other programs' options -> the command that does it here."""
-OF_RUN = ("ckpt", "ckpt_path", "checkpoint", "weights", "model", "model_path", "run", "resume")
-"""Other programs' options for what is the first word here."""
 FURTHER = {
     "mpt infer": "--input {value}",
     "mpt evaluate": "--data {value}",
@@ -81,24 +27,6 @@ FURTHER = {
     "mpt report": "--figures {value}",
 }
 """The option that a word behind a run was likely meant for."""
-COMMANDS = {
-    **dict.fromkeys(("fit", "finetune", "run", "start"), "mpt train"),
-    **dict.fromkeys(("resume", "continue", "restart"), "mpt train --resume RUN"),
-    **dict.fromkeys(("predict", "generate", "sample", "inference"), "mpt infer"),
-    **dict.fromkeys(("val", "validation", "test", "eval", "score"), "mpt evaluate"),
-    **dict.fromkeys(("new", "create", "config"), "mpt init"),
-    **dict.fromkeys(("estimate", "memory", "profile"), "mpt plan"),
-    **dict.fromkeys(("debug", "diagnose"), "mpt doctor"),
-    **dict.fromkeys(("plot", "show", "summary"), "mpt report"),
-    **{word: f"mpt list {word}" for word in ("models", "runs", "configs", "datasets")},
-    "ls": "mpt list runs",
-    "quantize": "mpt convert",
-    "export": "mpt convert",
-    "check": "mpt validate",
-    "benchmark": "mpt compare",
-    "detect": "mpt infer",
-}
-"""Other programs' commands -> the one that does it here."""
 WAYS = {
     "CONFIG": "name a YAML file (`mpt init` writes one), or one that comes with mpt: @NAME (`mpt list configs`)",
     "RUN": "name a run (`mpt list runs`), or its path",

@@ -1,1 +1,1 @@
-"""Used by all importers: reading of foreign settings, and their translation with its origins."""
+"""Used by all importers: reading of foreign settings, their translation with its origins, words of the command line."""

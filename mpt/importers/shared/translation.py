@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from mpt.config.layers import SECTIONS
 from mpt.config.yaml_text import write_text
 
-SECTIONS = ("model", "task", "dataset", "precision", "memory", "optimizer", "train", "parallel")
 Convert = Callable[[Any], Any]
 SAME: Convert = lambda value: value  # noqa: E731
 
