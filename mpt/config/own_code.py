@@ -10,10 +10,9 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from mpt.config.moved import explain_attribute
@@ -34,7 +33,7 @@ def explain(error: BaseException) -> str | None:
 
 def explain_own_code(error: BaseException) -> str | None:
     """Describe a failure in the user's own code with its place, or None if no such code was running."""
-    own = [(frame, line) for frame, line in walk(error.__traceback__) if is_own(frame)]
+    own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_own(frame)]
     if not own:
         return None
     frame, line = own[-1]
@@ -53,7 +52,7 @@ def explain_library_model(error: BaseException) -> str | None:
     An input of the wrong size or an option that does not suit ends in a library's own assertion: that line says more
     than the way through torch and mpt to it.
     """
-    modules = [(frame, line) for frame, line in walk(error.__traceback__) if is_of_model_library(frame)]
+    modules = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_of_model_library(frame)]
     if not modules:
         return None
     frame, line = modules[-1]
@@ -70,7 +69,7 @@ def explain_plain_modules(error: BaseException) -> str | None:
 
     A model that is a `Sequential` of torch's modules has no line of its own in the traceback of its forward.
     """
-    selves: list[Any] = [frame.f_locals.get("self") for frame, _ in walk(error.__traceback__)]
+    selves: list[Any] = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     owners = [owner for owner in selves if is_module(owner)]
     if not owners or not any(True for _ in outside_packages()):
         return None
@@ -94,13 +93,6 @@ def first_line(error: BaseException) -> str:
 def lines_of(error: BaseException) -> list[str]:
     """Return the lines of an exception's message that are not empty."""
     return [text for text in str(error).splitlines() if text.strip()]
-
-
-def walk(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of a traceback, outermost first, each with its line."""
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next
 
 
 def is_own(frame: FrameType) -> bool:

@@ -14,6 +14,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
@@ -287,11 +288,9 @@ def taken(subpackage: str, name: str, path: Path, other: Path) -> PartError:
 def place(error: BaseException, path: Path) -> str:
     """Return `path:line` of the last statement of a file that an error came through, or the path alone."""
     line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else None
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
+    for frame, number in walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == str(path):
+            line = number
     return f"{path}:{line}" if line else str(path)
 
 

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from mpt.config.part_packages import IMPORT_HOME
 from mpt.doctor.lockstep import Training
+from mpt.nn.shared.named_modules import named_modules
 
 MODULE_FIELDS = frozenset(vars(nn.Module()))
 OPTIMIZER_FIELDS = frozenset({"state", "param_groups", "defaults"})
@@ -95,10 +96,9 @@ def hidden_state(training: Training) -> dict[str, Hidden]:
     """Return values outside every state, by dotted name. Their owners' own names are among them, with no value."""
     run, seen = training.run, set[int]()
     found: dict[str, Hidden] = {}
-    for name, network in run.task.modules.items():
-        for path, module in network.named_modules():
-            found |= dict(of_module(f"{name}.{path}".rstrip("."), module))
-            seen.add(id(module))
+    for name, module in named_modules(run.task.modules):
+        found |= dict(of_module(name, module))
+        seen.add(id(module))
     for name, optimizer in run.optimizers.items():
         fields = {key: value for key, value in fields_of(optimizer).items() if key not in OPTIMIZER_FIELDS}
         found[f"optimizer of {name}"] = Hidden(optimizer, "", None)

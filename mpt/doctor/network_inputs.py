@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mpt.doctor.findings import Section
 from mpt.engine.step.step import back_propagate
+from mpt.nn.shared.named_modules import named_modules
 from mpt.seams import Batch, Phase, Run
 from mpt.seams.phase_losses import draw_batch
 
@@ -67,12 +68,11 @@ def watched(run: Run, image_bchw: Tensor) -> Iterator[None]:
 
     names: dict[nn.Module, str] = {}
     handles = []
-    for network_name, network in run.task.modules.items():
-        for path, layer in network.named_modules():
-            has_weights = any(weight.dim() >= 2 for weight in layer.parameters(recurse=False))
-            if has_weights and layer not in names:
-                names[layer] = f"{network_name}.{path}".rstrip(".")
-                handles.append(layer.register_forward_pre_hook(look))
+    for name, layer in named_modules(run.task.modules):
+        has_weights = any(weight.dim() >= 2 for weight in layer.parameters(recurse=False))
+        if has_weights and layer not in names:
+            names[layer] = name
+            handles.append(layer.register_forward_pre_hook(look))
     try:
         yield
     finally:

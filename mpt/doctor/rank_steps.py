@@ -35,6 +35,7 @@ from mpt.engine.state.state import restore
 from mpt.engine.step.rank_inputs import inputs_of
 from mpt.engine.step.step import back_propagate, drop_gradients, update
 from mpt.errors import MptError
+from mpt.nn.shared.named_modules import named_modules
 from mpt.optim.shared.schedules import set_learning_rates
 from mpt.parallel.local import full
 from mpt.parallel.start import joined
@@ -161,10 +162,9 @@ def watched(run: Run, phase: Phase, looked: Looked) -> Iterator[None]:
 
     handles: list[Any] = [phase.optimizer.register_step_pre_hook(before)]
     if run.adaptation.micro_batch_size is None:  # else the calls of a process are others
-        for name, network in run.task.modules.items():
-            for path, module in network.named_modules():
-                if not any(True for _ in module.children()):
-                    handles.append(module.register_forward_hook(note(f"{name}.{path}".rstrip("."))))
+        for name, module in named_modules(run.task.modules):
+            if not any(True for _ in module.children()):
+                handles.append(module.register_forward_hook(note(name)))
     try:
         yield
     finally:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 
 import torch
 from torch import nn
 
-from mpt.config.own_code import first_line, is_module, is_own, library_of, walk
+from mpt.config.own_code import first_line, is_module, is_own, library_of
+from mpt.nn.shared.named_modules import named_modules
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,8 @@ class Refusal:
         """Read an exception; `modules` are the run's networks by name. Raises it again if memory ran out."""
         if isinstance(error, torch.OutOfMemoryError):
             raise error
-        frames = list(walk(error.__traceback__))
-        names = {
-            id(module): f"{name}.{path}".rstrip(".")
-            for name, network in modules.items()
-            for path, module in network.named_modules()
-        }
+        frames = list(walk_tb(error.__traceback__))
+        names = {id(module): name for name, module in named_modules(modules)}
         inside = [names[id(owner)] for frame, _ in frames if id(owner := frame.f_locals.get("self")) in names]
         lines = [(frame, line) for frame, line in frames if is_own(frame)]
         lines = lines or [(frame, line) for frame, line in frames if is_model(frame)]

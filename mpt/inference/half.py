@@ -26,6 +26,7 @@ from mpt.engine.building.build import build_run
 from mpt.engine.state.state import restore_modules
 from mpt.errors import ConfigError
 from mpt.inference.trained import Trained
+from mpt.nn.shared.named_modules import named_modules
 from mpt.precision.shared.choice import DTYPES, cpu_has_fast_bfloat16
 from mpt.precision.shared.float32_modules import Float32Module
 from mpt.seams import Run
@@ -153,14 +154,13 @@ def networks(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]
 def awkward_dimensions(modules: Mapping[str, nn.Module]) -> list[str]:
     """Name the layers with a dimension that is no multiple of 8, for which tensor cores pad or idle."""
     found = []
-    for root, network in modules.items():
-        for name, module in network.named_modules():
-            sizes: dict[str, int] = {}
-            if isinstance(module, nn.Linear):
-                sizes = {"in": module.in_features, "out": module.out_features}
-            elif isinstance(module, nn.modules.conv._ConvNd):
-                sizes = {"in": module.in_channels // module.groups, "out": module.out_channels}
-            odd = [f"{side} {size}" for side, size in sizes.items() if size % MULTIPLE]
-            if odd:
-                found.append(f"{root}.{name}".rstrip(".") + f" ({', '.join(odd)})")
+    for name, module in named_modules(modules):
+        sizes: dict[str, int] = {}
+        if isinstance(module, nn.Linear):
+            sizes = {"in": module.in_features, "out": module.out_features}
+        elif isinstance(module, nn.modules.conv._ConvNd):
+            sizes = {"in": module.in_channels // module.groups, "out": module.out_channels}
+        odd = [f"{side} {size}" for side, size in sizes.items() if size % MULTIPLE]
+        if odd:
+            found.append(f"{name} ({', '.join(odd)})")
     return found

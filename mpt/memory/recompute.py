@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -30,6 +29,7 @@ from mpt.memory.recomputing.choices import choose_outputs
 from mpt.memory.recomputing.dry_run import UnitCost, measure_calls, measure_units
 from mpt.memory.recomputing.replay import Keeps, Recomputed, forbid_in_place, wrap_module, wrap_runs
 from mpt.memory.travelling.streaming import Streamed, refuse_recomputed_parts
+from mpt.nn.shared.named_modules import matching_modules
 from mpt.seams import MemoryTrick, Precision, Run, Task
 
 CONFLICTS = {"compile": "compiled networks choose for themselves what to recompute; leave one of the two out"}
@@ -221,18 +221,7 @@ def _segments(chain: Chain, length: int) -> list[list[Unit]]:
 
 
 def _matching(task: Task, globs: list[str]) -> list[nn.Module]:
-    names = {
-        f"{key}.{name}".rstrip("."): module
-        for key, root in task.trainable.items()
-        for name, module in root.named_modules()
-    }
-    chosen: dict[nn.Module, None] = {}
-    for glob in globs:
-        found = [module for name, module in names.items() if fnmatchcase(name, glob)]
-        if not found:
-            known = ", ".join([name for name in names if name.count(".") <= 1][:12])
-            raise ConfigError(f"memory.recompute.modules: no module matches {glob!r}; there are {known}, ...")
-        chosen.update(dict.fromkeys(found))
+    chosen = matching_modules(task.trainable, globs, "memory.recompute.modules")
     # A module inside another chosen one would be recomputed twice over.
     inner = {m for module in chosen for m in module.modules() if m is not module}
     return [module for module in chosen if module not in inner and not isinstance(module, Recomputed)]

@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
 from mpt.nn.shared.mixin import Mixin, mix_in
+from mpt.nn.shared.named_modules import named_modules
 from mpt.precision.shared.choice import choose_dtype
 from mpt.precision.shared.float32_modules import Float32Module, cast_floating, keep_in_float32, own_methods
 from mpt.precision.shared.policy import Policy
@@ -148,7 +149,7 @@ class HalfWeights(Policy):
         """
         if self.keeps_masters:
             return
-        names = {id(m): f"{key}.{name}".rstrip(".") for key, net in networks.items() for name, m in net.named_modules()}
+        names = {id(module): name for name, module in named_modules(networks)}
         kept = {
             parameter
             for net in networks.values()

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from mpt.nn.shared.named_modules import named_modules
+
 LOSS = "the loss"
 """The owner of an operator outside of every module."""
 PACKAGE = Path(__file__).parents[2]
@@ -71,11 +73,9 @@ def module_places(modules: Mapping[str, nn.Module]) -> Iterator[ModulePlaces]:
 
         return hook
 
-    for name, root in modules.items():
-        for path, module in root.named_modules():
-            full = f"{name}.{path}".rstrip(".")
-            handles.append(module.register_forward_pre_hook(enter(full)))
-            handles.append(module.register_forward_hook(leave(full), always_call=True))
+    for name, module in named_modules(modules):
+        handles.append(module.register_forward_pre_hook(enter(name)))
+        handles.append(module.register_forward_hook(leave(name), always_call=True))
     try:
         yield places
     finally:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpt.config.schema import Config, Train
-from mpt.engine.recovery.smallest_list import SmallestList, named_modules
+from mpt.engine.recovery.smallest_list import SmallestList
+from mpt.nn.shared.named_modules import named_modules
 from mpt.seams import Run
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from mpt.engine.recovery.diagnosis import Finding, undisturbed
 from mpt.engine.step.step import back_propagate
+from mpt.nn.shared.named_modules import named_modules
 from mpt.precision.shared.float32_modules import keeping
 from mpt.seams import Batch, Phase, Run
 
@@ -67,15 +68,6 @@ def smallest_list(networks: Mapping[str, nn.Module], blamed: Sequence[str], help
         if tries([name]):
             return SmallestList((name,), True, tried)
     return None
-
-
-def named_modules(networks: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
-    """Return all modules by the dotted names that `precision.keep_fp32` knows, outermost first."""
-    return [
-        (f"{name}.{path}".rstrip("."), module)
-        for name, root in networks.items()
-        for path, module in root.named_modules()
-    ]
 
 
 def containers(networks: Mapping[str, nn.Module], blamed: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mpt.memory.adapters.layers import Adapted
 from mpt.nn.shared.mixin import own_class
+from mpt.nn.shared.named_modules import named_modules
 
 LIBRARIES = ("diffusers", "transformers")
 PREFIXES = ("base_model.model.", "unet.", "transformer.", "diffusion_model.", "lora_unet_", "lora_transformer_")
@@ -101,8 +102,8 @@ def places(networks: Mapping[str, nn.Module]) -> Iterator[Place]:
     """Yield the models of libraries in some networks that have adapters, and networks of another kind as they are."""
     for name, network in networks.items():
         inner = [
-            Place(f"{name}.{path}".rstrip("."), module)
-            for path, module in network.named_modules()
+            Place(full, module)
+            for full, module in named_modules({name: network})
             if own_class(module).__module__.partition(".")[0] in LIBRARIES
         ]
         outermost = [

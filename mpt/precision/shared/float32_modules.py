@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from mpt.errors import ConfigError
 from mpt.nn.shared.mixin import Mixin, become, mix_in
 from mpt.precision import o1
 from mpt.seams import Precision
@@ -152,18 +150,3 @@ def _float32_method(function: FunctionType) -> Callable[..., Any]:
         return run_in_float32(self, functools.partial(function, self), args, kwargs)
 
     return run
-
-
-def matching_modules(modules: Mapping[str, nn.Module], globs: list[str]) -> list[nn.Module]:
-    """Return the modules whose dotted name ("gen.layers.0") matches a glob; a glob without a match is a ConfigError."""
-    names = {
-        f"{key}.{name}".rstrip("."): module for key, root in modules.items() for name, module in root.named_modules()
-    }
-    chosen: list[nn.Module] = []
-    for glob in globs:
-        found = [module for name, module in names.items() if fnmatchcase(name, glob)]
-        if not found:
-            known = ", ".join([name for name in names if name.count(".") <= 1][:12])
-            raise ConfigError(f"precision.keep_fp32: no module matches {glob!r}; there are {known}, ...")
-        chosen += found
-    return chosen

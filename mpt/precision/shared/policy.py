@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
+from mpt.nn.shared.named_modules import matching_modules
 from mpt.precision.shared.float32_modules import (
     Float32Module,
     answer_in_float32,
     full_precision,
     in_float32,
     keep_in_float32,
-    matching_modules,
 )
 from mpt.precision.shared.products import set_products
 from mpt.precision.shared.scaler import LossScaler, clip_gradients
@@ -50,7 +50,7 @@ class Policy(Precision):
     def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
         """Set the precision of products, and keep in float32 the modules that the settings name."""
         self.numerics = replace(self.numerics, notes=tuple(set_products(self.settings, self.numerics.dtype)))
-        kept = matching_modules(task.modules, self.settings.keep_fp32)
+        kept = matching_modules(task.modules, self.settings.keep_fp32, "precision.keep_fp32")
         for module in kept:
             keep_in_float32(module, self.device.type, self.casts_back, self.numerics.dtype)
         answer_in_float32(kept)
