@@ -76,7 +76,7 @@ def main() -> None:
     base = load_config({"model": {"name": "dcgan"}, "dataset": {"name": "digits"}})
     modes = {name: change_precision(base, name).precision for name in ("bf16", "O1")}
     built = {
-        name: choice.load().build(choice.mode, choice.native_settings(), torch.device("cpu"))
+        name: choice.member("build")(choice.mode, choice.native_settings(), torch.device("cpu"))
         for name, choice in modes.items()
     }
     print("| operator | amp on CUDA | amp on a CPU | O1 | O2, O3, pure |")

@@ -18,7 +18,7 @@ import typer
 from mpt.commands.cli.arguments import Allow, Device, Json, Runs
 from mpt.commands.cli.completion import complete_run
 from mpt.config.differences import Difference
-from mpt.config.layers import write_override
+from mpt.config.layers import write_overrides
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, GateError, NonFiniteError
 from mpt.workflows.partings import compare_sides, not_finite_in, read_with_own_parts
@@ -132,9 +132,7 @@ def read_sides(arguments: Command) -> tuple[Side, Side]:
 def split_words(arguments: Command) -> tuple[list[str], list[str]]:
     """Return the settings that are changed, and the names of both sides."""
     overrides = [word for word in arguments.what if "=" in word]
-    for key, value in (("train.device", arguments.device), ("seed", arguments.seed)):
-        if value is not None:
-            overrides.append(write_override(key, value))
+    overrides += write_overrides({"train.device": arguments.device, "seed": arguments.seed})
     return overrides, [word for word in arguments.what if "=" not in word]
 
 

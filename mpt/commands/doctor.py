@@ -17,7 +17,7 @@ import typer
 
 from mpt.commands.cli.arguments import Allow, Device, Json, Output, Overrides, Patches, Runs
 from mpt.commands.cli.completion import complete_run
-from mpt.config.layers import write_override
+from mpt.config.layers import write_overrides
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
@@ -132,9 +132,7 @@ def read_subject(
     if arguments.subject is None:
         return None, None, [], "this machine"
     path = Path(arguments.subject)
-    overrides = list(arguments.overrides)
-    if arguments.device is not None:
-        overrides.append(write_override("train.device", arguments.device))
+    overrides = [*arguments.overrides, *write_overrides({"train.device": arguments.device})]
     if is_config(arguments.subject):
         config = load_config(path, overrides, allow=arguments.allow, patches=arguments.patches)
         return config, None, [BEGINNING], str(path)

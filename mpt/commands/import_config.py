@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from mpt.commands.cli.arguments import Allow, Output
-from mpt.commands.shared.new_file import write_new
 from mpt.config.load import load_config
 from mpt.errors import ConfigError
 from mpt.importers.shared.recognising import translate_command, translate_file
+from mpt.run.process.files import write_new
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import typer
 from mpt.commands.cli.arguments import Allow, Device, Json, Overrides, Patches, Quiet, Runs
 from mpt.commands.cli.command_line import WAYS, spell
 from mpt.commands.cli.completion import complete_config, complete_run
-from mpt.config.layers import write_override
+from mpt.config.layers import write_overrides
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.yaml_text import printable
@@ -25,7 +25,6 @@ from mpt.engine.building.torch_settings import prepare_rank, prepare_torch
 from mpt.errors import ConfigError
 from mpt.parallel.place import read_place
 from mpt.planner.recipes.patch_origin import find_strange_patches
-from mpt.run.boards.console import Style
 from mpt.run.records.layout import find_run, list_runs
 from mpt.run.records.used_parts import missing_parts_explained
 from mpt.workflows import train as workflow
@@ -33,7 +32,6 @@ from mpt.workflows.retry import Retry
 
 if TYPE_CHECKING:
     from mpt.parallel.world import World
-    from mpt.run.boards.console import Style
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,8 @@ def run(arguments: Command) -> None:
     place = read_place()
     arguments = with_config(arguments)
     if arguments.nproc is not None and place is None and not arguments.print_config:
-        raise_code(start_processes(arguments))
+        if code := start_processes(arguments):
+            raise SystemExit(code)  # which was explained already
         return
     if place is not None:
         prepare_rank()
@@ -137,7 +136,7 @@ def train_or_try(config: Config, arguments: Command, world: World | None) -> Non
 
 def try_everything(config: Config, arguments: Command, steps: int, world: World | None) -> None:
     """Run a few steps of everything, and say so on the first rank."""
-    from mpt.commands.shared.smoke import smoke
+    from mpt.commands.cli.smoke import smoke
 
     def attempt(config: Config, *, runs: str, resume: str | None, stop_after: int | None = None) -> Path | None:
         return train(config, dataclasses.replace(arguments, runs=runs, resume=resume), stop_after, world)
@@ -162,22 +161,10 @@ def write_words(arguments: Command) -> list[str]:
     return spell(dataclasses.replace(arguments, nproc=None, max_restarts=0, print_config=False))
 
 
-def raise_code(code: int) -> None:
-    """End with an exit code that was explained already."""
-    if code:
-        raise SystemExit(code)
-
-
 def read_config(arguments: Command) -> Config:
     """Read the file, its overrides and the options that represent overrides."""
-    overrides = list(arguments.overrides)
-    for key, value in (
-        ("name", arguments.name),
-        ("seed", arguments.seed),
-        ("train.device", arguments.device),
-    ):
-        if value is not None:
-            overrides.append(write_override(key, value))
+    given = {"name": arguments.name, "seed": arguments.seed, "train.device": arguments.device}
+    overrides = [*arguments.overrides, *write_overrides(given)]
     file = Path(str(arguments.config))
     with missing_parts_explained(file.parent):
         config = load_config(file, overrides, allow=arguments.allow, patches=arguments.patches)
@@ -195,11 +182,6 @@ def refuse_foreign_command(config: Config, arguments: Command) -> None:
         )
 
 
-def style(arguments: Command) -> Style:
-    """Return how the console should speak."""
-    return "json" if arguments.json else "quiet" if arguments.quiet else "auto"
-
-
 def train(config: Config, arguments: Command, stop_after: int | None = None, world: World | None = None) -> Path | None:
     """Train as the arguments say. Return the run's folder, or None after a dry run."""
     return workflow.train(
@@ -207,7 +189,7 @@ def train(config: Config, arguments: Command, stop_after: int | None = None, wor
         runs=Path(arguments.runs),
         resume_from=arguments.resume,
         exact=arguments.exact,
-        style=style(arguments),
+        style="json" if arguments.json else "quiet" if arguments.quiet else "auto",
         reports=not arguments.no_report,
         dry_run=arguments.dry_run,
         stop_after=stop_after,

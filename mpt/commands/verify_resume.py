@@ -15,7 +15,7 @@ import typer
 
 from mpt.commands.cli.arguments import Allow, Device, Json, Output, Overrides, Runs
 from mpt.commands.cli.completion import complete_run
-from mpt.config.layers import write_override
+from mpt.config.layers import write_overrides
 from mpt.errors import GateError
 from mpt.workflows.resume_check import Check, verify_resume
 from mpt.workflows.sides import read_side
@@ -44,9 +44,7 @@ class Command:
 
 def run(arguments: Command) -> None:
     """Train with and without a stop and compare. Raises GateError (exit 8) if they differ."""
-    overrides = list(arguments.overrides)
-    if arguments.device is not None:
-        overrides.append(write_override("train.device", arguments.device))
+    overrides = [*arguments.overrides, *write_overrides({"train.device": arguments.device})]
     config = read_side(arguments.config, overrides, Path(arguments.runs), arguments.allow).config
 
     def tell(text: str) -> None:

@@ -119,11 +119,11 @@ def _choice_schema(section: str, subpackage: str, key: str, registry: Registry, 
         plugin = registry.find(subpackage, name)
         assert plugin
         schema = _plugin_schema(plugin, f"{section}.{name}", definitions)
-        alternatives.append(_named(schema, key, {"enum": spelt[name]}, required=True))
+        alternatives.append(_named(schema, key, {"enum": spelt[name]}))
     bare: list[Schema] = [{"enum": [word for words in spelt.values() for word in words]}]
     if subpackage == "nn" and (external := registry.find("nn", "torchvision:any")):
         schema = _plugin_schema(external, f"{section}.external", definitions)
-        alternatives.append(_named(schema, key, EXTERNAL_MODEL, required=True))
+        alternatives.append(_named(schema, key, EXTERNAL_MODEL))
         bare.append(EXTERNAL_MODEL)
     if section != "model":
         alternatives.append(_unnamed(alternatives, key))
@@ -132,13 +132,9 @@ def _choice_schema(section: str, subpackage: str, key: str, registry: Registry, 
     )
 
 
-def _named(schema: Schema, key: str, name: Schema, required: bool) -> Schema:
+def _named(schema: Schema, key: str, name: Schema) -> Schema:
     properties = {key: {"description": "The choice.", **name}, **schema["properties"]}
-    return {
-        **schema,
-        "properties": properties,
-        "required": [key, *schema["required"]] if required else schema["required"],
-    }
+    return {**schema, "properties": properties, "required": [key, *schema["required"]]}
 
 
 def _unnamed(alternatives: list[Schema], key: str) -> Schema:

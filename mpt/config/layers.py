@@ -62,6 +62,11 @@ def write_override(key: str, value: object) -> str:
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
+def write_overrides(values: Mapping[str, object]) -> list[str]:
+    """Return the overrides of those values that are given; None is not."""
+    return [write_override(key, value) for key, value in values.items() if value is not None]
+
+
 def _read_source(source: Path | str | Mapping[str, Any] | Node) -> tuple[Node, list[Problem]]:
     if isinstance(source, Node):
         return source, []

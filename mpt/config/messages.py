@@ -85,13 +85,13 @@ def describe(node: Node | None) -> str:
     return str(node.value)
 
 
-def unknown_name(word: str, allowed: Sequence[str], what: str = "one of", meant: str | None = None) -> str:
+def unknown_name(word: str, allowed: Sequence[str], meant: str | None = None) -> str:
     """Return the words for a name that does not exist; `meant` is its meaning elsewhere, if the caller knows one."""
     guess = nearest(word, allowed)
     hint = f"; did you mean '{guess}'?" if guess else ""
     if meant:
         hint = f"; did you mean {meant}?"
-    return f"found '{printable(word)}'; allowed: {what} {', '.join(allowed) or '(there are none)'}{hint}"
+    return f"found '{printable(word)}'; allowed: one of {', '.join(allowed) or '(there are none)'}{hint}"
 
 
 def few(names: Sequence[object], most: int) -> str:

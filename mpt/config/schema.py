@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -276,10 +275,6 @@ class Choice:
     settings: Any
     """The plugin's `Settings`, as read from its source."""
     plugin: Plugin = field(repr=False, compare=False)
-
-    def load(self) -> ModuleType:
-        """Import the plugin's module and return it."""
-        return self.plugin.load()
 
     def member(self, name: str) -> Any:
         """Import the plugin and return its function of that name. Raises PartError if one from outside has none."""

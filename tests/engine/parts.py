@@ -58,4 +58,4 @@ def mode(settings: Mapping[str, Any] | str) -> Any:
     """Return a precision mode on the CPU, with no run around it."""
     data = {"model": {"name": "dcgan"}, "dataset": {"name": "digits"}, "precision": settings}
     choice = load_config(data).precision
-    return choice.load().build(choice.mode, choice.native_settings(), torch.device("cpu"))
+    return choice.member("build")(choice.mode, choice.native_settings(), torch.device("cpu"))

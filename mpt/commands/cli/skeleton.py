@@ -11,7 +11,8 @@ from pathlib import Path
 
 from mpt.config.messages import unknown_name
 from mpt.config.part_packages import KINDS, outside_packages, package_name
-from mpt.errors import ConfigError, InputOutputError
+from mpt.errors import ConfigError
+from mpt.run.process.files import failures_explained
 
 SHORT = {"data set": "dataset", "precision mode": "precision", "memory trick": "trick"}
 SUBPACKAGE_OF = {SHORT.get(kind, kind): folder for folder, kind in KINDS.items()}
@@ -63,18 +64,13 @@ def write_part(kind: str, name: str, into: str | None) -> list[Path]:
     for path in texts:
         if (folder / path).exists():
             raise ConfigError(f"{folder / path}: is there already; choose another name")
-    written = []
     for path, text in texts.items():
         for word, value in words.items():
             text = text.replace(f"@{word}@", value)
-        target = folder / path
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, "utf-8")
-        except OSError as error:
-            raise InputOutputError(f"{target}: cannot be written: {error.strerror}") from error
-        written.append(target)
-    return written
+        with failures_explained(folder / path):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, "utf-8")
+    return [folder / path for path in texts]
 
 
 def default_folder() -> Path:

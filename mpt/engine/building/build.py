@@ -125,7 +125,7 @@ def build_run(
         clip_norms={phase.name: clip_norm(phase, optimizers, settings) for phase in phases},
         buffers=BufferCopies(trained_buffers(task)),
         adaptation=Adaptation(is_allowed=config.memory.on_oom == "adapt"),
-        messages=first_messages(start, frozen, begun),
+        messages=[line for line in (start.message if start else None, frozen, *begun) if line],
         notes=list(precision.numerics.notes),
         stable_forms=make_stable_forms(config.precision.settings.stable_forms),
         averages=averages,
@@ -147,11 +147,6 @@ def says_foreach(config: Config, task: Task, device: torch.device, fake: bool, w
 def trained_buffers(task: Task) -> list[Tensor]:
     """Return the buffers of the networks that are trained."""
     return [buffer.detach() for module in task.trainable.values() for buffer in module.buffers()]
-
-
-def first_messages(start: Start | None, frozen: str | None, begun: Sequence[str | None]) -> list[str]:
-    """Return the lines that a run begins with: the weights it starts from, frozen parameters, and the tricks' own."""
-    return [line for line in (start.message if start else None, frozen, *begun) if line]
 
 
 def further_notes(run: Run, start: Start | None, trains: bool) -> list[str]:

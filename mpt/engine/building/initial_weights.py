@@ -118,7 +118,7 @@ def refuse_misfit(modules: Mapping[str, nn.Module], match: Match, path: Path, le
     if not match.found or len(match.found) < least * match.count:
         raise CheckpointError(
             f"model.weights: only {len(match.found)} of the model's {match.count or len(own_tensors(modules))} tensors "
-            f"are in {path} with the same names and shapes; it is of another model{details(match, '; ')}"
+            f"are in {path} with the same names and shapes; it is of another model{details(match)}"
         )
 
 
@@ -260,14 +260,14 @@ def describe(match: Match, file: WeightsFile, path: Path) -> str:
     """Describe the loaded, omitted and new tensors in one line."""
     source = f"{path}" + (f" (its {file.wrapper!r})" if file.wrapper else "")
     number = f"all {match.count}" if not match.new else f"{len(match.found)} of {match.count}"
-    return f"model.weights: loaded {number} tensors from {source}{details(match, '; ')}"
+    return f"model.weights: loaded {number} tensors from {source}{details(match)}"
 
 
-def details(match: Match, separator: str = "") -> str:
+def details(match: Match) -> str:
     """Return the resampled, the new and the omitted tensors."""
     parts = [
         f"{title}: {few(names, SHOWN)}"
         for title, names in (("resampled", match.resampled), ("new", match.new), ("left out", match.unused))
         if names
     ]
-    return separator + "; ".join(parts) if parts else ""
+    return "".join(f"; {part}" for part in parts)

@@ -8,9 +8,8 @@ get the same figures from an evaluation, so they decide alike.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 from mpt.config.schema import EarlyStopping
 from mpt.errors import ConfigError
@@ -24,15 +23,6 @@ class Waiting:
     best: float | None = None
     best_step: int = 0
     evaluations: int = 0
-
-    def to_record(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Waiting:
-        """Read the result of `to_record`; a run from before there was early stopping begins to wait."""
-        return cls(record.get("best"), record.get("best_step", 0), record.get("evaluations", 0))
 
 
 class Rule:

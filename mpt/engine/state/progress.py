@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -141,7 +141,7 @@ class Progress:
             "best": self.best,
             "best_step": self.best_step,
             "last_metrics": self.last_metrics,
-            "waiting": self.waiting.to_record(),
+            "waiting": asdict(self.waiting),
             "scales_seen": dict(self.scales_seen),
             "memory": self.memory,
             "unmeasured": sorted(self.unmeasured),
@@ -160,6 +160,6 @@ class Progress:
         self.logged_counts = dict(record.get("logged_counts", {})) if world.is_first else {}
         self.best, self.best_step = record["best"], record["best_step"]
         self.last_metrics = dict(record["last_metrics"])
-        self.waiting = Waiting.from_record(record.get("waiting", {}))
+        self.waiting = Waiting(**record.get("waiting", {}))  # a run from before early stopping begins to wait
         self.scales_seen = dict(record["scales_seen"])
         self.memory, self.unmeasured = dict(record["memory"]), set(record.get("unmeasured", ()))

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from mpt.errors import InputOutputError
+from mpt.errors import ConfigError, InputOutputError
 from mpt.run.process.operating_system import NO_WAITING, Folder, open_file, opened, replace, sync_folder, unlink
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -117,6 +117,17 @@ def write_atomically(path: Path, data: bytes | str, *, durable: bool = True, fol
             with contextlib.suppress(OSError):
                 unlink(temporary, folder)
             raise
+
+
+def write_new(path: Path, text: str, way_out: str = "name another file") -> None:
+    """Write a file for a user to edit. Raises ConfigError for one that is there, InputOutputError if it cannot be."""
+    with failures_explained(path):
+        try:
+            file = path.open("x", encoding="utf-8")
+        except FileExistsError:
+            raise ConfigError(f"{path}: is there already; {way_out}") from None
+        with file:
+            file.write(text)
 
 
 def free_bytes(path: Path) -> int | None:

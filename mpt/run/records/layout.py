@@ -17,18 +17,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
+from mpt.config.schema import RUN_NAME
 from mpt.config.shipped import MARK, shipped_files
+from mpt.config.yaml_text import WEIGHTS
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.run.process.files import failures_explained
 from mpt.run.process.operating_system import IS_POSIX, is_reserved
 from mpt.run.records.lock import hold_lock
 
-RUN_NAME = re.compile(r"[\w-](?:[\w. -]{0,98}[\w.-])?")
 THROWN_AWAY = "mpt-smoke-"
 """The beginning of the name of a folder of runs that will not be kept."""
 CHECKPOINT_NAME = re.compile(r"step-(\d{8,18})", re.ASCII)
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
-WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 MARKS = ("config.yaml", "metrics.jsonl", "checkpoints", "lock")
 """A directory with one of these is a run."""
 CLOCKS_APART_NS = 60 * 10**9

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from mpt.commands.shared.new_file import write_new
 from mpt.errors import ConfigError
+from mpt.run.process.files import write_new
 
 LAYERS_OF_BLOCK = ("first", "second", "skip")
 """Of the discriminator, in the order in which Freeze-D counts them; the layer that reads the picture comes first."""

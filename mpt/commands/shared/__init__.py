@@ -1,1 +1,0 @@
-"""Used by several commands."""
