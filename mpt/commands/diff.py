@@ -143,7 +143,6 @@ def show(
     files: RunDifference | None,
     replayed: Comparison | None,
 ) -> None:
-    """Print the findings."""
     print(f"A: {first.label}\nB: {second.label}")
     print(f"settings that differ: {', '.join(map(str, differences)) or 'none that training sees'}")
     if files is not None:
@@ -175,7 +174,6 @@ def show(
 
 
 def show_files(files: RunDifference) -> None:
-    """Print the differences of two runs' files."""
     for line in files.environment:
         print(f"made with {line}")
     for name, kind, found in (("logged losses", "logged", files.logged), ("evaluations", "evaluated", files.evaluated)):
@@ -199,7 +197,6 @@ def show_files(files: RunDifference) -> None:
 
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
-    """Print a table of the steps."""
     if not rows:
         return
     names = list(rows[0]["losses"][0])

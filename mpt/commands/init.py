@@ -111,7 +111,6 @@ def write_commented(path: Path, model: str, registry: Registry) -> str:
 
 
 def section_notes(config: Config) -> dict[str, Mapping[str, str]]:
-    """Return the notes on the keys of each section."""
     own = read_notes_of_schema()
     chosen = {
         name: getattr(config, name).plugin.notes for name in ("model", "task", "dataset", "precision", "optimizer")

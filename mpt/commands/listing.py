@@ -80,7 +80,6 @@ def run(arguments: Command, registry: Registry = INSTALLED) -> None:
 
 
 def heading(name: str) -> str:
-    """Return the heading of a table."""
     return "Configurations (mpt train @NAME)" if name == CONFIGS else HEADINGS[name][1]
 
 
@@ -144,7 +143,6 @@ def list_runs(runs_dir: Path, *, as_json: bool) -> None:
 
 
 def cells(row: RunRow, is_best: bool) -> Sequence[str]:
-    """Return a run's line."""
     state = str(row.steps) if row.is_finished else f"{row.state}, unfinished"
     result = f"{row.metric} {show_figure(row.final)}{best_of(row)}{' *' if is_best else ''}" if row.metric else ""
     return tuple(map(harmless, (row.name, row.trained, state, row.model, row.dataset, row.mode, result, row.given)))

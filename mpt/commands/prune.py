@@ -36,7 +36,6 @@ class Command:
 
 
 def run(command: Command) -> None:
-    """Prune, train on and print the table."""
     from mpt.workflows.pruning import Wishes, prune
 
     wishes = Wishes(

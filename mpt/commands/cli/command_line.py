@@ -152,7 +152,6 @@ class OverridableCommand(Command):
 
 
 def has_option(command: Any, written: str) -> bool:
-    """Return whether a command has the option that a text begins with."""
     return any(written.partition(" ")[0] in one.opts for one in command.params)
 
 

@@ -80,5 +80,4 @@ def default_folder() -> Path:
 
 
 def read_skeleton(name: str) -> str:
-    """Return one of the texts."""
     return (resources.files("mpt.commands") / "skeletons" / f"{name}.txt").read_text("utf-8")

@@ -92,7 +92,6 @@ def parse_frame(text: str | None) -> tuple[int, int] | None:
 def print_inference(
     console: Console, config: Config, gpu: Gpu, capacity: Capacity, plan: InferencePlan, frame: tuple[int, int] | None
 ) -> None:
-    """Print the sentence and the details."""
     console.print(inference_headline(config, gpu, plan, frame), style="bold")
     for statement in capacity.statements:
         console.print(statement)

@@ -25,7 +25,6 @@ class Command(PlannedConfig):
 
 
 def run(arguments: Command) -> None:
-    """Plan a configuration and write its lock."""
     path, patches = Path(arguments.output), tuple(str(patch) for patch in arguments.patches)
     asked = Lock(str(arguments.config), tuple(arguments.overrides), patches, arguments.gpu or DEFAULT)
     lock = plan_again(asked, arguments.allow)

@@ -82,7 +82,6 @@ def write_preset(preset: Preset, path: Path, config: Config, gpu: Gpu, command: 
 
 
 def print_presets(console: Console, config: Config, gpu: Gpu, presets: Sequence[Preset]) -> None:
-    """Print the table."""
     console.print(
         f"{config.heading}, batch {config.train.batch_size}: presets by size of card, with kernels and times of an "
         f"{gpu.name}",

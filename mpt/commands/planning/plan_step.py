@@ -71,7 +71,6 @@ def run(arguments: Command) -> None:
 
 
 def as_data(planned: OwnPlanned) -> dict[str, Any]:
-    """Return everything as JSON has it."""
     return {
         "gpu": asdict(planned.gpu),
         "calibration": asdict(planned.calibration),

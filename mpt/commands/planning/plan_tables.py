@@ -101,7 +101,6 @@ def held_tables(plan: Plan | InferencePlan) -> Table:
 
 
 def add_rank_rows(table: Table, ranks: PlannedRanks) -> None:
-    """Add the lines about a rank of several."""
     seconds = ranks.seconds
     where = ranks.link if ranks.nproc <= ranks.per_machine else f"{ranks.link} and {ranks.network}"
     table.add_row(

@@ -64,7 +64,6 @@ def show_tuning(config: Config, arguments: Command, path: Path, words: list[str]
 
 
 def describe(trial: Trial) -> str:
-    """Return a trial's row."""
     name = " ".join(f"{key}={json.dumps(value)}" for key, value in trial.settings.items())
     name += ", again" if trial.again else ""
     if trial.reason:

@@ -145,7 +145,6 @@ def says_foreach(config: Config, task: Task, device: torch.device, fake: bool, w
 
 
 def trained_buffers(task: Task) -> list[Tensor]:
-    """Return the buffers of the networks that are trained."""
     return [buffer.detach() for module in task.trainable.values() for buffer in module.buffers()]
 
 
@@ -180,14 +179,12 @@ def load_start(config: Config, networks: dict[str, nn.Module]) -> Start | None:
 
 
 def build_precision(config: Config, device: torch.device) -> Precision:
-    """Build the configured precision mode."""
     mode = config.precision.mode
     made = config.precision.member("build")(mode, config.precision.native_settings(), device)
     return require(f"precision {mode}: its build", made, Precision)
 
 
 def build_tricks(config: Config) -> list[MemoryTrick]:
-    """Build the configured memory tricks."""
     tricks = []
     for name, settings in config.memory.tricks.items():
         plugin = config.memory.plugins[name]

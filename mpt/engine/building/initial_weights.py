@@ -232,7 +232,6 @@ def check(modules: Mapping[str, nn.Module], found: Mapping[str, Tensor], path: P
 
 
 def kind(tensor: Tensor) -> str:
-    """Return the kind of numbers in a tensor."""
     if tensor.is_complex():
         return "complex"
     if tensor.is_floating_point():

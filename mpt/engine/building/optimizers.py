@@ -61,5 +61,4 @@ def optimizer_settings(config: Config, name: str) -> OptimizerOptions:
 def clip_norm(
     phase: Phase, optimizers: Mapping[str, Optimizer], settings: Mapping[str, OptimizerOptions]
 ) -> float | None:
-    """Return the norm that a phase's gradients are clipped to, if any."""
     return next(settings[name].clip_grad_norm for name, optimizer in optimizers.items() if optimizer is phase.optimizer)

@@ -24,7 +24,6 @@ MOST_NAMED = 3
 
 
 def start_notes(config: Config, task: Task, start: Start) -> list[str]:
-    """Return the warnings."""
     damaged = [f"model.weights: {note}" for note in start.passed_over]
     return [*damaged, *never_learnt(task.trainable, start.newly_made), *other_scaling(config, start)]
 

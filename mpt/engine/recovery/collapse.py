@@ -40,7 +40,6 @@ class Streak:
     length: int = 0
 
     def seen(self, now: bool) -> int:
-        """Count a look."""
         self.length = self.length + 1 if now else 0
         return self.length
 
@@ -68,7 +67,6 @@ class CollapseWatch:
 
     @classmethod
     def of(cls, run: Run) -> CollapseWatch:
-        """Return the watch of a run."""
         floor = run.config.precision.settings.min_scale
         floors = {name: floor for name, scaler in run.precision.scalers.items() if scaler.dynamic}
         if not isinstance(run.task, Game):
@@ -82,7 +80,6 @@ class CollapseWatch:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the last looks showed no sign."""
         return not any(streak.length for streak in self.streaks.values())
 
     def is_new(self, kind: str) -> bool:

@@ -43,7 +43,6 @@ class Stepping:
     has_begun = False
 
     def note(self, *_: object) -> None:
-        """Note that an optimizer has begun to step."""
         self.has_begun = True
 
 

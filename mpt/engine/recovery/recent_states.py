@@ -49,7 +49,6 @@ class RecentStates:
         return None
 
     def forget_after(self, step: int) -> None:
-        """Forget the states of later steps."""
         while self.states and self.states[-1][0] > step:
             self.states.pop()
 

@@ -32,11 +32,9 @@ class Remedies:
     """How often modules were added to them."""
 
     def rate_at(self, step: int) -> float:
-        """Return the factor of a step's learning rates."""
         return self.rate if step < self.rate_until else 1.0
 
     def to_record(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {
             "skipped_batches": sorted(self.skipped_batches),
             "rate": self.rate,

@@ -24,7 +24,6 @@ class Journal:
     boards: Boards
 
     def row(self, values: Mapping[str, Any]) -> None:
-        """Write and show one line of training."""
         self.console.row(self.recorder.write_metrics(self.progress.step, values))
         self._to_boards(values)
 
@@ -41,7 +40,6 @@ class Journal:
         self._tell_problems()
 
     def event(self, kind: str, message: str, **details: Any) -> None:
-        """Record something that happened."""
         self.recorder.write_event(self.progress.step, kind, {"message": message, **details})
 
     def warn(self, message: str, kind: str = "warning", **details: Any) -> None:

@@ -85,7 +85,6 @@ class AllocatorPeaks:
                 self.allocations = accelerator.allocations_made(device)
 
     def to_record(self, device: torch.device) -> dict[str, Any]:
-        """Return the peaks as a row for the log."""
         return {
             "kind": device.type,
             "peak_bytes": self.allocated,

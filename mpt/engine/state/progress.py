@@ -74,7 +74,6 @@ class Progress:
         return self.seconds_before + time.perf_counter() - self.started
 
     def add_losses(self, phase: str, done: Update) -> None:
-        """Add up an update's losses."""
         sums = self.sums
         for name, value in done.losses.items():
             key = f"{phase}/{name}"
@@ -82,7 +81,6 @@ class Progress:
             self.counts[key] += 1
 
     def add_figures(self, phase: str, done: Update) -> None:
-        """Add up the values logged in an update."""
         for name, value in done.figures.sums.items():
             key = f"{phase}/{name}"
             self.logged[key] = self.logged[key] + value if key in self.logged else value
@@ -129,7 +127,6 @@ class Progress:
             self.best, self.best_step = figure, self.step
 
     def to_record(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {
             "step": self.step,
             "seconds": self.seconds,

@@ -94,7 +94,6 @@ class Boards:
         self.open = {}
 
     def all(self, work: Callable[[Board], None]) -> None:
-        """Let each board do something."""
         for feed in self.open.values():
             feed.put(work)
 

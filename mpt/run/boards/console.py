@@ -152,7 +152,6 @@ class Console:
             self.stream.flush()
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Show one metrics row."""
         if self.style == "json":
             print(json.dumps(dict(row)), file=self.rows, flush=True)
         elif self.style == "quiet":
@@ -177,7 +176,6 @@ class Console:
             self.stream.write(f"\x1b]0;mpt {percent} %, step {step}/{self.total_steps}\x07")
 
     def message(self, text: str) -> None:
-        """Say something once."""
         if self.style in ("quiet", "json"):
             return
         if self.progress is not None:

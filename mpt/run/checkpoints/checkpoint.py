@@ -75,7 +75,6 @@ class EncodedState:
 
     @property
     def tensor_bytes(self) -> int:
-        """The size of all tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 

@@ -70,7 +70,6 @@ class Packer:
         self.seen: dict[tuple[Any, ...], str] = {}
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
-        """Return the structure of one value."""
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
@@ -144,7 +143,6 @@ class Unpacker:
         self.rebuilt: dict[str, Tensor] = {}
 
     def decode(self, node: Any) -> Any:
-        """Return the value of one node."""
         if isinstance(node, list):
             return [self.decode(item) for item in node]
         if not isinstance(node, dict):

@@ -136,7 +136,6 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Was a signal received?"""
         return self.signal_number is not None
 
     def raise_if_requested(self, message: str) -> None:
@@ -180,7 +179,6 @@ class StopRequest:
         self.previous.clear()
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
         if os.getpid() != self.owner:
             # A forked data worker. Ctrl-C reaches it too, but the run ends it; being told to end, it ends.
             if number != signal.SIGINT:

@@ -60,7 +60,6 @@ def describe_environment() -> dict[str, Any]:
 
 
 def package_version(name: str) -> str | None:
-    """Return an installed package's version."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -88,7 +87,6 @@ def read_processor_lines() -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """Return the processor's name."""
     return read_processor_lines().get("model name") or platform.processor() or platform.machine()
 
 

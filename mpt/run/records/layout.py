@@ -53,7 +53,6 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
         return self.path.name
 
     config_path = Inside("config.yaml")
@@ -157,7 +156,6 @@ def claim(run: RunDirectory) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """Does this directory hold a run?"""
     return path.is_dir() and any((path / mark).exists() for mark in MARKS)
 
 

@@ -121,7 +121,6 @@ def read_holder(descriptor: int) -> dict[str, Any]:
 
 
 def describe_holder(holder: dict[str, Any]) -> str:
-    """Return a holder in words."""
     if not holder:
         return ""
     return f"process {holder.get('pid', '?')} on {holder.get('host', '?')}, started {holder.get('started', '?')}"
