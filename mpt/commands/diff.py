@@ -11,22 +11,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mpt.commands.cli.arguments import Allow, Device, Json, Runs
 from mpt.commands.cli.completion import complete_run
-from mpt.config.differences import Difference
 from mpt.config.layers import write_overrides
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, GateError, NonFiniteError
 from mpt.workflows.partings import compare_sides, not_finite_in, read_with_own_parts
 from mpt.workflows.sides import Side, read_side, resolve_mode, vary
-
-if TYPE_CHECKING:
-    from mpt.doctor.parting import Comparison
-    from mpt.doctor.run_difference import RunDifference
 
 
 @dataclass(frozen=True)
@@ -68,16 +63,16 @@ def run(arguments: Command) -> None:
         return
     first, second = read_sides(arguments)
     parted = compare_sides(first, second, steps=arguments.steps, dtype=arguments.dtype, only_files=arguments.only_files)
-    files, replayed = parted.files, parted.replayed
     if arguments.json:
         print(json.dumps(parted.to_record(), default=str))
     else:
-        show(first, second, parted.differences, files, replayed)
+        print("\n".join(parted.lines()))
     if parted.verdict == "apart":
-        where = f" at step {replayed.beyond.step}" if replayed is not None and replayed.beyond is not None else ""
+        beyond = parted.replayed.beyond if parted.replayed is not None else None
+        where = f" at step {beyond.step}" if beyond is not None else ""
         raise GateError(f"diff: {first.label} and {second.label} part{where} by more than rounding")
     if parted.verdict == "not finite":
-        found = not_finite_in(files, replayed)
+        found = not_finite_in(parted.files, parted.replayed)
         raise NonFiniteError(
             f"diff: {found['name']} of both {first.label} and {second.label} is not finite at step {found['step']}, so "
             "whether they are the same cannot be said; `mpt doctor` finds the operator"
@@ -134,79 +129,3 @@ def split_words(arguments: Command) -> tuple[list[str], list[str]]:
     overrides = [word for word in arguments.what if "=" in word]
     overrides += write_overrides({"train.device": arguments.device, "seed": arguments.seed})
     return overrides, [word for word in arguments.what if "=" not in word]
-
-
-def show(
-    first: Side,
-    second: Side,
-    differences: list[Difference],
-    files: RunDifference | None,
-    replayed: Comparison | None,
-) -> None:
-    print(f"A: {first.label}\nB: {second.label}")
-    print(f"settings that differ: {', '.join(map(str, differences)) or 'none that training sees'}")
-    if files is not None:
-        show_files(files)
-    if replayed is None:
-        if files is not None and not files.differs and not files.not_finite:
-            print("the same to the bit, as far as the runs kept it")
-        return
-    print(f"trained side by side: {replayed.steps} step{'s' * (replayed.steps != 1)} from step {replayed.start}")
-    for note in replayed.notes:
-        print(f"note: {note}")
-    if replayed.bits is None and not_finite_in(files, replayed):
-        print("no difference was seen up to the first loss that is not finite")
-    elif replayed.bits is None:
-        print("the same to the bit")
-        if files is not None and files.differs:
-            where = "; ".join(files.environment) or "it is not recorded what"
-            print(f"so what the runs differ in was not the configuration but what they ran on: {where}")
-    else:
-        print(f"first difference: {replayed.bits.describe()}")
-    if replayed.beyond is not None:
-        if replayed.beyond is not replayed.bits:
-            print(f"beyond rounding: {replayed.beyond.describe()}")
-        else:
-            print("it is more than rounding")
-    elif replayed.bits is not None:
-        print("never more than rounding explains")
-    show_rows(replayed.rows)
-
-
-def show_files(files: RunDifference) -> None:
-    for line in files.environment:
-        print(f"made with {line}")
-    for name, kind, found in (("logged losses", "logged", files.logged), ("evaluations", "evaluated", files.evaluated)):
-        if found:
-            values = f"{found['first']} against {found['second']}"
-            print(f"{name} differ first at step {found['step']}: {found['name']} {values}")
-        elif files.shared.get(kind):
-            print(f"{name}: the same at the {files.shared[kind]} steps that both have")
-        else:
-            print(f"{name}: none of a step that both have")
-    for row in files.checkpoints:
-        said = (
-            "the same to the bit" if not row["differing"] else f"{row['differing']} of {row['tensors']} tensors differ"
-        )
-        largest = row["largest"]
-        if largest is not None:
-            said += f", most {largest['name']} by {largest['apart']:.2%}"
-        print(f"checkpoint {row['step']}: {said}")
-    for note in files.notes:
-        print(f"note: {note}")
-
-
-def show_rows(rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    names = list(rows[0]["losses"][0])
-    width = max(24, *(len(name) + 2 for name in names))
-    print(f"{'step':>6}  {'loss':<{width}}{'A':>14}{'B':>14}{'weights apart':>16}{'rounding':>12}")
-    for row in rows:
-        apart = f"{row['weights_apart']:.1e}"
-        rounding = "-" if row["rounding"] is None else f"{row['rounding']:.1e}"
-        for index, (name, value) in enumerate(row["losses"][0].items()):
-            other = row["losses"][1].get(name)
-            shown = "-" if other is None else f"{other:.6g}"
-            more = f"{apart:>16}{rounding:>12}" if not index else ""
-            print(f"{row['step'] if not index else '':>6}  {name:<{width}}{value:>14.6g}{shown:>14}{more}")

@@ -125,7 +125,7 @@ def with_config(arguments: Command) -> Command:
 def train_or_try(config: Config, arguments: Command, world: World | None) -> None:
     """Train, or run a few steps of everything."""
     prepare_torch(config)
-    from mpt.engine.building.without_compiler import leave_out_compiler
+    from mpt.optim.shared.without_compiler import leave_out_compiler
 
     leave_out_compiler()
     if arguments.smoke and not arguments.dry_run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -62,6 +63,21 @@ class Comparison:
                 if name in other and not math.isfinite(value) and not math.isfinite(other[name]):
                     return {"step": row["step"], "name": name}
         return {}
+
+    def table(self) -> Iterator[str]:
+        """Yield the lines of a table of the steps; none without any."""
+        if not self.rows:
+            return
+        width = max(24, *(len(name) + 2 for name in self.rows[0]["losses"][0]))
+        yield f"{'step':>6}  {'loss':<{width}}{'A':>14}{'B':>14}{'weights apart':>16}{'rounding':>12}"
+        for row in self.rows:
+            rounding = "-" if row["rounding"] is None else f"{row['rounding']:.1e}"
+            step, more = row["step"], f"{row['weights_apart']:>16.1e}{rounding:>12}"
+            for name, value in row["losses"][0].items():
+                other = row["losses"][1].get(name)
+                shown = "-" if other is None else f"{other:.6g}"
+                yield f"{step:>6}  {name:<{width}}{value:>14.6g}{shown:>14}{more}"
+                step = more = ""  # of a step's first line alone
 
     def to_record(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

@@ -7,7 +7,7 @@ that was the same to the bit, from which a replay can set out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -54,6 +54,29 @@ class RunDifference:
     def differs(self) -> bool:
         """Whether the files show any difference of the training."""
         return bool(self.logged or self.evaluated or any(row["differing"] for row in self.checkpoints))
+
+    def lines(self) -> Iterator[str]:
+        """Yield the differences in words, a line each."""
+        for line in self.environment:
+            yield f"made with {line}"
+        both = (("logged losses", "logged", self.logged), ("evaluations", "evaluated", self.evaluated))
+        for name, kind, found in both:
+            if found:
+                values = f"{found['first']} against {found['second']}"
+                yield f"{name} differ first at step {found['step']}: {found['name']} {values}"
+            elif self.shared.get(kind):
+                yield f"{name}: the same at the {self.shared[kind]} steps that both have"
+            else:
+                yield f"{name}: none of a step that both have"
+        for row in self.checkpoints:
+            said = "the same to the bit"
+            if row["differing"]:
+                said = f"{row['differing']} of {row['tensors']} tensors differ"
+            if (largest := row["largest"]) is not None:
+                said += f", most {largest['name']} by {largest['apart']:.2%}"
+            yield f"checkpoint {row['step']}: {said}"
+        for note in self.notes:
+            yield f"note: {note}"
 
     def to_record(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +52,38 @@ class Parted:
     def verdict(self) -> str:
         """`same`, `rounding`, `apart` or `not finite`."""
         return verdict_of(self.files, self.replayed)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the findings in words, a line each."""
+        files, replayed = self.files, self.replayed
+        yield f"A: {self.first.label}"
+        yield f"B: {self.second.label}"
+        yield f"settings that differ: {', '.join(map(str, self.differences)) or 'none that training sees'}"
+        if files is not None:
+            yield from files.lines()
+        if replayed is None:
+            if files is not None and not files.differs and not files.not_finite:
+                yield "the same to the bit, as far as the runs kept it"
+            return
+        yield f"trained side by side: {replayed.steps} step{'s' * (replayed.steps != 1)} from step {replayed.start}"
+        for note in replayed.notes:
+            yield f"note: {note}"
+        if replayed.bits is not None:
+            yield f"first difference: {replayed.bits.describe()}"
+        elif not_finite_in(files, replayed):
+            yield "no difference was seen up to the first loss that is not finite"
+        else:
+            yield "the same to the bit"
+            if files is not None and files.differs:
+                where = "; ".join(files.environment) or "it is not recorded what"
+                yield f"so what the runs differ in was not the configuration but what they ran on: {where}"
+        if replayed.beyond is not None and replayed.beyond is not replayed.bits:
+            yield f"beyond rounding: {replayed.beyond.describe()}"
+        elif replayed.beyond is not None:
+            yield "it is more than rounding"
+        elif replayed.bits is not None:
+            yield "never more than rounding explains"
+        yield from replayed.table()
 
     def to_record(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

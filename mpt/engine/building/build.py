@@ -24,7 +24,6 @@ from mpt.config.schema import Config
 from mpt.engine.building.devices import any_waits, place
 from mpt.engine.building.freezing import freeze
 from mpt.engine.building.initial_weights import Start, load_initial_weights
-from mpt.engine.building.no_values import WithoutValues
 from mpt.engine.building.optimizers import build_optimizers, clip_norm, optimizer_settings
 from mpt.engine.building.start_notes import lost_decay, start_notes
 from mpt.engine.state.averages import describe as describe_averages
@@ -33,6 +32,7 @@ from mpt.engine.state.moving_averages import add_averages, fill_averages
 from mpt.engine.step.built_parts import Networks, check_networks, require
 from mpt.errors import ConfigError, DataError
 from mpt.metrics.shared.choice import metrics_of
+from mpt.nn.shared.no_values import WithoutValues
 from mpt.nn.shared.synchronised_norm import synchronise
 from mpt.parallel.world import ALONE, World
 from mpt.precision.stable.stable_forms import make_stable_forms

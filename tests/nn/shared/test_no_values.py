@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import orthogonal
 
-from mpt.engine.building.no_values import WithoutValues
+from mpt.nn.shared.no_values import WithoutValues
 
 
 def test_a_parametrization_is_not_left_half_made_where_an_operator_has_no_rule_for_shapes() -> None:
