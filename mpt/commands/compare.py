@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from mpt.commands.cli.arguments import Allow, Device, Json, Output, Quiet, Runs
+from mpt.commands.cli.command_line import given
 from mpt.commands.cli.console import columns, open_console
 from mpt.config.registry import INSTALLED
 from mpt.errors import CheckpointError, ConfigError, GateError
@@ -119,9 +120,8 @@ def sweep(
     check: Check | None = None,
 ) -> None:
     """Train each mode at several values of a setting; print and write the range in which it trains."""
-    given = [name for name in ("until_decided", "gate") if getattr(arguments, name)]
-    if given:
-        raise ConfigError(f"mpt compare: --{given[0].replace('_', '-')} does not go with --over, which gives windows.")
+    for option in given(arguments, ("until_decided", "gate")):
+        raise ConfigError(f"mpt compare: {option} does not go with --over, which gives windows.")
     sides = sides_of(words, overrides, arguments, alone=True)
     found, folder = compare_over(
         Swept(sides, Over.parse(arguments.over or ""), arguments.allow),

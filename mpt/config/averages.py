@@ -64,8 +64,7 @@ def placed(node: Node, keys: Sequence[str], child: Node) -> Node:
 def with_average(node: Node, task: Plugin | None) -> Node:
     """Return the section `train` with its `ema` as a mapping over the task's own, or null."""
     own: Mapping[str, Any] = task.literals.get("EMA", {}) if task is not None else {}
-    assert isinstance(node.value, dict)
-    given = node.value.get("ema")
+    given = node.members.get("ema")
     if given is None:
         given = Node({}, node.place) if own else None
     elif isinstance(given.value, int | float) and not isinstance(given.value, bool):
@@ -75,4 +74,4 @@ def with_average(node: Node, task: Plugin | None) -> Node:
     written = {key for key, child in given.value.items() if child.value is not None}
     left_out = {*(OF_HALF_LIFE if "decay" in written else ()), *(OF_DECAY if "half_life_kimg" in written else ())}
     defaults = {key: Node(value, given.place) for key, value in own.items() if key not in left_out}
-    return replace(node, value={**node.value, "ema": replace(given, value={**defaults, **given.value})})
+    return replace(node, value={**node.members, "ema": replace(given, value={**defaults, **given.value})})

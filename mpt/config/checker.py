@@ -48,9 +48,8 @@ class Checker:
     """Checks one tree, section by section, and continues after a mistake."""
 
     def __init__(self, root: Node, registry: Registry, allow: Sequence[str]) -> None:
-        assert isinstance(root.value, dict)
         self.root = root
-        self.sections = root.value
+        self.sections = root.members
         self.registry = registry
         self.allow = allow
         self.problems: list[Problem] = []
@@ -132,8 +131,7 @@ class Checker:
         node = self.section(section)
         if len(self.problems) > before:
             return None, node
-        assert isinstance(node.value, dict)
-        name = node.value.get(key)
+        name = node.members.get(key)
         if name is None or (name.value is None and default):
             if default is None and required:
                 subpackage = NAMED_SECTIONS.get(section, section)
@@ -212,10 +210,9 @@ class Checker:
 
         `null` is off like `false`. A key with nothing behind it is neither: `memory` refuses it.
         """
-        node = self.section("memory")
-        assert isinstance(node.value, dict)
+        written = self.section("memory").members
         chosen: dict[str, Plugin] = {}
-        for name, child in node.value.items():
+        for name, child in written.items():
             if name in MemoryOptions.model_fields:
                 continue
             plugin = self.registry.find("memory", name)
@@ -228,7 +225,7 @@ class Checker:
             for other, reason in plugin.conflicts.items():
                 if other in chosen:
                     self.report(
-                        node.value[name], ("memory", name), f"cannot be combined with {other}: {reason}", at_key=True
+                        written[name], ("memory", name), f"cannot be combined with {other}: {reason}", at_key=True
                     )
         return chosen
 
@@ -241,29 +238,25 @@ class Checker:
     def precision(self, plugin: Plugin, fixed: Mapping[str, str]) -> Precision | None:
         section = self.section("precision")
         node = _without(section, "mode")
-        assert isinstance(node.value, dict)
-        assert isinstance(section.value, dict)
         for key, value in fixed.items():
-            given = node.value.get(key)
+            given = node.members.get(key)
             if given and given.value not in (value, "auto"):
-                alias = section.value["mode"].value
+                alias = section.members["mode"].value
                 self.report(
                     given, ("precision", key), f"found {describe(given)}, but the mode {alias} means {key} {value}"
                 )
-            node = replace(node, value={**node.value, key: Node(value, (given or section).place)})
-            assert isinstance(node.value, dict)
+            node = replace(node, value={**node.members, key: Node(value, (given or section).place)})
         keys = ["mode", *plugin.settings_class.model_fields]
         settings = self.settings(plugin.settings_class, node, ("precision",), keys, plugin.defaults)
         return Precision(plugin.name, settings, plugin) if settings else None
 
     def memory(self, plugins: Mapping[str, Plugin]) -> Memory | None:
         node = self.section("memory")
-        assert isinstance(node.value, dict)
-        own = {key: child for key, child in node.value.items() if key in MemoryOptions.model_fields}
+        own = {key: child for key, child in node.members.items() if key in MemoryOptions.model_fields}
         general = self.settings(MemoryOptions, replace(node, value=own), ("memory",), list(MemoryOptions.model_fields))
         tricks: dict[str, Options] = {}
         for name, plugin in plugins.items():
-            child = node.value[name]
+            child = node.members[name]
             if not isinstance(child.value, dict):
                 keys = ", ".join(plugin.settings_class.model_fields) or "none"
                 allowed = f"true, false or a mapping with its keys ({keys})"
@@ -279,8 +272,7 @@ class Checker:
     def train(self, task: Plugin | None) -> Train | None:
         """Check the section of that name; a run without a length takes `DEFAULT_STEPS`."""
         node = with_average(self.section("train"), task)
-        assert isinstance(node.value, dict)
-        written = node.value
+        written = node.members
         lengths = [key for key in ("steps", "epochs") if key in written and written[key].value is not None]
         said_later = [key for key in lengths if written[key].place.line is None]
         if len(lengths) == 2 and len(said_later) == 1:  # an override of one length replaces the file's other one
@@ -321,7 +313,7 @@ class Checker:
     def hint_at_replacing(self, path: tuple[str, ...], problems: Sequence[Problem]) -> None:
         """Say how to leave out the file's settings if an override chose another plugin, which does not know them."""
         section = path[0] if path else ""
-        name = self.section(section).value.get("name") if section in NAMED_SECTIONS else None  # type: ignore[union-attr]
+        name = self.section(section).members.get("name") if section in NAMED_SECTIONS else None
         stale = any("unknown key" in problem.text and problem.place.line is not None for problem in problems)
         if name is not None and name.place.line is None and stale:
             wanted = f"{section}=null {section}={name.value}"
@@ -331,5 +323,4 @@ class Checker:
 
 
 def _without(node: Node, key: str) -> Node:
-    assert isinstance(node.value, dict)
-    return replace(node, value={name: child for name, child in node.value.items() if name != key})
+    return replace(node, value={name: child for name, child in node.members.items() if name != key})

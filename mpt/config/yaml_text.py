@@ -68,6 +68,12 @@ class Node:
     is_blank: bool = False
     """Is this the null of a key with nothing behind it, rather than one that was written?"""
 
+    @property
+    def members(self) -> dict[str, Node]:
+        """The values of a mapping."""
+        assert isinstance(self.value, dict)
+        return self.value
+
     def plain(self) -> object:
         """Return the value without places."""
         if isinstance(self.value, dict):

@@ -8,23 +8,24 @@ packages alike. A field is an option named after it, with the text below it as h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mpt.commands.cli.completion import complete_config, complete_override, complete_planned, complete_run
 
-ConfigFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CONFIG",
-        help="A YAML file, @NAME of mpt list configs, or - for the standard input.",
-        show_default=False,
-        autocompletion=complete_config,
-    ),
-]
+
+def config_argument(complete: Callable[..., list[str]]) -> Any:
+    """Return the declaration of a configuration, which the shell completes by a function."""
+    said = "A YAML file, @NAME of mpt list configs, or - for the standard input."
+    return typer.Argument(metavar="CONFIG", help=said, show_default=False, autocompletion=complete)
+
+
+ConfigFile = Annotated[Path, config_argument(complete_config)]
+PlannedFile = Annotated[Path, config_argument(complete_planned)]
 NewestRun = Annotated[
     str | None, typer.Argument(metavar="RUN", show_default="the newest run", autocompletion=complete_run)
 ]
@@ -49,15 +50,6 @@ StepOfCheckpoint = Annotated[int | None, typer.Option("--step", min=0, help="The
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
 Output = Annotated[str | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
-PlannedFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CONFIG",
-        help="A YAML file, @NAME of mpt list configs, or - for the standard input.",
-        show_default=False,
-        autocompletion=complete_planned,
-    ),
-]
 Card = Annotated[
     str | None, typer.Option("--gpu", metavar="NAME", help="A card to plan for, such as rtx2060, or auto.")
 ]
