@@ -29,6 +29,7 @@ from mpt.metrics.shared.float64 import in_float64
 from mpt.nn.shared.devices import compute_device
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Legend, Loss, Phase, Precision, Samples, gather
 from mpt.systems.diffusion.losses.shared.objectives import Ddpm, Edm, Flow, Objective
+from mpt.systems.diffusion.losses.shared.picture_errors import masked_errors, squared_errors
 from mpt.systems.diffusion.nn.shared.denoiser import Denoiser
 from mpt.systems.diffusion.nn.shared.embedding import to_ticks
 from mpt.systems.diffusion.tasks.shared import levels, sampling
@@ -352,16 +353,6 @@ class Diffusion(Samples, Legend):
             errors = squared_errors(seen, clean.float()).tolist()
         rows = [{"level": f"{float(level_b[0]):.4g}", "squared_error": error} for error in errors]
         return Inference(tiles=self.preview(batch), rows=rows, outputs=seen)
-
-
-def squared_errors(answer: Tensor, target: Tensor) -> Tensor:
-    """Return the mean squared error of each picture (b,)."""
-    return (answer - target).square().flatten(1).mean(1)
-
-
-def masked_errors(answer: Tensor, target: Tensor, mask_b1hw: Tensor) -> Tensor:
-    """Return the mean squared error of each picture (b,), each place times its mask."""
-    return (mask_b1hw * (answer - target).square()).flatten(1).mean(1)
 
 
 def make_objective(settings: Settings, device: torch.device) -> Objective:

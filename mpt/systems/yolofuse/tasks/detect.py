@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -34,13 +33,13 @@ from mpt.seams import Batch, DataSpec, Evidence, Exports, Inference, Legend, Los
 from mpt.systems.yolofuse.data.shared.given_files import OWN_SIZE, in_own_pixels
 from mpt.systems.yolofuse.losses.shared.detection import ONE_TO_MANY, ONE_TO_ONE, DetectionSums, detection_sums
 from mpt.systems.yolofuse.losses.shared.distillation import teacher_sums
-from mpt.systems.yolofuse.metrics.shared.average_precision import Pictures, measure
+from mpt.systems.yolofuse.metrics.shared.average_precision import gather_pictures, measure
 from mpt.systems.yolofuse.metrics.shared.detection_details import describe as describe_evaluation
 from mpt.systems.yolofuse.metrics.shared.suppression import Suppression, best_batch, suppress_batch
 from mpt.systems.yolofuse.nn.layers.yolo_head import BINS, decode
 from mpt.systems.yolofuse.optim.sgd_warmup import accumulates, share_of_batch
 from mpt.systems.yolofuse.tasks.shared.decoded import Decoded, decoded_outputs
-from mpt.systems.yolofuse.tasks.shared.drawing import draw_pair
+from mpt.systems.yolofuse.tasks.shared.drawing import draw_pair, in_words
 from mpt.systems.yolofuse.tasks.shared.teacher import Teacher, open_teacher
 from mpt.systems.yolofuse.tasks.shared.tiles import Look, look_in_tiles
 
@@ -337,7 +336,7 @@ class Detect(Legend, Exports):
         most = 1.0 if self.is_tiled(batch) else math.inf
         for padded, size in zip(found.cpu().numpy(), sizes, strict=True):
             own = in_own_pixels(padded, tuple(size), (width, height), most)
-            rows.append({"count": len(own), "boxes": describe(own, self.classes)})
+            rows.append({"count": len(own), "boxes": in_words(own, self.classes)})
         pictures = {f"detected-{n:04d}": picture[None] for n, picture in enumerate(self.drawn(batch, found))}
         return Inference(rows=rows, figures=pictures, outputs=torch.cat((boxes, scores), 2))
 
@@ -359,27 +358,6 @@ class Detect(Legend, Exports):
         """Restore the numbers of updates and samples."""
         self.updates = int(state.get("updates", 0))
         self.samples_seen = int(state.get("samples_seen", 0))
-
-
-def describe(rows: np.ndarray[Any, Any], classes: Sequence[str]) -> str:
-    """Return detections as text: `person 0.93 12 30 44 96; ...` with corners in pixels."""
-    return "; ".join(
-        f"{classes[int(kind)]} {score:.2f} {left:.0f} {top:.0f} {right:.0f} {bottom:.0f}"
-        for left, top, right, bottom, score, kind in rows.tolist()
-    )
-
-
-def gather_pictures(evidence: Sequence[Evidence]) -> Pictures:
-    """Return detections and truth picture by picture."""
-    found, truth = [], []
-    for one in evidence:
-        arrays = {name: value.cpu().numpy() for name, value in one.items()}
-        for rows, boxes, kinds, mask in zip(
-            *(arrays[name] for name in ("found", "boxes", "classes", "box_mask")), strict=True
-        ):
-            found.append(rows[rows[:, 4] > 0].astype(np.float64))
-            truth.append(np.concatenate((boxes[mask], kinds[mask][:, None]), 1).astype(np.float64))
-    return Pictures(found, truth)
 
 
 def build(

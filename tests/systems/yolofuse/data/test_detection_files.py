@@ -20,8 +20,7 @@ from mpt.data.loading.loader import Loader
 from mpt.errors import ConfigError, DataError
 from mpt.systems.yolofuse.data.detection_files import DetectionFiles, Settings, assume, build
 from mpt.systems.yolofuse.data.shared.scene_augmentation import Scene, letterbox
-from mpt.systems.yolofuse.metrics.shared.average_precision import Pictures, measure
-from mpt.systems.yolofuse.tasks.detect import gather_pictures
+from mpt.systems.yolofuse.metrics.shared.average_precision import Pictures, gather_pictures, measure
 
 SIZE = (80, 60)
 MARK = (16, 12, 48, 36)

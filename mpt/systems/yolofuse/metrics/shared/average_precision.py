@@ -19,6 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mpt.seams import Evidence
+
 Array = np.ndarray[Any, Any]
 Way = Literal["coco", "ultralytics-8.3", "ultralytics-8.4"]
 
@@ -63,6 +65,19 @@ class Precision:
     def map50_95(self) -> float:
         """Mean over classes and thresholds; 0 without any truth."""
         return float(np.nanmean(self.ap)) if len(self.classes) else 0.0
+
+
+def gather_pictures(evidence: Sequence[Evidence]) -> Pictures:
+    """Return detections and truth picture by picture."""
+    found, truth = [], []
+    for one in evidence:
+        arrays = {name: value.cpu().numpy() for name, value in one.items()}
+        for rows, boxes, kinds, mask in zip(
+            *(arrays[name] for name in ("found", "boxes", "classes", "box_mask")), strict=True
+        ):
+            found.append(rows[rows[:, 4] > 0].astype(np.float64))
+            truth.append(np.concatenate((boxes[mask], kinds[mask][:, None]), 1).astype(np.float64))
+    return Pictures(found, truth)
 
 
 def overlaps(first: Array, second: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Detections drawn onto pictures: the cameras side by side, each with every box, its class and its score."""
+"""Detections for people: drawn onto the cameras' pictures side by side, and as text."""
 
 from __future__ import annotations
 
@@ -44,3 +44,11 @@ def draw_boxes(image: Image.Image, rows: np.ndarray[Any, Any], classes: Sequence
         pen.rectangle((x, y, x + wide, y + height), fill=colour)
         pen.text((x + 1, y - (box[1] - corners[1]) + 1), label, fill=(0, 0, 0))
     return image
+
+
+def in_words(rows: np.ndarray[Any, Any], classes: Sequence[str]) -> str:
+    """Return detections as text: `person 0.93 12 30 44 96; ...` with corners in pixels."""
+    return "; ".join(
+        f"{classes[int(kind)]} {score:.2f} {left:.0f} {top:.0f} {right:.0f} {bottom:.0f}"
+        for left, top, right, bottom, score, kind in rows.tolist()
+    )
