@@ -28,7 +28,6 @@ from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run
 from mpt.engine.state.memory import known_tensors
-from mpt.engine.state.module_state import module_state
 from mpt.engine.step.step import update
 from mpt.errors import MptError
 from mpt.memory.recomputing.selective import Kept
@@ -37,6 +36,7 @@ from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.facts.placement import Placement
 from mpt.planner.plans.plan import trace_placed
 from mpt.planner.trace.replay import replay
+from mpt.precision.shared.module_state import module_state
 from mpt.run.process.memory_meter import measure_step
 from mpt.seams import Batch, DataSpec, FieldSpec, Run
 from mpt.seams.phase_losses import memory_forward

@@ -57,9 +57,9 @@ MEMBERS: dict[str, dict[str, str]] = {
         "keeping": "mpt.precision.shared.float32_modules.keeping(precision, modules)",
         "scales": "mpt.seams.loss_scales(precision)",
         "skips_overflow": "mpt.seams.has_dynamic_scale(precision, phase)",
-        "module_state": "mpt.engine.state.module_state.module_state(precision, module), which follows from masters",
+        "module_state": "mpt.precision.shared.module_state.module_state(precision, module), which follows from masters",
         "load_module_state": (
-            "mpt.engine.state.module_state.load_module_state(precision, module, state), which follows from masters"
+            "mpt.precision.shared.module_state.load_module_state(precision, module, state), which follows from masters"
         ),
     },
     "MemoryTrick": {

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from mpt.doctor.instrument import Result, error_of, input_error
-from mpt.engine.recovery.module_places import LOSS
+from mpt.nn.shared.module_places import LOSS
 
 Key = tuple[str, str, bool, int]
 """The key by which results of two steps are matched: `Result.key`."""

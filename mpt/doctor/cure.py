@@ -19,8 +19,8 @@ from mpt.config.schema import Config
 from mpt.doctor.numerics import Examination, Verdict
 from mpt.doctor.rewrites import Place, find_places, smallest_forms
 from mpt.doctor.subject import Subject, as_on_a_gpu, with_float32
-from mpt.engine.recovery.module_places import LOSS
 from mpt.engine.recovery.smallest_list import SmallestList, smallest_list
+from mpt.nn.shared.module_places import LOSS
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from mpt.engine.recovery.module_places import source_line
+from mpt.nn.shared.module_places import source_line
 from mpt.planner.device.kept_modes import KeptInBackward
 
 

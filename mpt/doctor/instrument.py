@@ -1,6 +1,6 @@
 """Instruments on the step: every operator's result with its module, its source line, its range and a sample.
 
-One dispatch mode sees forward and backward alike; `mpt.engine.recovery.module_places` knows whose operators they are.
+One dispatch mode sees forward and backward alike; `mpt.nn.shared.module_places` knows whose operators they are.
 The source line is the innermost one outside of torch and of this package: the user's own.
 
 Ranges are those of float16, whatever dtype was computed in, so a float32 step on a CPU shows the effects of float16.
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mpt.doctor.forward_lines import ForwardLines
-from mpt.engine.recovery.module_places import ModulePlaces, module_places, source_line
+from mpt.nn.shared.module_places import ModulePlaces, module_places, source_line
 
 aten = torch.ops.aten
 LARGEST, SMALLEST_NORMAL, SMALLEST = 65504.0, 2.0**-14, 2.0**-24

@@ -26,11 +26,11 @@ from mpt.doctor.measured_step import HALVINGS, Step, half_as_on_a_gpu, moved_wei
 from mpt.engine.building.build import build_run
 from mpt.engine.building.torch_settings import prepare_torch
 from mpt.engine.loop.assembly import count_steps, supply_batches
-from mpt.engine.state.module_state import module_state
 from mpt.engine.state.moving_averages import follow_step
 from mpt.engine.state.state import capture, capture_random, restore, restore_random
 from mpt.engine.step.step import back_propagate, drop_gradients, update
 from mpt.optim.shared.schedules import set_learning_rates
+from mpt.precision.shared.module_state import module_state
 from mpt.precision.shared.products import set_products
 from mpt.seams import Batch, Dataset, Phase, Run
 from mpt.seams.phase_losses import draw_batch

@@ -25,7 +25,7 @@ from mpt.doctor.refusals import Refusal
 from mpt.doctor.subject import Subject, with_float32
 from mpt.doctor.weight_updates import Effect, effects, moves
 from mpt.engine.building.start_notes import lost_decay
-from mpt.engine.recovery.module_places import LOSS
+from mpt.nn.shared.module_places import LOSS
 from mpt.seams import Run
 
 LARGE_LOSS, LARGE_GRADIENT, LARGE_BUFFER = 0.05, 0.3, 0.1

@@ -17,9 +17,9 @@ from mpt.doctor.measured_step import take_step
 from mpt.doctor.numerics import Verdict
 from mpt.doctor.refusals import Refusal
 from mpt.doctor.subject import Subject, with_stable_forms
-from mpt.engine.recovery.module_places import LOSS, module_places, source_line
 from mpt.engine.recovery.smallest_list import fewest
 from mpt.errors import ConfigError
+from mpt.nn.shared.module_places import LOSS, module_places, source_line
 from mpt.precision.stable.stable_forms import StableForms
 from mpt.precision.stable.stable_logs import Rewrite
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from mpt.doctor.instrument import real_values
 from mpt.doctor.measured_step import half_as_on_a_gpu
 from mpt.engine.building.build import seed_everything
-from mpt.engine.state.module_state import module_state
 from mpt.engine.step.step import update
+from mpt.precision.shared.module_state import module_state
 from mpt.seams import Batch, Phase, Run
 
 

@@ -29,9 +29,9 @@ from mpt.data.loading.checks import fetch
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.building.torch_settings import prepare_torch
 from mpt.engine.loop.training import Training
-from mpt.engine.recovery.module_places import SKIPPED_FOLDERS
 from mpt.engine.step.step import back_propagate, drop_gradients
 from mpt.errors import DataError
+from mpt.nn.shared.module_places import SKIPPED_FOLDERS
 from mpt.planner.client.processes import environment
 from mpt.seams.phase_losses import draw_batch
 

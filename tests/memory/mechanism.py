@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from mpt.engine.state.module_state import module_state
 from mpt.engine.step.step import update
+from mpt.precision.shared.module_state import module_state
 from mpt.seams import Batch, Run
 
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from mpt.engine.state.averages import averaged
 from mpt.engine.state.evaluation import inferring
-from mpt.engine.state.module_state import module_state
 from mpt.engine.state.state import capture, restore, restore_modules
 from mpt.engine.step.step import update
 from mpt.errors import ConfigError
 from mpt.optim import schedule_free
+from mpt.precision.shared.module_state import module_state
 from tests.engine import parts
 
 pytestmark = pytest.mark.tier("fast")

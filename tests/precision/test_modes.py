@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_run
-from mpt.engine.state.module_state import module_state
 from mpt.engine.step.step import update
 from mpt.errors import ConfigError
 from mpt.precision.shared.float32_modules import Float32Module, keep_in_float32
+from mpt.precision.shared.module_state import module_state
 from mpt.seams import Loss, loss_scales
 from tests.engine import parts
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpt.engine.state.module_state import module_state
+from mpt.precision.shared.module_state import module_state
 from mpt.precision.shared.scaler import LossScaler, clip_gradients, stored_gradients
 from mpt.seams import Loss, Phase
 from tests.engine.parts import mode as build_mode

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mpt.doctor.card.subjects import MODES, first_batch, on_device, small_config
 from mpt.engine.building.build import build_datasets, build_run
-from mpt.engine.state.module_state import load_module_state, module_state
 from mpt.engine.step.step import back_propagate, drop_gradients
 from mpt.errors import MptError
 from mpt.planner.device.kept_modes import KeptInBackward
+from mpt.precision.shared.module_state import load_module_state, module_state
 from mpt.seams import Batch, Run
 from mpt.seams.phase_losses import draw_batch
 

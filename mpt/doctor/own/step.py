@@ -37,7 +37,7 @@ from mpt.doctor.own.arithmetic import (
 )
 from mpt.doctor.rewrites import Place
 from mpt.engine.building.build import seed_everything
-from mpt.engine.recovery.module_places import module_places, source_line
+from mpt.nn.shared.module_places import module_places, source_line
 from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.kept_modes import backward_of, has_none
 from mpt.planner.facts.gpus import Gpu

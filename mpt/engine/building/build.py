@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 
 from mpt.config.options import setting_of
 from mpt.config.schema import Config
-from mpt.engine.building.devices import any_waits, place
 from mpt.engine.building.freezing import freeze
 from mpt.engine.building.initial_weights import Start, load_initial_weights
 from mpt.engine.building.optimizers import build_optimizers, clip_norm, optimizer_settings
@@ -32,6 +31,7 @@ from mpt.engine.state.moving_averages import add_averages, fill_averages
 from mpt.engine.step.built_parts import Networks, check_networks, require
 from mpt.errors import ConfigError, DataError
 from mpt.metrics.shared.choice import metrics_of
+from mpt.nn.shared.devices import any_waits, place
 from mpt.nn.shared.no_values import WithoutValues
 from mpt.nn.shared.synchronised_norm import synchronise
 from mpt.parallel.world import ALONE, World
@@ -141,7 +141,7 @@ def build_run(
 def says_foreach(config: Config, task: Task, device: torch.device, fake: bool, world: World) -> bool:
     """Whether optimizers must be given a GPU's foreach path: if they cannot see that weights lie on one."""
     is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses alone
-    return device.type != "cpu" and (fake or any_waits(task)) and not is_offloaded
+    return device.type != "cpu" and (fake or any_waits(task.trainable.values())) and not is_offloaded
 
 
 def trained_buffers(task: Task) -> list[Tensor]:

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mpt.config.messages import few
-from mpt.engine.recovery.module_places import LOSS, ModulePlaces, module_places, source_line
 from mpt.engine.state.state import capture_random, restore_random
 from mpt.engine.step.step import back_propagate, drop_gradients
+from mpt.nn.shared.module_places import LOSS, ModulePlaces, module_places, source_line
 from mpt.seams import Batch, Phase, Run
 from mpt.seams.undo import notes_of, take_back
 

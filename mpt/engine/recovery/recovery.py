@@ -13,9 +13,9 @@ import torch
 
 from mpt.engine.recovery.diagnosis import find_first_non_finite
 from mpt.engine.state.journal import Journal
-from mpt.engine.state.module_state import module_state
 from mpt.engine.step.step import Update, whole_batch
 from mpt.errors import NonFiniteError
+from mpt.precision.shared.module_state import module_state
 from mpt.run.checkpoints.state_checks import first_non_finite_on_ranks
 from mpt.seams import Phase, Run
 

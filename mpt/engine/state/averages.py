@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mpt.engine.state.module_state import module_state
 from mpt.optim.shared.averaging import AveragingOptimizer
+from mpt.precision.shared.module_state import module_state
 from mpt.seams import Run
 
 Exchanged = dict[nn.Parameter, Tensor]

@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 
 from mpt import accelerator
 from mpt.engine.state.averages import modules_to_save
-from mpt.engine.state.module_state import load_module_state, module_state
 from mpt.engine.state.moving_averages import SUFFIX
 from mpt.errors import CheckpointError
 from mpt.optim.shared.carry_over import Carried, carry_over, given_up, lineage
 from mpt.optim.shared.groups import fit_saved_groups
 from mpt.parallel.local import full, is_sharded
+from mpt.precision.shared.module_state import load_module_state, module_state
 from mpt.precision.shared.weight_pieces import COMPENSATION
 from mpt.run.checkpoints.state_checks import compare_keys, refuse_split
 from mpt.seams import Run

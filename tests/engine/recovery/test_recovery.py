@@ -20,10 +20,10 @@ from mpt.config.load import load_config
 from mpt.engine.loop import rollback
 from mpt.engine.loop.training import Training
 from mpt.engine.recovery.diagnosis import FirstNonFinite
-from mpt.engine.recovery.module_places import ModulePlaces
 from mpt.engine.recovery.recent_states import RecentStates
 from mpt.engine.step.faults import is_out_of_memory
 from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
+from mpt.nn.shared.module_places import ModulePlaces
 from mpt.report.page import write_report
 from mpt.run.checkpoints import checkpoint
 from mpt.run.records.layout import open_run

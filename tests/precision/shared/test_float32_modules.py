@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpt.engine.state.module_state import module_state
+from mpt.precision.shared.module_state import module_state
 from mpt.seams import Loss, Phase
 from tests.engine import parts
 

@@ -10,7 +10,7 @@ import typer
 
 from mpt.commands.cli.arguments import Runs
 from mpt.config.options import setting_of
-from mpt.engine.state.module_state import load_module_state
+from mpt.precision.shared.module_state import load_module_state
 
 MODULES = {"saehd": "autoencoder", "xseg": "xseg"}
 """Models that can be pretrained, and the network that is kept of each."""

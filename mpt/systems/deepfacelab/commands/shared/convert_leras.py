@@ -24,10 +24,10 @@ from mpt.config.options import setting_of
 from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run
-from mpt.engine.state.module_state import load_module_state
 from mpt.engine.state.state import capture
 from mpt.errors import CheckpointError, ConfigError
 from mpt.foreign.files import LARGEST_RECORD_BYTES, read_text
+from mpt.precision.shared.module_state import load_module_state
 from mpt.run.checkpoints import checkpoint
 from mpt.run.process.files import write_atomically
 from mpt.run.records.data_layout import write_layout

@@ -18,9 +18,9 @@ from mpt.config.load import load_config
 from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_networks, build_run
-from mpt.engine.state.module_state import load_module_state
 from mpt.engine.state.state import capture
 from mpt.errors import CheckpointError, ConfigError
+from mpt.precision.shared.module_state import load_module_state
 from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
 from mpt.run.process.files import write_atomically

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_networks
-from mpt.engine.building.devices import place
 from mpt.engine.state.moving_averages import SUFFIX
 from mpt.errors import ConfigError
+from mpt.nn.shared.devices import place
 from mpt.run.checkpoints.checkpoint import load
 from mpt.run.checkpoints.choice import load_wanted
 from mpt.run.records.data_layout import read_layout
