@@ -136,7 +136,7 @@ def train_or_try(config: Config, arguments: Command, world: World | None) -> Non
 
 def try_everything(config: Config, arguments: Command, steps: int, world: World | None) -> None:
     """Run a few steps of everything, and say so on the first rank."""
-    from mpt.commands.cli.smoke import smoke
+    from mpt.commands.training.smoke import smoke
 
     def attempt(config: Config, *, runs: str, resume: str | None, stop_after: int | None = None) -> Path | None:
         return train(config, dataclasses.replace(arguments, runs=runs, resume=resume), stop_after, world)

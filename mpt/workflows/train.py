@@ -269,7 +269,7 @@ def finish(training: Training, reports: bool) -> None:
 
 
 def page_to_tell(directory: RunDirectory) -> Path | None:
-    """Return the report's page, None if the run's folder is thrown away (`mpt.commands.cli.smoke`)."""
+    """Return the report's page, None if the run's folder is thrown away (`mpt.commands.training.smoke`)."""
     return None if directory.path.parent.name.startswith(THROWN_AWAY) else directory.path / "report.html"
 
 

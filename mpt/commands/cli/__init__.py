@@ -1,1 +1,1 @@
-"""The command line itself: arguments, completion, skeletons of parts, trial runs."""
+"""The command line itself: arguments, completion, skeletons of parts."""
