@@ -25,7 +25,7 @@ def cost_of_emulation() -> str:
     """Say what bfloat16 costs in time on a CPU that does not multiply it: of a DCGAN on AVX2 9 times float32's."""
     if "AVX512" in torch.backends.cpu.get_cpu_capability():
         return "this CPU emulates it, so expect no speed-up over fp32"
-    return "this CPU emulates it slowly: a step may take several times as long as with precision=fp32"
+    return "this CPU emulates it slowly: a step takes many times as long as with precision=fp32"
 
 
 def require_ampere(what: str, device: torch.device, instead: str) -> None:

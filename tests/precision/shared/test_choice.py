@@ -17,5 +17,5 @@ def test_a_cpu_that_emulates_bfloat16_slowly_is_told_with_the_way_out(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     chosen, reason = choose_dtype(load_config({"model": "small_cnn"}).precision.settings, torch.device("cpu"))
     assert chosen == torch.bfloat16
-    assert ("several times as long as with precision=fp32" in reason) is slow
+    assert ("many times as long as with precision=fp32" in reason) is slow
     assert ("no speed-up over fp32" in reason) is not slow
