@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,13 +51,18 @@ class Mistake:
 
 
 def pages() -> list[Path]:
-    """The pages that people write, those of docs/benchmarks aside."""
+    """The pages that people write, those of docs/benchmarks aside, and the shipped configurations, for their heads."""
     found = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in found if page.name not in WRITTEN and page.parent.name not in GENERATED]
+    configs = [*sorted(ROOT.glob("configs/*.yaml")), *sorted(ROOT.glob("mpt/systems/*/configs/*.yaml"))]
+    return [page for page in found if page.name not in WRITTEN and page.parent.name not in GENERATED] + configs
 
 
 def paragraphs_of(page: Path) -> list[str]:
-    return PARAGRAPHS.split(FENCES.sub("", page.read_text("utf-8")))
+    text = page.read_text("utf-8")
+    if page.suffix == ".yaml":
+        head = takewhile(lambda line: line.startswith("#"), text.splitlines())
+        text = "\n".join(line.removeprefix("#").strip() for line in head)
+    return PARAGRAPHS.split(FENCES.sub("", text))
 
 
 def figures_of(text: str) -> list[str]:
@@ -100,8 +106,11 @@ def not_in_their_table(page: Path) -> Iterator[Mistake]:
 
 
 def without_source(page: Path) -> Iterator[Mistake]:
-    """Yield paragraphs with measured figures and neither a link nor a command. Decisions are sources themselves."""
-    if page.parent.name == "decisions":
+    """Yield paragraphs with measured figures and neither a link nor a command.
+
+    Decisions are sources themselves, and a configuration begins with the command that gives its figures.
+    """
+    if page.parent.name == "decisions" or page.suffix == ".yaml":
         return
     for paragraph in paragraphs_of(page):
         bare = NOT_PROSE.sub("", paragraph)
