@@ -228,6 +228,20 @@ def test_a_convolution_with_its_own_padding_is_adapted_and_folded() -> None:
     torch.testing.assert_close(net(image), before)
 
 
+def test_others_may_read_a_file_as_far_as_the_umask_lets_them(tmp_path: Path) -> None:
+    _, folder = small(tmp_path)
+    (tmp_path / "plain").touch()
+    usual = (tmp_path / "plain").stat().st_mode
+    assert (folder / "adapter_model.safetensors").stat().st_mode == usual
+
+
+def test_several_networks_are_no_peft_folder(tmp_path: Path) -> None:
+    task = Plain(one=Net(), two=Net())
+    Lora(Settings(rank=2, full=[], targets=["linear"])).apply(task, Precision())
+    with pytest.raises(ConfigError, match="one, two have some; use --to diffusers or --to kohya"):
+        written(task, "peft", tmp_path)
+
+
 def test_what_does_not_fit_is_refused_in_one_line_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
     task, path = small(tmp_path)
     with pytest.raises(ConfigError, match="net is a Net, no model of diffusers; use --to peft"):

@@ -45,7 +45,7 @@ def write(wanted: str, found: Sequence[Place], path: Path, about: Mapping[str, s
     texts = {"format": "pt", **about}
     if settings:
         texts["lora_adapter_metadata"] = json.dumps(settings, sort_keys=True)
-    safetensors.torch.save_file(contiguous(tensors), str(path), metadata=texts)
+    path.write_bytes(safetensors.torch.save(contiguous(tensors), texts))  # `save_file` lets nobody else read it
 
 
 def refuse_other_models(wanted: str, place: Place) -> None:
@@ -179,7 +179,8 @@ def write_peft(found: Sequence[Place], folder: Path, about: Mapping[str, str]) -
     """Write the folder that `PeftModel.from_pretrained(model, folder)` takes. ConfigError for several networks."""
     if len(found) > 1:
         names = ", ".join(place.name for place in found)
-        raise ConfigError(f"--to peft: a folder holds the adapters of one network, and {names} have some")
+        others = " or ".join(f"--to {name}" for name in FORMATS if name != "peft")
+        raise ConfigError(f"--to peft: a folder holds the adapters of one network, and {names} have some; use {others}")
     (place,) = found
     adapted = place.adapted()
     tensors: dict[str, Tensor] = {}
@@ -203,9 +204,8 @@ def write_peft(found: Sequence[Place], folder: Path, about: Mapping[str, str]) -
         "modules_to_save": modules or None,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    safetensors.torch.save_file(
-        contiguous(tensors), str(folder / "adapter_model.safetensors"), {"format": "pt", **about}
-    )
+    data = safetensors.torch.save(contiguous(tensors), {"format": "pt", **about})
+    (folder / "adapter_model.safetensors").write_bytes(data)
     (folder / "adapter_config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

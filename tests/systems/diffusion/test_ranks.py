@@ -17,8 +17,8 @@ from mpt.engine.step.step import update
 from mpt.parallel.local import full
 from mpt.parallel.start import joined
 from mpt.parallel.world import ALONE, World
-from mpt.systems.diffusion.data.latents import write_latents
 from tests.parallel.forked import run_ranks
+from tests.systems.diffusion.latent_files import write_latents
 from tests.systems.diffusion.library import diffusers
 from tests.systems.diffusion.nn.test_diffusers import TEXT_UNET
 
@@ -38,7 +38,7 @@ def folder_of_data(folder: Path) -> dict[str, Any]:
         "weight": torch.tensor([1.0, 0.5, 1] * 3),
     }
     for split in ("train", "test"):
-        write_latents(folder / f"{split}.safetensors", tensors, (), "")
+        write_latents(folder / f"{split}.safetensors", tensors, ())
     return {
         "model": {"name": "diffusers", "folder": str(folder / "net")},
         "dataset": {"name": "latents", "root": str(folder)},

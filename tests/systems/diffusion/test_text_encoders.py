@@ -20,6 +20,7 @@ from mpt.run.checkpoints import checkpoint
 from mpt.run.records.layout import open_run
 from mpt.systems.diffusion.commands import prepare
 from mpt.systems.diffusion.commands.shared.pipelines import Pipeline
+from mpt.systems.diffusion.nn.shared.text_encoders import read_pipeline
 from tests.systems.diffusion.library import diffusers
 from tests.systems.diffusion.pipelines import make_pictures, make_pipeline
 
@@ -105,6 +106,14 @@ def test_adapters_of_text_encoders_go_into_the_pipeline_and_resume_to_the_bit(ki
     begun = newest(trained("again", 1, file, "optimizer.lr=1e-12"))
     for name, value in begun.items():
         torch.testing.assert_close(value, right[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_no_bar_of_transformers_is_drawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = make_pipeline("StableDiffusionPipeline", tmp_path / "pipeline")
+    capfd.readouterr()
+    assert any(name.startswith("text_encoder.") for name in read_pipeline(folder))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_network_without_text_has_no_text_encoders(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mpt.config.options import DatasetOptions
@@ -189,13 +188,6 @@ def read_classes(path: Path, metadata: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(str(name) for name in json.loads(metadata.get("classes", "[]")))
     except (ValueError, TypeError) as error:
         raise DataError(f"dataset.root: the classes in {path} are not a JSON list") from error
-
-
-def write_latents(path: Path, tensors: Mapping[str, Tensor], classes: Sequence[str], made_by: str) -> None:
-    """Write one split's file."""
-    metadata = {"classes": json.dumps(list(classes)), "made_by": made_by}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata=metadata)
 
 
 def build(settings: Settings, split: str, seed: int) -> Latents:

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mpt.errors import DataError
-from mpt.systems.diffusion.data.latents import Latents, Settings, assume, build, write_latents
+from mpt.systems.diffusion.data.latents import Latents, Settings, assume, build
+from tests.systems.diffusion.latent_files import write_latents
 
 pytestmark = pytest.mark.tier("fast")
 
@@ -27,7 +28,7 @@ def tensors(count: int = 5) -> dict[str, Tensor]:
 
 def test_samples_come_in_the_order_that_is_asked_for_as_float32(tmp_path: Path) -> None:
     written = tensors()
-    write_latents(tmp_path / "train.safetensors", written, ("a", "b"), "hash")
+    write_latents(tmp_path / "train.safetensors", written, ("a", "b"))
     data = build(Settings(root=str(tmp_path)), "train", 0)
     batch = data.fetch([3, 0, 3], 0)
     for name, value in written.items():
@@ -36,11 +37,11 @@ def test_samples_come_in_the_order_that_is_asked_for_as_float32(tmp_path: Path) 
     assert batch["latent"].dtype == torch.float32
     assert data.spec.classes == ("a", "b")
     assert data.spec.extra["class_counts"] == [3, 2]
-    assert data.spec.extra["made_by"] == "hash"
+    assert data.spec.extra["made_by"] == "test"
 
 
 def test_a_data_set_goes_to_a_worker_without_its_open_file(tmp_path: Path) -> None:
-    write_latents(tmp_path / "train.safetensors", tensors(), (), "")
+    write_latents(tmp_path / "train.safetensors", tensors(), ())
     data = build(Settings(root=str(tmp_path)), "train", 0)
     data.fetch([0], 0)
     again = pickle.loads(pickle.dumps(data))
@@ -66,14 +67,14 @@ def test_sizes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         "latent_4x8": torch.zeros(2, 4, 4, 8),
         "weight": torch.arange(3.0),
     }
-    write_latents(tmp_path / "train.safetensors", tensors, (), "")
+    write_latents(tmp_path / "train.safetensors", tensors, ())
     data = build(Settings(root=str(tmp_path)), "train", 0)
     assert [float(data.fetch([n], 0)["latent"].mean()) for n in range(3)] == [0, 0, 1]
 
 
 def test_samples_of_several_sizes_come_apart_and_a_plan_sees_the_largest(tmp_path: Path) -> None:
     written = sized()
-    write_latents(tmp_path / "train.safetensors", written, (), "")
+    write_latents(tmp_path / "train.safetensors", written, ())
     data = build(Settings(root=str(tmp_path)), "train", 0)
     assert data.groups() == [0, 0, 0, 1, 1]
     assert data.spec.fields["latent"].shape == (4, 4, 2)
@@ -107,7 +108,7 @@ def test_a_file_that_is_missing_or_cut_short_is_one_line(share: float, tmp_path:
     path = tmp_path / "train.safetensors"
     with pytest.raises(DataError, match="there is no"):
         Latents(path)
-    write_latents(path, tensors(), (), "")
+    write_latents(path, tensors(), ())
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     with pytest.raises(DataError, match="not a whole safetensors file"):
         Latents(path)

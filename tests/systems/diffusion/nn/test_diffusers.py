@@ -20,9 +20,9 @@ from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
 from mpt.seams import Batch, Run
-from mpt.systems.diffusion.data.latents import write_latents
 from mpt.systems.diffusion.nn.shared.embedding import to_ticks
 from mpt.systems.diffusion.tasks.diffusion import Diffusion
+from tests.systems.diffusion.latent_files import write_latents
 from tests.systems.diffusion.library import diffusers
 from tests.systems.diffusion.pipelines import vae as autoencoder
 
@@ -103,7 +103,7 @@ def write_data(folder: Path, count: int = 6) -> Path:
     for split in ("train", "test"):
         shapes = {"latent": (4, 8, 8), "text": (5, 12), "pooled": (10,), "sizes": (6,)}
         tensors = {name: torch.randn(count, *shape, generator=numbers) for name, shape in shapes.items()}
-        write_latents(folder / f"{split}.safetensors", tensors | {"label": torch.arange(count) % 2}, ("a", "b"), "test")
+        write_latents(folder / f"{split}.safetensors", tensors | {"label": torch.arange(count) % 2}, ("a", "b"))
     return folder
 
 

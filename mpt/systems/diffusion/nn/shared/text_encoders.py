@@ -6,7 +6,9 @@ loader, which knows both. Nothing is downloaded.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +102,25 @@ def read_pipeline(folder: Path) -> dict[str, Tensor]:
 
 def read_encoder(folder: Path, kind: str) -> dict[str, Tensor]:
     """Return the tensors of a text encoder, by the names of the installed transformers."""
+    library = import_transformers()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), no_progress_bar(library):
             warnings.simplefilter("ignore")
-            encoder = getattr(import_transformers(), kind).from_pretrained(str(folder), local_files_only=True)
+            encoder = getattr(library, kind).from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"model.weights: {folder} cannot be read: {str(error).splitlines()[0]}") from error
     tensors: dict[str, Tensor] = encoder.state_dict()
     return tensors
+
+
+@contextlib.contextmanager
+def no_progress_bar(library: Any) -> Iterator[None]:
+    """Keep transformers from drawing its own bar into the lines of `mpt train` inside the block."""
+    logging = library.utils.logging
+    was_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            logging.enable_progress_bar()
