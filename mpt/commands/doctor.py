@@ -87,7 +87,7 @@ def run(arguments: Command) -> None:
 
 
 def read_own(arguments: Command) -> OwnWish:
-    """Return what is asked of a training step of the user's own. Raises ConfigError."""
+    """Read the options for a training step of the user's own. Raises ConfigError."""
     assert arguments.subject is not None
     for name in ("patches", "batch_size"):
         if getattr(arguments, name):

@@ -74,7 +74,7 @@ def refuse(config: Config, world: World) -> None:
 
 
 def way_out(tricks: Sequence[str]) -> str:
-    """Return what to use instead."""
+    """Return the remedy of the message."""
     if "lora" not in tricks:
         return "Or use ddp"
     smaller = " and ".join(f"memory.{name}" for name in FOR_FROZEN if name not in tricks)

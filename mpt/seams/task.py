@@ -109,7 +109,7 @@ class Task:
         """Follow a finished step (a controller, clipped weights), without waiting for the device."""
 
     def evaluate_batch(self, batch: Batch) -> Evidence:
-        """Return what `conclude` needs of a batch of test data. Batches may be smaller, and on several processes."""
+        """Return the outputs of a test batch for `conclude`. Batches may be smaller, and on several processes."""
         return {}
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:

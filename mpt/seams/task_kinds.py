@@ -24,7 +24,7 @@ class Samples(Task):
     """Samples of which `evaluate_samples` is asked at each evaluation."""
 
     def evaluate_samples(self, first: int, count: int) -> Evidence:
-        """Return what `conclude` needs of samples `first` to `first + count` of the `evaluation_samples`."""
+        """Return the outputs for `conclude` of samples `first` to `first + count` of the `evaluation_samples`."""
         return {}
 
     def samples(self, total: int, first: int, count: int, seed: int, truncation: float = 1.0) -> Tensor:

@@ -59,7 +59,7 @@ def find_subject(wish: OwnWish) -> OwnSubject:
 
 
 def examine_part(part: str, wish: OwnWish, subject: OwnSubject) -> Section:
-    """Examine one part."""
+    """Return the findings of one part. A step that needs a card is not timed without one."""
     import torch
 
     from mpt.doctor.environment import examine_environment

@@ -230,7 +230,7 @@ def _stable(forms: Sequence[str], modules: Mapping[str, nn.Module], on_form: Cal
 def step_once(
     made: Made, how: Arithmetic, watch: _Watch, scale: LossScale, trained: Sequence[Tensor], device: torch.device
 ) -> Exception | None:
-    """Take the step; return what it raised."""
+    """Take the step; return its exception."""
     seed_everything(SEED)
     with ExitStack() as stack:
         factor = stack.enter_context(scaled_backward(how, trained, watch.seen))

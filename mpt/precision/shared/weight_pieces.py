@@ -195,7 +195,7 @@ class Rounding:
         return round_at_random(numbers, self._halves(name, pieces, numbers))
 
     def keep(self, pieces: Sequence[Piece], remainder: Tensor, nearest: Tensor) -> Tensor:
-        """Return what the rounding of some pieces' weights left, as it is kept; `remainder` is used up."""
+        """Return the rounding remainders of some pieces' weights, as they are kept; `remainder` is used up."""
         if self.remainder == torch.int8:
             return code_remainder(remainder, nearest, self._halves(COMPENSATION, pieces, remainder))
         return self.round(COMPENSATION, pieces, remainder)
