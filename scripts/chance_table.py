@@ -15,17 +15,23 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist, fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from mpt.planner.facts.verdict import PUBLISHED, share_below
+from mpt.planner.facts.verdict import PUBLISHED, bell_width, share_below
 from scripts.provenance import made
 
+Share = Callable[[float, Sequence[float]], float]
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (0.5, 0.75, 0.9, 0.95)
 HELD_OUT = {
     "torchtitan, Llama 3.1 8B": ("plan_cards.md", r"\| \d+ \| (?:eager|compiled) \| ([\d.]+) \| ([\d.]+) \|"),
+    "mmsegmentation's, with DistributedDataParallel": (
+        "plan_segmentation.md",
+        r"\| \w+, ResNet-[^|]+ \| ([\d,]+) \| [^|]+ \| ([\d,]+) \(",
+    ),
     "aMUSEd's 18": ("diffusion_amused.md", r"\| \d+ \| [^|]+ \| \d+ \| ([\d.]+) \| ([\d.]+) \|"),
 }
 """Source -> page in docs/benchmarks, and what matches its rows: measured, planned."""
@@ -45,19 +51,44 @@ def learnt() -> dict[str, list[float]]:
 def held_out(page: str, pattern: str) -> list[float]:
     """Return the same of a table on a page. Raises SystemExit if it has no such rows."""
     text = (ROOT / "docs" / "benchmarks" / page).read_text("utf-8")
-    rows = [(float(measured), float(planned)) for measured, planned in re.findall(pattern, text)]
+    rows = [(float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in re.findall(pattern, text)]
     if not rows:
         raise SystemExit(f"{page}: no row matches {pattern}")
     return [measured / planned for measured, planned in rows]
 
 
-def limit(chance: float, ratios: Sequence[float]) -> float:
+def limit(chance: float, ratios: Sequence[float], share: Share = share_below) -> float:
     """Return the multiple of the planned memory that has a chance, by bisection."""
     low, high = 0.5, 2.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if share_below(middle, ratios) < chance else (low, middle)
+        low, high = (middle, high) if share(middle, ratios) < chance else (low, middle)
     return high
+
+
+def by_source(sources: Mapping[str, Sequence[float]]) -> Share:
+    """Return the share of runs below a limit if every source counts the same, however many runs it has."""
+    width = bell_width([ratio for ratios in sources.values() for ratio in ratios])
+
+    def share(most: float, _: Sequence[float]) -> float:
+        return fmean(fmean(NormalDist(one, width).cdf(most) for one in ratios) for ratios in sources.values())
+
+    return share
+
+
+def wide() -> Iterator[str]:
+    """Yield the lines of the table of chances learnt from all sources that name their way of measuring but one."""
+    sources = {**learnt(), **{name: held_out(*where) for name, where in HELD_OUT.items() if name not in NOT_NAMED}}
+    within = dict.fromkeys(LEVELS, 0.0)
+    for name, ratios in sources.items():
+        share = by_source({other: values for other, values in sources.items() if other != name})
+        limits = {level: limit(level, (), share) for level in LEVELS}
+        counts = {level: sum(ratio <= most for ratio in ratios) for level, most in limits.items()}
+        for level, count in counts.items():
+            within[level] += count / len(ratios) / len(sources)
+        cells = (f"{counts[level]} ({counts[level] / len(ratios):.0%}) at {limits[level]:.3f}" for level in LEVELS)
+        yield f"| {name} | {len(ratios)} | {' | '.join(cells)} |"
+    yield f"| mean of the sources | {len(sources)} | {' | '.join(f'{one:.0%}' for one in within.values())} |"
 
 
 def judged() -> Iterator[tuple[str, str, list[float], list[float]]]:
@@ -108,6 +139,13 @@ def page() -> str:
             *(row(*one) for one in judgements),
             total("all whose way of measuring is named", [one for one in judgements if one[0] not in NOT_NAMED]),
             total("all", judgements),
+            "",
+            "Learnt from all sources that name their way of measuring but the one that is judged, each of which counts "
+            "the same; with the multiple of the planned memory:",
+            "",
+            f"| Judged | Number | {heads} |",
+            "|---|---:|" + "---:|" * len(LEVELS),
+            *wide(),
             "",
         ]
     )
