@@ -4,7 +4,7 @@
     python scripts/segmentation_memory.py -o docs/benchmarks/plan_segmentation.md
 
 The measured column is `torch.cuda.max_memory_allocated()` of the card with the most, V100, torch 1.5, without cuDNN's
-benchmark mode (docs/en/model_zoo.md and the model index files of github.com/open-mmlab/mmsegmentation), in GB with one
+benchmark mode (the model zoo's page and index files of github.com/open-mmlab/mmsegmentation), in GB with one
 digit; a GB is taken as 1,024 MiB. So it is compared with allocated memory: no context, no reserve. A planned figure is
 the largest sum of live tensors, in the allocator's 512 bytes; nothing is fitted. Each step is planned as it was in 2020
 (`scripts/segmentation_models.py`), and with one of the terms of that time left out, for what the term is worth.
