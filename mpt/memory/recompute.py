@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -25,8 +25,9 @@ from torch import nn
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.recomputing.blocks import Chain, Unit, find_chains, is_plain_sequential
-from mpt.memory.recomputing.choices import choose_outputs
+from mpt.memory.recomputing.choices import Listed, choose_outputs, list_choices
 from mpt.memory.recomputing.dry_run import UnitCost, measure_calls, measure_units
+from mpt.memory.recomputing.remembered import remembered
 from mpt.memory.recomputing.replay import Keeps, Recomputed, forbid_in_place, wrap_module, wrap_runs
 from mpt.memory.travelling.streaming import Streamed, refuse_recomputed_parts
 from mpt.nn.shared.named_modules import matching_modules
@@ -39,6 +40,7 @@ DIALS = ({"budget": (0.0, 1.0), "per": "tensor"}, {"budget": (0.0, 1.0)}, {"ever
 LADDER = "sqrt"
 RANK = 1
 SHARDED = True
+BUDGET = "memory.recompute.budget"
 
 
 class Settings(Options):
@@ -108,8 +110,9 @@ class Recompute(MemoryTrick):
             if self.settings.per == "tensor":
                 self.wrap_by_tensor(run)
             else:
-                costs = measure_units(run, units, "memory.recompute.budget")
-                self.wrap([[unit] for unit in choose_by_budget(costs, self.settings.budget)])
+                costs = remembered(run, "blocks", lambda: list(measure_units(run, units, BUDGET).values()))
+                by_unit = dict(zip(units, costs, strict=True))
+                self.wrap([[unit] for unit in choose_by_budget(by_unit, self.settings.budget)])
             for block in (one for root in run.task.modules.values() for one in root.modules()):
                 if isinstance(block, Streamed):
                     refuse_recomputed_parts(block)
@@ -150,8 +153,8 @@ class Recompute(MemoryTrick):
         single = [one for chain in self.chains for unit in chain for one in _wrappable(unit)]
         # Measured as they will be when recomputed: an activation in place would overwrite a tensor that may be kept.
         changed = {module: forbid_in_place(module) for unit in single for module in unit.modules}
-        partitions = (measure_calls(run, units, "memory.recompute.budget") for units in self.partitions())
-        chosen = choose_outputs(partitions, self.settings.budget)
+        partitions = enumerate(self.partitions())
+        chosen = choose_outputs((list_units(run, number, units) for number, units in partitions), self.settings.budget)
         wrapped = {module for unit in chosen for module in unit.modules}
         for one in (one for module, inner in changed.items() if module not in wrapped for one in inner):
             one.inplace = True  # type: ignore[assignment]
@@ -169,6 +172,17 @@ class Recompute(MemoryTrick):
         longest = max(len(chain) if _can_be_joined(chain) else 1 for chain in self.chains)
         for length in [2**power for power in range((longest - 1).bit_length() + 1)]:
             yield [one for chain in self.chains for unit in _joined(chain, length) for one in _wrappable(unit)]
+
+
+def list_units(run: Run, number: int, units: list[Unit]) -> Listed:
+    """Return the choices of each unit of the `number`th partition."""
+
+    def measure() -> tuple[list[int], Any, Any]:
+        found, choices, calls = list_choices(measure_calls(run, units, BUDGET))
+        return [units.index(unit) for unit in found], choices, calls
+
+    places, choices, calls = remembered(run, f"tensors, partition {number}", measure)
+    return [units[place] for place in places], choices, calls
 
 
 def choose_by_budget(costs: dict[Unit, UnitCost], budget: float) -> list[Unit]:

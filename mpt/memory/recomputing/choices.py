@@ -27,16 +27,19 @@ GRADIENTS = 2
 """While a block's backward runs, gradients of that many tensors of the size of its largest are there as well."""
 
 
-def choose_outputs(partitions: Iterable[Sequence[Loss]], share: float) -> dict[Unit, frozenset[Key]]:
+Listed = tuple[list[Unit], list[list[Choice]], list[list[knapsack.Call]]]
+"""The units of a step, the choices of each, and each loss's calls."""
+
+
+def choose_outputs(partitions: Iterable[Listed], share: float) -> dict[Unit, frozenset[Key]]:
     """Return the outputs to keep of each recomputed unit, so that the units stay below this share of their peak.
 
-    `partitions` are the step's losses with the blocks taken one by one, and then in ever longer runs; the next is
+    `partitions` are the step's units with the blocks taken one by one, and then in ever longer runs; the next is
     looked at only if those before cannot be brought to the share. The share is one of the first's peak.
     """
     found: list[tuple[float, float, dict[Unit, frozenset[Key]]]] = []
     allowed = None
-    for losses in partitions:
-        units, choices, calls = list_choices(losses)
+    for units, choices, calls in partitions:
         blocks = Blocks(choices, calls)
         allowed = share * blocks.peak() if allowed is None else allowed
         blocks.shrink(allowed)
@@ -48,8 +51,8 @@ def choose_outputs(partitions: Iterable[Sequence[Loss]], share: float) -> dict[U
     return min(found, key=lambda one: one[:2])[2]
 
 
-def list_choices(losses: Sequence[Loss]) -> tuple[list[Unit], list[list[Choice]], list[list[knapsack.Call]]]:
-    """Return the units, the choices of each, and each loss's calls as `mpt.memory.recomputing.knapsack` takes them."""
+def list_choices(losses: Sequence[Loss]) -> Listed:
+    """Return what a dry run found as `mpt.memory.recomputing.knapsack` takes it."""
     own: dict[Unit, list[tuple[Loss, Call]]] = {}
     calls: list[list[knapsack.Call]] = []
     numbers: dict[Unit, int] = {}

@@ -29,6 +29,9 @@ class Turn:
     def __post_init__(self) -> None:
         self.most = self.dial.end({name: size / 2**30 for name, size in self.plain.plan.by_category.items()})
         self.too_large: tuple[float, int] = self.dial.least, self.plain.plan.without_assumed
+        self.part = self.plain
+        """The recipe of that value: those that fit relieve more, and so take longer."""
+        self.is_exact = self.strongest is not None and self.strongest.is_exact
         if self.strongest is not None and self.strongest.fits_well:
             self.fitting = self.most, self.strongest.plan.without_assumed
 
@@ -46,7 +49,7 @@ class Turn:
         if recipe.fits_well and (self.fitting is None or nearer < abs(self.fitting[0] - self.dial.least)):
             self.fitting = value, recipe.plan.without_assumed
         elif not recipe.fits_well and nearer > abs(self.too_large[0] - self.dial.least):
-            self.too_large = value, recipe.plan.without_assumed
+            self.too_large, self.part = (value, recipe.plan.without_assumed), recipe
 
     def next_values(self) -> list[float]:
         """Return the values to try next: the one at which a line meets the budget, and halfway to one that is too

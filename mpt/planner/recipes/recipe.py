@@ -93,11 +93,16 @@ class Recipe:
 
     def is_part_of(self, patch: Patch) -> bool:
         """Whether a patch has this precision and these tricks, in no larger a batch, and perhaps more."""
-        wanted, size = patch.get("memory", {}), splitter()
-        return self.patch.get("precision") == patch.get("precision") and all(
-            wanted.get(name, 0) <= value if name == size and name in wanted else wanted.get(name) == value
-            for name, value in self.tricks.items()
-        )
+        return is_part(self.patch, patch)
+
+
+def is_part(part: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
+    """Return whether a patch has a part's precision and tricks, in no larger a batch, and perhaps more."""
+    wanted, size = patch.get("memory", {}), splitter()
+    return part.get("precision") == patch.get("precision") and all(
+        wanted.get(name, 0) <= value if name == size and name in wanted else wanted.get(name) == value
+        for name, value in part.get("memory", {}).items()
+    )
 
 
 def changes_what_is_learnt(patch: Mapping[str, Any]) -> bool:

@@ -7,7 +7,8 @@ trick for activations and one for the optimizer; then micro-batches. A precision
 in another one, by more than the time model's band, gets no tricks, the file's own only the first round. Left out are:
 
 - Needless ones: a trick costs time, so a recipe is not tried if a part of it fits already, or if a recipe
-  of the same precision fits that changes nothing and takes no longer.
+  of the same precision fits that changes nothing and takes no longer. Nor is one that cannot come first: something
+  fits that changes no more, and takes no longer than a traced part of it.
 - Hopeless ones: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
   smaller. If a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. A
   recipe whose networks alone, as they are built, exceed the budget is not traced further than that. And if two
@@ -47,7 +48,7 @@ from mpt.planner.recipes.patches import (
     patched,
     precision_patches,
 )
-from mpt.planner.recipes.recipe import TIE, Patch, Recipe, rank
+from mpt.planner.recipes.recipe import TIE, Patch, Recipe, is_part, rank
 
 PARTS = (2, 4, 8)
 LAST_RESORT_PARTS = (16, 32)
@@ -201,13 +202,17 @@ class _Search:
         return [replace(first, plan=plan), *ranked[1:]]
 
     def try_all(self, patches: Iterable[Patch]) -> None:
-        """Try the recipes that are worth it, as many at a time as there are workers; the answers decide which are."""
-        pending: deque[_Attempt | None] = deque()
+        """Try the recipes that are worth it, as many at a time as there are workers; the answers decide which are.
+
+        One waits for the answer to a part of it, which often decides.
+        """
+        pending: deque[_Attempt] = deque()
         for patch in patches:
-            if len(pending) == self.session.workers:
+            while pending and (len(pending) == self.session.workers or any(is_part(one, patch) for one, *_ in pending)):
                 self.keep(pending.popleft())
-            if self.is_worth_trying(patch):
-                pending.append(self.submit(patch))
+            attempt = self.submit(patch) if self.is_worth_trying(patch) else None
+            if attempt is not None:
+                pending.append(attempt)
         for attempt in pending:
             self.keep(attempt)
 
@@ -250,7 +255,8 @@ class _Search:
         """Find the gentlest number of each dial that fits well, with each precision that does not fit without.
 
         Their other end is known: a trick's strongest proposal relieves as much as any. If a trick has several dials,
-        only the one that led to the fastest recipe is turned further.
+        only the one that led to the fastest recipe is turned further. Exact tricks come first, and of these the ones
+        with few dials: a number that takes no time, as copies during the computation do, makes the rest needless.
         """
         plans = {str(one.patch): one for one in self.recipes}
         groups = []
@@ -261,10 +267,11 @@ class _Search:
                     strongest = plans.get(str(joined(precision, {trick.name: trick.proposals[-1]})))
                     assert plain is not None
                     groups.append([Turn(precision, trick.name, dial, plain, strongest) for dial in trick.dials])
-        turns = [turn for group in groups for turn in group]
-        for _ in range(DIAL_ROUNDS):
-            self.turn([(turn, value) for turn in turns for value in turn.next_values()])
-            turns = [min(group, key=lambda turn: turn.fastest or math.inf) for group in groups]
+        for turns in sorted(groups, key=lambda group: (not group[0].is_exact, len(group))):
+            for _ in range(DIAL_ROUNDS):
+                turns = [turn for turn in turns if not self.cannot_win(turn.part, turn.patch(turn.most))]
+                self.turn([(turn, value) for turn in turns for value in turn.next_values()])
+                turns = sorted(turns, key=lambda turn: turn.fastest or math.inf)[:1]
 
     def turn(self, tries: Sequence[tuple[Turn, float]]) -> None:
         """Plan values of dials, all at once, and let the turns know."""
@@ -289,6 +296,8 @@ class _Search:
             patch.get("precision")
         ):
             return False
+        if any(self.cannot_win(part, patch) for part in self.parts_of(patch)):
+            return False
         return not self.is_hopeless(patch)
 
     def is_hopeless(self, patch: Patch) -> bool:
@@ -308,6 +317,35 @@ class _Search:
         alone = min((one.plan.step_seconds for one in own if not one.tricks), default=0.0)
         quick = (one for one in own if one.is_exact and one.plan.step_seconds <= (1 + TIE) * alone)
         return any(one.fits_well for one in quick) or self.is_outdone({"precision": precision} if precision else {})
+
+    def cannot_win(self, part: Recipe, patch: Patch) -> bool:
+        """Return whether something that fits well changes no more than a patch, and takes no longer than a part of it.
+
+        What a patch has in addition to a part, or has more of, takes more time.
+        """
+        limit = *part.harshness[:-2], not part.is_exact or self.is_inexact(patch), len(patch.get("memory", {}))
+        fitting = (one for one in self.recipes if one.traced and one.fits_well)
+        return any(one.harshness <= limit and one.plan.step_seconds <= part.plan.step_seconds for one in fitting)
+
+    def is_inexact(self, patch: Patch) -> bool:
+        """Return whether a trick of a patch is known to change the order of sums."""
+        inexact = {name for one in self.recipes for name in one.plan.inexact}
+        return not inexact.isdisjoint(patch.get("memory", {}))
+
+    def parts_of(self, patch: Patch) -> Iterator[Recipe]:
+        """Yield the traced parts of a patch that take no longer than it.
+
+        That is not known of one trick for activations and another: what is computed again need not be copied.
+        """
+        activations = {one.name for one in reliefs("activations")}
+        for one in self.recipes:
+            both = one.tricks.keys() | patch.get("memory", {}).keys()
+            if (
+                one.traced
+                and one.is_part_of(patch)
+                and (activations.isdisjoint(one.tricks) or len(activations & both) == 1)
+            ):
+                yield one
 
     def is_outdone(self, precision: Patch) -> bool:
         """Return whether a precision alone takes longer than a fitting recipe, by more than the time model's band."""

@@ -56,6 +56,7 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
     """
     from mpt.config.load import load_config
     from mpt.errors import MptError
+    from mpt.memory.recomputing.remembered import remembering
     from mpt.planner.facts.calibration import Calibration
     from mpt.planner.facts.gpus import Gpu
     from mpt.planner.plans.inference import InferenceWish, plan_inference
@@ -83,7 +84,9 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
             rows = plan_worlds(config, spec, gpu, calibration, Wish(**request["wish"]), request["worlds"])
             return {"found": [replace(row, notes=[*row.notes, *notes]).as_data() for row in rows]}
         wish = Wish(**request["wish"])
-        with refusals.kept(config, [request["gpu"], wish.placement, wish.whole_run]):
+        subject = json.dumps([request["gpu"], request.get("data"), request["allow"]], sort_keys=True)
+        refused = refusals.kept(config, [request["gpu"], wish.placement, wish.whole_run])
+        with refused, remembering(subject):
             plan = plan_config(config, spec, gpu, calibration, wish)
         return {"found": replace(plan, notes=[*plan.notes, *notes]).as_data()}
     except MptError as error:

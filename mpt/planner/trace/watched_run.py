@@ -49,8 +49,15 @@ def owners_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:
 def watch_updates(recorder: Recorder, weights: Iterable[nn.Parameter], owners: Mapping[int, str]) -> Iterator[None]:
     """Mark the gradients of weights and the state of all optimizers as they appear, inside the block."""
 
+    marked: set[int] = set()
+
     def after_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        # An optimizer that steps during backward has one parameter at a time in its groups.
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for parameter, state in optimizer.state.items():
+            if id(parameter) in marked and id(parameter) not in stepped:
+                continue
+            marked.add(id(parameter))
             owner = owners.get(id(parameter), MASTERS)
             recorder.mark((value for value in state.values() if isinstance(value, Tensor)), "optimizer state", owner)
 

@@ -201,14 +201,13 @@ def test_the_shortest_runs_that_reach_a_budget_are_taken_else_those_with_the_low
     partitions = {}
     for length in (1, 3, 9):
         units = [Unit("run", chain[0].owner, at, at + length) for at in range(0, len(chain), length)]
-        partitions[length] = measure_calls(run, units, "here")
+        partitions[length] = list_choices(measure_calls(run, units, "here"))
     for share in (1.0, 0.8, 0.5, 0.0):
         peaks: dict[int, int] = {}
         asked: list[int] = []
         chosen = choose_outputs((asked.append(length) or one for length, one in partitions.items()), share)
         allowed = None
-        for length, losses in partitions.items():
-            _, choices, calls = list_choices(losses)
+        for length, (_, choices, calls) in partitions.items():
             blocks = knapsack.Blocks(choices, calls)
             allowed = share * blocks.peak() if allowed is None else allowed
             blocks.shrink(allowed)

@@ -92,7 +92,8 @@ def test_a_precision_that_takes_longer_alone_than_what_fits_in_another_gets_no_d
     slow: float, is_outdone: bool
 ) -> None:
     def answer(memory: dict[str, Any], mode: str) -> Plan:
-        return plan(4.0 if "recompute" in memory else 8.0, slow if mode == "fp32" else 1.0)
+        alone = slow if mode == "fp32" else 1.0
+        return plan(4.0, 1.05 * alone) if "recompute" in memory else plan(8.0, alone)
 
     session = FakeSession(answer)
     found = run(session, precision="fp32")
@@ -339,6 +340,44 @@ def test_dials_are_turned_to_the_gentlest_number_that_fits() -> None:
     by_block = [one for one in session.asked if one[1].get("recompute", {}).get("per") == "block"]
     by_block = [one for one in by_block if one[1]["recompute"]["budget"] is not None]
     assert len(by_block) <= 3  # the strictest, and one round: it is slower than the other dial
+
+
+def test_a_dial_is_not_turned_if_another_tricks_fits_in_the_time_of_the_step_alone() -> None:
+    """Copies to the host overlap with computing as long as there are few; recomputation always takes time."""
+
+    def turned(seconds: float) -> tuple[set[str], Patch]:
+        def answer(memory: dict[str, Any], mode: str) -> Plan | str:
+            if set(memory) == {"recompute"}:
+                return plan(4.1, 3.0)
+            if set(memory) - {"offload_activations"}:
+                return "not here"
+            sent = memory["offload_activations"]["at_most_gib"] or 6.0 if memory else 0.0
+            taken = 1.0 if not sent else seconds if sent < 6 else 2.0
+            return plan(8.0 - sent / 2, taken, by_category={"activations": 6 * GIB})
+
+        session = FakeSession(answer)
+        found = search(session, load_config(CONFIG), find_gpu("rtx2060"), BUDGET)  # type: ignore[arg-type]
+        numbers = [one for _, memory in session.asked for one in memory.items() if isinstance(one[1], dict)]
+        dials = {name for name, value in numbers if value.get("budget") or value.get("at_most_gib")}
+        return dials, found.recipes[0].patch
+
+    both, first = turned(1.5)
+    assert both == {"recompute", "offload_activations"}
+    one, same = turned(1.0)
+    assert one == {"offload_activations"}
+    assert first == same
+
+
+def test_a_recipe_waits_for_the_answer_to_a_part_of_it_that_may_rule_it_out() -> None:
+    def answer(memory: dict[str, Any], mode: str) -> Plan:
+        return plan(9.0, held_throughout=7 * GIB)
+
+    session: Any = FakeSession(answer, workers=2)
+    under_way = _Search(session, load_config(CONFIG), BUDGET, lambda planned, fitting: None, allow_lossy=False)
+    both = {"cpu_optimizer": True, "recompute": "all"}
+    under_way.try_all([{"memory": {"cpu_optimizer": True}}, {"memory": both}])
+    assert len(session.asked) == 1
+    assert under_way.hopeless == [{"memory": both}]
 
 
 @pytest.mark.slow
