@@ -32,6 +32,10 @@ HELD_OUT = {
         "plan_segmentation.md",
         r"\| \w+, ResNet-[^|]+ \| ([\d,]+) \| [^|]+ \| ([\d,]+) \(",
     ),
+    "StyleGAN2, NVIDIA's": (
+        "stylegan2_memory.md",
+        r"\| \d+ pixels, [^|]+ \| ([\d,]+) \| [^|]* \| [^|]+ \| ([\d,]+) \(",
+    ),
     "aMUSEd's 18": ("diffusion_amused.md", r"\| \d+ \| [^|]+ \| \d+ \| ([\d.]+) \| ([\d.]+) \|"),
 }
 """Source -> page in docs/benchmarks, and what matches its rows: measured, planned."""

@@ -106,3 +106,14 @@ def test_steps_of_grouped_convolutions_in_channels_last_have_a_wider_band() -> N
     assert said[0] == "give or take 300 ms"
     assert said[1].startswith("600 ms to 5.0 s: no constant meets the published times of grouped convolutions")
     assert [describe_band(band) for band in bands] == ["±30%", "×0.6 to 5"]
+
+
+def test_a_lookup_reads_of_a_table_what_it_returns() -> None:
+    table, tokens = torch.empty(10_000, 8, device="meta"), torch.empty(4, dtype=torch.int64, device="meta")
+    with Costs() as seen:
+        torch.nn.functional.embedding(tokens, table)
+        table[tokens]
+        table[:2].index_select(0, tokens)
+    rows, indices = 4 * 8 * 4, 4 * 8
+    assert seen.found["embedding"].kernels == seen.found["index"].kernels == ((0, 2 * rows + indices),)
+    assert seen.found["index_select"].kernels == ((0, 2 * 8 * 4 + rows + indices),)  # a table of two rows
