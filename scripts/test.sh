@@ -17,11 +17,11 @@ fi
 python -m pip install --quiet -e '.[dev,docs]' "${constraint[@]}"
 ruff check .
 ruff format --check .
-# The site takes five seconds of the core that mypy leaves free.
+# The site and mypy take one core each; pytest begins alongside them, and waits for nothing.
 NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet --site-dir .venv-test/site &
 site=$!
-mypy
-wait "$site"
+mypy >.venv-test/mypy.txt 2>&1 &
+types=$!
 export OMP_NUM_THREADS=1  # two tiny networks with two threads each on two cores are many times slower than with one
 options=()
 if [ "${1:-}" = --cov ]; then
@@ -29,4 +29,9 @@ if [ "${1:-}" = --cov ]; then
     options=(--cov-report=term:skip-covered)
     [ $# -gt 1 ] || options+=(--cov-fail-under=85)  # of the whole suite; processes that tests start are counted
 fi
-python -m pytest -n auto --durations=15 "${options[@]}" "$@"
+failed=0
+python -m pytest -n auto --durations=15 "${options[@]}" "$@" || failed=$?
+wait "$site" || failed=1
+wait "$types" || failed=1
+cat .venv-test/mypy.txt
+exit "$failed"
