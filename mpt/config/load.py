@@ -44,7 +44,7 @@ def load_config(
     used.
     Raises `ConfigError` with one line per mistake.
     """
-    tree = plain_tree(source, "configuration") if isinstance(source, Mapping) else None
+    tree = plain_tree(source) if isinstance(source, Mapping) else None
     if tree is not None:
         with suppress(ConfigError):  # said below, with the lines of the text that it would be
             return _checked(tree, overrides, allow, patches, registry)

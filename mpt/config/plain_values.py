@@ -21,11 +21,11 @@ class Uncommon(Exception):
     """A value that only text can answer for."""
 
 
-def plain_tree(values: Mapping[str, object], source: str) -> Node | None:
+def plain_tree(values: Mapping[str, object]) -> Node | None:
     """Return the tree of plain values with no lines in its places; None for a value that YAML would change or
     refuse."""
     try:
-        return _Builder(Place(source)).node(values, 0)
+        return _Builder(Place("configuration")).node(values, 0)
     except Uncommon:
         return None
 

@@ -178,12 +178,16 @@ def find_files(wanted: Sequence[str]) -> list[Given]:
     """Return the paths of each `--input`, before any run is opened. Raises DataError if there is nothing."""
     found = []
     for text in wanted:
-        field, _, rest = text.partition("=")
-        named = bool(rest) and field.isidentifier() and not Path(text).exists()
-        path = Path(rest if named else text)
-        files = tuple(input_files(str(path)))
-        found.append(Given(text, files, path if path.is_dir() else path.parent, field if named else None))
+        field, path = named(text)
+        found.append(Given(text, tuple(input_files(str(path))), path if path.is_dir() else path.parent, field))
     return found
+
+
+def named(text: str) -> tuple[str | None, Path]:
+    """Return an `--input` as its name, None if it has none, and its path."""
+    field, _, rest = text.partition("=")
+    is_named = bool(rest) and field.isidentifier() and not Path(text).exists()
+    return (field, Path(rest)) if is_named else (None, Path(text))
 
 
 def match_files(task: Task, model: str, given: Sequence[Given]) -> list[Sample]:

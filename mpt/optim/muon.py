@@ -73,10 +73,15 @@ class MuonWithAdam(OwnUpdate):
             momentum: Tensor = state["momentum_buffer"]
             momentum.lerp_(parameter.grad, 1 - group["momentum"])
             update = parameter.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-            flat = torch_muon._zeropower_via_newtonschulz(update.flatten(1), COEFFICIENTS, group["ns_steps"], 1e-7)
-            rate = torch_muon._adjust_lr(group["lr"], group["adjust"], flat.shape)
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(flat.view(update.shape).to(parameter.dtype), alpha=-rate)
+            step_matrix(parameter, update, group)
+
+
+def step_matrix(parameter: Tensor, update: Tensor, group: dict[str, Any]) -> None:
+    """Decay a matrix and move it by its update made orthogonal."""
+    flat = torch_muon._zeropower_via_newtonschulz(update.flatten(1), COEFFICIENTS, group["ns_steps"], 1e-7)
+    rate = torch_muon._adjust_lr(group["lr"], group["adjust"], flat.shape)
+    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+    parameter.add_(flat.view(update.shape).to(parameter.dtype), alpha=-rate)
 
 
 def build(settings: Settings, parameters: Parameters) -> Optimizer:

@@ -495,10 +495,10 @@ def test_a_data_folder_that_lies_beside_the_file_is_found_from_anywhere(
 
 def test_plain_values_are_read_as_their_text_is_and_mistakes_in_them_have_the_lines_of_it() -> None:
     values = load_config({"model": "small_cnn", "optimizer": {"name": "adam", "lr": 1e-4}, "name": "no"}).to_data()
-    assert plain_tree(values, "configuration") is not None  # so it is read without its text
+    assert plain_tree(values) is not None  # so it is read without its text
     assert load_config(values) == load_config(write_text(values))
     for odd in ({"seed": 2**64}, {"name": "a\nb"}, {1: 2}, {"seed": object()}, {"train": [[]] * 2000}):
-        assert plain_tree(odd, "configuration") is None  # type: ignore[arg-type]
+        assert plain_tree(odd) is None  # type: ignore[arg-type]
     values["train"]["batch_sice"] = 4
     with pytest.raises(ConfigError, match=r"configuration:\d+:\d+: .*batch_sice") as refused:
         load_config(values)

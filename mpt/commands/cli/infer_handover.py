@@ -22,6 +22,7 @@ from mpt.config.yaml_text import MAX_BYTES
 from mpt.errors import ConfigError
 from mpt.foreign.files import read_text
 from mpt.inference.exported import SUFFIXES, is_export
+from mpt.inference.inputs import named
 from mpt.run.checkpoints.choice import load_wanted, read_wish
 from mpt.run.records.ending import newest_finished_run
 from mpt.run.records.layout import RunDirectory, find_run
@@ -104,13 +105,6 @@ def chosen_run(arguments: Any, directory: RunDirectory) -> str:
     if which is None:
         return str(arguments.run or directory.path)
     return str(load_wanted(directory, which, "metric")[0].path)
-
-
-def named(text: str) -> tuple[str | None, Path]:
-    """Return an `--input` as its name, None if it has none, and its path."""
-    field, _, rest = text.partition("=")
-    is_named = bool(rest) and field.isidentifier() and not Path(text).exists()
-    return (field, Path(rest)) if is_named else (None, Path(text))
 
 
 def task_name(config_path: Path) -> str | None:

@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 
 from mpt.commands.cli.arguments import Card, Desktop, PlannedConfig
-from mpt.commands.cli.console import columns, open_console
+from mpt.commands.cli.console import open_console
 from mpt.commands.planning.plan_config import load_planned
-from mpt.commands.planning.plan_tables import describe_range, held_tables
+from mpt.commands.planning.plan_tables import describe_range, held_tables, memory_table
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MemoryBudgetError
@@ -96,10 +96,7 @@ def print_inference(
     for statement in capacity.statements:
         console.print(statement)
     if frame is None:
-        table = columns("", ">", "")
-        table.show_header = False
-        table.add_row("allocated", describe_bytes(plan.allocated), "tensors and scratch at the peak")
-        table.add_row("reserved", describe_bytes(plan.reserved), "by the caching allocator, where there is room")
+        table = memory_table(plan)
         table.add_row("context", describe_bytes(plan.context_bytes), "")
         table.add_row("weights", describe_bytes(plan.weight_bytes), "of all networks")
         table.add_row("batch", show_seconds(plan.batch_seconds), describe_range(plan.batch_seconds, plan.time_band))

@@ -35,10 +35,7 @@ MODULES = 10
 def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, plan: Plan, is_verbose: bool) -> None:
     """Print the plan of a configuration, or a step, unchanged; with details also the memory at the peak."""
     console.print(f"{described(name, plan)}, on {gpu.name}, as it stands", style="bold")
-    table = columns("", ">", "")
-    table.show_header = False
-    table.add_row("allocated", describe_bytes(plan.allocated), "tensors and scratch at the peak")
-    table.add_row("reserved", describe_bytes(plan.reserved), "by the caching allocator, where there is room")
+    table = memory_table(plan)
     source = f"calibrated by {calibration.source}" if calibration.source else "typical"
     ranks = plan.ranks
     if ranks:
@@ -74,6 +71,15 @@ def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, 
         console.print(held_tables(plan))
     for note in plan.notes:
         console.print(f"note: {note}")
+
+
+def memory_table(plan: Plan | InferencePlan) -> Table:
+    """Return the first rows of a plan's table."""
+    table = columns("", ">", "")
+    table.show_header = False
+    table.add_row("allocated", describe_bytes(plan.allocated), "tensors and scratch at the peak")
+    table.add_row("reserved", describe_bytes(plan.reserved), "by the caching allocator, where there is room")
+    return table
 
 
 def describe_range(seconds: float, band: float) -> str:

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
-from torch.optim import _muon as torch_muon
 
-from mpt.optim.muon import COEFFICIENTS, MuonWithAdam
+from mpt.optim.muon import MuonWithAdam, step_matrix
 from mpt.optim.shared.own_update import OwnUpdate
 from mpt.precision.shared.rounding import BLOCK, make_table, random_halves, round_at_random
 from mpt.precision.shared.saved_dtypes import put_back_dtypes
@@ -256,7 +255,4 @@ class LowBitMuon(KeepsDtypes, MuonWithAdam):
             momentum.lerp_(gradient, 1 - group["momentum"])
             update = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
             self.means.write(state, "momentum_buffer", True, whole, momentum.view(-1), None)
-            flat = torch_muon._zeropower_via_newtonschulz(update.flatten(1), COEFFICIENTS, group["ns_steps"], 1e-7)
-            rate = torch_muon._adjust_lr(group["lr"], group["adjust"], flat.shape)
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(flat.view(update.shape).to(parameter.dtype), alpha=-rate)
+            step_matrix(parameter, update, group)

@@ -74,7 +74,6 @@ def walk_tensors(state: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 def compare_keys(
     expected: Mapping[str, Tensor | Sequence[int]],
     found: Mapping[str, Tensor | Sequence[int]],
-    what: str = "The checkpoint",
 ) -> None:
     """Raise CheckpointError, listing the differences, unless both hold the same names with the same shapes.
 
@@ -94,8 +93,8 @@ def compare_keys(
     ]
     if parts:
         raise CheckpointError(
-            f"{what} is of another architecture than the model: {'; '.join(parts)}. Use the config it was trained "
-            "with, config.yaml in its run directory."
+            f"The checkpoint is of another architecture than the model: {'; '.join(parts)}. Use the config it was "
+            "trained with, config.yaml in its run directory."
         )
 
 

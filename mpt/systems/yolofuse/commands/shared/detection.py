@@ -26,7 +26,7 @@ from mpt.data.pictures.decoding import EXTENSIONS
 from mpt.data.video.video import is_video, read_frames
 from mpt.engine.state.evaluation import inferring
 from mpt.errors import ConfigError, DataError
-from mpt.inference.inputs import Given, Sample, match_files
+from mpt.inference.inputs import Given, Sample, match_files, named
 from mpt.inference.trained import Trained
 from mpt.run.process.files import failures_explained
 from mpt.seams import Run
@@ -75,16 +75,14 @@ def find_inputs(wanted: Sequence[str]) -> list[Given]:
         )
     found = []
     for text in wanted:
-        field, _, rest = text.partition("=")
-        named = bool(rest) and field.isidentifier() and not Path(text).exists()
-        path = Path(rest if named else text)
+        field, path = named(text)
         if not path.exists():
             raise DataError(f"--input: there is no file or folder {path}")
         files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if is_picture(file)]
         if not files:
             raise DataError(f"--input: no pictures in {path}; looked for {', '.join(EXTENSIONS)}")
         root = path if path.is_dir() else path.parent
-        found.append(Given(text, tuple(files), root, field if named else None))
+        found.append(Given(text, tuple(files), root, field))
     return found
 
 
