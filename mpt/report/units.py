@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-BYTE_UNITS = ("B", "KiB", "MiB", "GiB")
+from mpt.config.sizes import byte_step, format_bytes
 
 
 def show_bytes(value: float, among: Iterable[float] | None = None) -> str:
@@ -22,12 +22,7 @@ def show_bytes(value: float, among: Iterable[float] | None = None) -> str:
         step = byte_step(max(sizes))
         if step > 0 and min(sizes) < 0.1 * 1024**step:
             step -= 1
-    return f"{value / 1024**step:.{max(step - 1, min(step, 1))}f} {BYTE_UNITS[step]}"
-
-
-def byte_step(value: float) -> int:
-    """Return which power of 1024 leaves one to four digits before the point, 3 at most."""
-    return next((step for step in range(3) if abs(value) < 1024 ** (step + 1)), 3)
+    return format_bytes(value, step)
 
 
 def show_seconds(value: float, decimals: int = 1) -> str:

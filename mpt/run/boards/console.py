@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal, TextIO, cast
 
+from mpt.config.sizes import format_bytes as format_bytes
 from mpt.foreign.text import harmless, unguarded
 
 Style = Literal["auto", "plain", "json", "quiet"]
@@ -21,15 +22,6 @@ KEEP_TITLE, GIVE_TITLE_BACK = "\x1b[22;0t", "\x1b[23;0t"
 """Put the terminal's title aside, and take it back (xterm's window manipulation, which others pass over)."""
 SLOW = 10
 """Samples per second below which the whole ones would not say enough."""
-
-
-def format_bytes(count: float) -> str:
-    """Return a byte count in binary units, as in "1.50 GiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
