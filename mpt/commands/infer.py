@@ -157,6 +157,8 @@ def run(arguments: Command) -> None:
 
 def check_options(arguments: Command) -> None:
     """Raise ConfigError for options that do not go together, before anything is opened."""
+    if arguments.batch_size is not None and arguments.batch_size < 1:
+        raise ConfigError(f"--batch-size: found {arguments.batch_size}; allowed is 1 or more.")
     if arguments.batch_size is not None and arguments.vram is not None:
         raise ConfigError("--vram chooses the batch; leave out --batch-size")
     if arguments.half and arguments.nproc > 1:
