@@ -19,7 +19,6 @@ Anything that is not plain (symbolic sizes, sparse tensors, constants, tensors o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
@@ -58,7 +57,8 @@ _EMPTY_WITH = {"dtype", "device", "pin_memory"}
 _PLACE = ("device", "layout", "pin_memory")
 _STRIDED = torch.strided
 _QUERIES = {torch.ops.prim.device.default, *fake_tensor._DISPATCH_META_HANDLERS, *fake_tensor._DISPATCH_HANDLE_DIRECTLY}
-
+_VIEW_IDS, _QUERY_IDS = (frozenset(map(id, funcs)) for funcs in (VIEWS, _QUERIES))
+"""Operators are compared by identity: their own hash is a function in Python."""
 
 _outcomes: dict[tuple[Any, ...], Outcome] = {}
 """By the description of an operator and its arguments; torch's own cache holds the same for as long as the process."""
@@ -86,12 +86,11 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _QUERIES:
+        if id(func) in _QUERY_IDS:
             return self.dispatch(func, types, args, kwargs)
-        if func in VIEWS and not kwargs and self._is_plain(args[0]):
-            with fake_tensor.in_kernel_invocation_manager(self):
-                view = func(*args)
-            return self._fake(view, args[0].fake_device)
+        view = self.view(func, args, kwargs)
+        if view is not None:
+            return view
         if func is _SCALAR and isinstance(args[0], FakeTensor) and args[0].constant is not None:
             with no_dispatch():  # as torch's own rule does
                 return func(args[0].constant)
@@ -111,6 +110,24 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if outcome is not None:
                 _outcomes[key] = outcome
         return result
+
+    def view(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """Return the view of a plain tensor that an operator takes; None for other operators and tensors."""
+        if id(func) not in _VIEW_IDS or kwargs or not self._is_plain(args[0]):
+            return None
+        return self._fake(self._on_meta(func, args, {}), args[0].fake_device)
+
+    def _on_meta(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the kernel for meta tensors, as `fake_tensor.in_kernel_invocation_manager` has it."""
+        before = self.in_kernel_invocation
+        with torch._C._DisableTorchDispatch():
+            self.in_kernel_invocation = True
+            with torch._C._PreserveDispatchKeyGuard():
+                torch._C._set_meta_in_tls_dispatch_include(True)
+                try:
+                    return func(*args, **kwargs)
+                finally:
+                    self.in_kernel_invocation = before
 
     def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
         """Return the outcome that an operator had before with such arguments: one object for those of the same forms.
@@ -158,8 +175,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 return None
             kwargs = {name: value for name, value in kwargs.items() if name not in _PLACE}
         try:
-            with fake_tensor.in_kernel_invocation_manager(self):
-                result = func(*args, **kwargs)
+            result = self._on_meta(func, args, kwargs)
         except Exception:  # torch's own rules name the mistake
             return None
         return direct_results.learnt(result, args, device)
@@ -249,9 +265,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def _description(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Return the key of an operator's results; None if an argument is not plain."""
-        facts: list[Any] = ["lean", func, torch.get_default_dtype(), torch._C._get_default_device()]
-        facts.append(torch.is_inference_mode_enabled())
         places = not _returns_new(func)
+        facts: list[Any] = ["lean", id(func), torch.get_default_dtype(), torch._C._get_default_device()]
+        facts.append(torch.is_inference_mode_enabled())
         if not self._describe(args, places, facts):
             return None
         if kwargs and not self._describe(chain.from_iterable(kwargs.items()), places, facts):
@@ -292,6 +308,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 class TorchFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Torch's own mode in place of LeanFakeMode, to compare the two."""
+
+    def view(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Take no view at once."""
 
     def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Answer nothing at once."""
@@ -339,7 +358,14 @@ def _fakes_in(values: Iterable[Any]) -> Iterator[FakeTensor]:
             yield from _fakes_in(value)
 
 
-@functools.cache
+_returning_new: dict[int, tuple[Any, bool]] = {}
+"""By an operator's identity, which is its own for as long as it is kept here."""
+
+
 def _returns_new(func: Any) -> bool:
     """Return whether an operator's results are new memory by its schema."""
-    return all(returned.alias_info is None for returned in func._schema.returns)
+    found = _returning_new.get(id(func))
+    if found is None:
+        found = func, all(returned.alias_info is None for returned in func._schema.returns)
+        _returning_new[id(func)] = found
+    return found[1]

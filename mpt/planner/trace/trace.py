@@ -262,6 +262,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.outcome = None
         if func is SUM and self.moment == "backward" and self._adds_up(args, sys._getframe(1)):
             result = args[0].add_(args[1])
+        elif self.below is not None and (view := self.below.view(func, args, kwargs)) is not None:
+            result = view
         elif self.below is not None and (known := self.below.known(func, args, kwargs)) is not None:
             self.outcome, result = known, self.below.make(known, args)
         elif self.below is None and sparse_rows.is_stolen(func, args):
