@@ -35,6 +35,7 @@ from mpt.planner.own.changes import (
 )
 from mpt.planner.own.factory import Made, Source, call_factory, find_factory
 from mpt.planner.own.imports import libraries_as_ever
+from mpt.planner.own.ranks import one_of_several
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.trace import Recorder, Trace
@@ -118,6 +119,7 @@ def _trace_on_gpu(
         libraries_as_ever(),
         on_fake_gpu(recorder, gpu),
         cuda_stands_in(gpu) as stand_in,
+        one_of_several(recorder),
         without_values() as values,
         ExitStack() as stack,
     ):

@@ -5,8 +5,9 @@ import functools
 import sys
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 
@@ -177,6 +178,30 @@ def recomputed(is_recomputed=True):
         x = torch.ones(32, 64, device="cuda")
         run = functools.partial(checkpoint, block, use_reentrant=False) if is_recomputed else block
         run(x).mean().backward()
+
+    return step
+
+
+def on_cards(is_parallel=True, has_views=False, is_synced=True):
+    """One of several processes that torchrun starts."""
+    if is_parallel:
+        distributed.init_process_group("nccl")
+    assert (distributed.is_initialized(), distributed.get_world_size()) == (is_parallel, 2 if is_parallel else 1)
+    card = distributed.get_rank()
+    torch.cuda.set_device(card)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3)).to(f"cuda:{card}")
+    if is_synced:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if is_parallel:
+        model = DistributedDataParallel(model, device_ids=[card], gradient_as_bucket_view=has_views)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 3, 16, 16, device="cuda")).square().mean()
+        loss.backward()
+        distributed.all_reduce(loss)
+        optimizer.step()
 
     return step
 

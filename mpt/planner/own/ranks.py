@@ -1,0 +1,104 @@
+"""One of several cards in somebody's own step: the answers of torch.distributed, and DistributedDataParallel's buckets.
+
+A script that is started once for each card makes a process group. Inside a plan that makes it the first of as many as
+`WORLD_SIZE` says, or of two: calls between processes do nothing, and the batch is that of one card, as the script makes
+it. A script that makes no group is alone, as ever. DistributedDataParallel keeps flat buckets of all gradients from its
+start, in addition to the gradients or in their place (`gradient_as_bucket_view`); SyncBatchNorm keeps what BatchNorm
+keeps. NCCL's own buffers lie outside torch's allocator and are not counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mpt.planner.device.cuda_stand_in import Inert
+from mpt.planner.trace.trace import Recorder
+
+NOTE = "DistributedDataParallel is planned as on one of several cards, with its buckets and without NCCL's own buffers"
+CALLS = (
+    "destroy_process_group barrier monitored_barrier all_reduce reduce broadcast all_gather all_gather_into_tensor "
+    "reduce_scatter reduce_scatter_tensor all_gather_object broadcast_object_list"
+)
+FEWEST = 2
+
+
+@contextmanager
+def one_of_several(recorder: Recorder) -> Iterator[None]:
+    """Let torch.distributed answer for the first of several processes inside the block, once there is a group."""
+    groups: list[str] = []
+
+    def start(backend: str | None = None, *args: Any, **options: Any) -> None:
+        groups.append(backend or "nccl")
+
+    def count(group: Any = None) -> int:
+        return int(os.environ.get("WORLD_SIZE", FEWEST)) if groups else 1
+
+    answers: dict[str, Any] = {
+        **{name: lambda *args, **kwargs: Inert() for name in CALLS.split(" ")},
+        "init_process_group": start,
+        "is_initialized": lambda: bool(groups),
+        "get_rank": lambda group=None: 0,
+        "get_world_size": count,
+        "get_backend": lambda group=None: groups[-1],
+    }
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(distributed, **answers))
+        stack.enter_context(mock.patch.object(DistributedDataParallel, "__init__", _starts(recorder)))
+        stack.enter_context(mock.patch.object(DistributedDataParallel, "forward", _forward))
+        stack.enter_context(mock.patch.object(nn.SyncBatchNorm, "forward", nn.BatchNorm2d.forward))
+        stack.enter_context(mock.patch.object(nn.SyncBatchNorm, "_check_input_dim", _any_dimensions))
+        yield
+
+
+def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return self.module(*args, **kwargs)
+
+
+def _any_dimensions(self: Any, given: Tensor) -> None:
+    """Take inputs of two to five dimensions, as SyncBatchNorm does."""
+
+
+def _starts(recorder: Recorder) -> Callable[..., None]:
+    def start(self: Any, module: nn.Module, *args: Any, gradient_as_bucket_view: bool = False, **options: Any) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+        self.require_backward_grad_sync = True
+        self.device = next(module.parameters()).device
+        groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
+        for weight in module.parameters():
+            if weight.requires_grad:
+                groups[weight.device, weight.dtype].append(weight)
+        self.buckets = [bucket_of(weights, gradient_as_bucket_view) for weights in groups.values()]
+        recorder.mark(self.buckets, "reduce buffers")
+        if NOTE not in recorder.notes:
+            recorder.notes.append(NOTE)
+
+    return start
+
+
+def bucket_of(weights: list[nn.Parameter], is_gradient: bool) -> Tensor:
+    """Return a flat tensor of as many numbers as weights have; gradients become views of it if asked for."""
+    bucket = torch.empty(sum(map(nn.Parameter.numel, weights)), dtype=weights[0].dtype, device=weights[0].device)
+    parts: tuple[Tensor, ...] = torch.split(bucket, [one.numel() for one in weights])
+    for weight, part in zip(weights, parts, strict=True):
+        if is_gradient:
+            weight.register_post_accumulate_grad_hook(into(part))  # type: ignore[no-untyped-call]
+    return bucket
+
+
+def into(part: Tensor) -> Callable[[Tensor], None]:
+    """Return a hook that puts a gradient into its part of a bucket."""
+
+    def move(weight: Tensor) -> None:
+        weight.grad = part.view_as(weight)
+
+    return move
