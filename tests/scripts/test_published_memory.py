@@ -1,0 +1,46 @@
+"""What the scripts of published memory add to plans, on small cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mpt.systems.stylegan2.nn.shared.stylegan2_layers import demodulate
+from scripts.segmentation_memory import PUBLISHED, Winograd, percent
+from scripts.segmentation_models import LogSoftmaxOf2020
+from scripts.stylegan2_memory import kernel_for_each_picture
+
+pytestmark = pytest.mark.tier("fast")
+
+
+def scratch(layer: nn.Conv2d, image: Tensor) -> int:
+    """Return the bytes of Winograd's workspace for a forward."""
+    args = (image, layer.weight, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
+    return Winograd((7, 0)).scratch("aten::convolution", args, None)
+
+
+def test_winograd_transforms_input_output_and_weights_of_a_dense_convolution() -> None:
+    image = torch.empty(2, 16, 7, 9, device="meta")
+    tiles = 2 * 2 * 3  # of 4 x 4
+    assert scratch(nn.Conv2d(16, 8, 3, padding=1, device="meta"), image) == 36 * 4 * (tiles * (16 + 8) + 16 * 8)
+    for others in ({"stride": 2}, {"dilation": 2}, {"groups": 8}, {"kernel_size": 1}):
+        assert scratch(nn.Conv2d(16, 8, **{"kernel_size": 3, **others}, device="meta"), image) == 0
+    assert percent(110, 100) == pytest.approx(10)
+    assert len({row.label for row in PUBLISHED}) == len(PUBLISHED) == 36
+
+
+def test_the_softmax_of_2020_has_the_same_gradient_and_keeps_its_input() -> None:
+    scores = torch.randn(2, 3, 4, requires_grad=True, dtype=torch.float64)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.data_ptr()) or one, lambda one: one):
+        result = LogSoftmaxOf2020.apply(scores)
+    assert scores.data_ptr() in kept
+    (found,) = torch.autograd.grad(result.square().sum(), scores)
+    (wanted,) = torch.autograd.grad(scores.log_softmax(1).square().sum(), scores)
+    assert torch.equal(found, wanted)
+
+
+def test_a_kernel_for_each_picture_gives_the_same_norms() -> None:
+    weight, style = torch.randn(5, 4, 3, 3), torch.randn(2, 4)
+    torch.testing.assert_close(kernel_for_each_picture(weight, style), demodulate(weight, style))
