@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -20,6 +20,7 @@ from mpt.doctor.own.step import SEED, OwnSubject
 from mpt.doctor.speed import SLOW_DATA, STEPS, WARM_UP
 from mpt.engine.building.build import seed_everything
 from mpt.planner.own.factory import call_factory, find_factory
+from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.trace import call
 from mpt.report.units import show_seconds
 
@@ -28,7 +29,12 @@ MOST_SECONDS = 60.0
 
 
 def own_speed(subject: OwnSubject) -> Section:
-    """Time a few steps of a script."""
+    """Time a few steps of a script; without a card, of one that makes a process group the first process's."""
+    with one_of_several(None) if subject.device.type == "cpu" else nullcontext():
+        return _timed(subject)
+
+
+def _timed(subject: OwnSubject) -> Section:
     section = Section("speed")
     seed_everything(SEED)
     made = call(lambda: call_factory(subject.source, find_factory(subject.source), subject.arguments))

@@ -43,6 +43,7 @@ from mpt.planner.device.kept_modes import backward_of, has_none
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.own.factory import Made, Source, batch_size_of, call_factory, find_factory
 from mpt.planner.own.imports import libraries_as_ever
+from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.trace import call, name_modules, noting_what_is_made
 from mpt.precision.stable.stable_forms import StableForms
 from mpt.precision.stable.stable_logs import Rewrite
@@ -187,6 +188,7 @@ def take(
         if on_cpu:
             stack.enter_context(libraries_as_ever())
             stack.enter_context(cuda_stands_in(subject.gpu, subject.device))
+            stack.enter_context(one_of_several(None))
         skipped: list[Callable[[Optimizer], None]] = []
         scale, scope = stack.enter_context(arithmetic(how, seen, subject.device, lambda one: skipped[0](one)))
         stack.enter_context(warnings.catch_warnings())

@@ -32,8 +32,11 @@ FEWEST = 2
 
 
 @contextmanager
-def one_of_several(recorder: Recorder) -> Iterator[None]:
-    """Let torch.distributed answer for the first of several processes inside the block, once there is a group."""
+def one_of_several(recorder: Recorder | None) -> Iterator[None]:
+    """Let torch.distributed answer for the first of several processes inside the block, once there is a group.
+
+    `recorder` is told of the buckets; None for a real step.
+    """
     groups: list[str] = []
 
     def start(backend: str | None = None, *args: Any, **options: Any) -> None:
@@ -67,7 +70,7 @@ def _any_dimensions(self: Any, given: Tensor) -> None:
     """Take inputs of two to five dimensions, as SyncBatchNorm does."""
 
 
-def _starts(recorder: Recorder) -> Callable[..., None]:
+def _starts(recorder: Recorder | None) -> Callable[..., None]:
     def start(self: Any, module: nn.Module, *args: Any, gradient_as_bucket_view: bool = False, **options: Any) -> None:
         nn.Module.__init__(self)
         self.module = module
@@ -78,9 +81,9 @@ def _starts(recorder: Recorder) -> Callable[..., None]:
             if weight.requires_grad:
                 groups[weight.device, weight.dtype].append(weight)
         self.buckets = [bucket_of(weights, gradient_as_bucket_view) for weights in groups.values()]
-        recorder.mark(self.buckets, "reduce buffers")
-        if NOTE not in recorder.notes:
-            recorder.notes.append(NOTE)
+        if recorder is not None:
+            recorder.mark(self.buckets, "reduce buffers")
+            recorder.notes += [NOTE] * (NOTE not in recorder.notes)
 
     return start
 

@@ -126,3 +126,19 @@ def broken():
         net(torch.randn(4, 9)).sum().backward()
 
     return step
+
+
+def on_cards():
+    """One of several processes that torchrun starts."""
+    from torch import distributed  # here, so that the lines above stay those that the tests name
+
+    distributed.init_process_group("nccl")
+    wrapped = []
+
+    def loss(net, x, labels):
+        if not wrapped:
+            wrapped.append(nn.parallel.DistributedDataParallel(net, device_ids=[distributed.get_rank()]))
+        distributed.barrier()
+        return functional.cross_entropy(wrapped[0](x), labels)
+
+    return trained(loss)

@@ -33,7 +33,7 @@ def said(section: Section, level: str) -> list[str]:
     return [f"{one.about}: {one.text} {one.advice}".strip() for one in section.findings if one.level == level]
 
 
-@pytest.mark.parametrize("name", ["healthy", "recomputed"])
+@pytest.mark.parametrize("name", ["healthy", "recomputed", "on_cards"])
 def test_a_step_without_faults_has_none(name: str) -> None:
     section = describe_own(subject(name))
     assert section.worst in ("ok", "note")
@@ -103,5 +103,6 @@ def test_the_command_prints_a_fault_with_exit_6_and_takes_arguments(capsys: pyte
 
 
 def test_the_speed_of_a_step_that_wants_a_missing_gpu_is_not_timed() -> None:
-    sections = mpt.doctor(f"{STEPS}:healthy", only=["speed"])
-    assert "no such device here" in sections[0].findings[0].text
+    for name in ("healthy", "on_cards"):
+        sections = mpt.doctor(f"{STEPS}:{name}", only=["speed"])
+        assert "no such device here" in sections[0].findings[0].text
