@@ -35,8 +35,16 @@ PLANS = (
     "@resnet50_imagefolder --gpu rtx3060 model=timm:vit_base_patch16_224 train.batch_size=128",
     "@resnet50_imagefolder --gpu rtx3060 model=timm:vit_base_patch16_224 train.batch_size=64",
     "@resnet50_imagefolder --gpu rtx3090",
+    "@resnet50_imagefolder --with @resnet50_imagefolder_6gb --gpu rtx2060",
+    "@resnet50_imagefolder --with @resnet50_imagefolder_8gb --gpu rtx3070",
+    "@resnet50_imagefolder --with @resnet50_imagefolder_10gb --gpu rtx3080",
+    "@resnet50_imagefolder --with @resnet50_imagefolder_12gb --gpu rtx3060",
+    "@yolofuse_mid --with @yolofuse_mid_6gb --gpu rtx2060",
+    "@yolofuse_mid --with @yolofuse_mid_8gb --gpu rtx3070",
+    "@yolofuse_mid --with @yolofuse_mid_10gb --gpu rtx3080",
+    "@dain_vimeo --gpu rtx2060",
 )
-NEEDS = re.compile(r"(?:does not fit|may fit|fits) in ([\d.,]+ [MG]iB).*?needs ([\d.,]+ [MG]iB)", re.S)
+NEEDS = re.compile(r"(does not fit|may fit|fits) in ([\d.,]+ [MG]iB).*?needs ([\d.,]+ [MG]iB)", re.S)
 
 
 def rows_of(marker: str) -> dict[str, str]:
@@ -50,8 +58,8 @@ def plan(words: str) -> str:
     command = [*COMMAND, "plan", *shlex.split(words)]
     printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "runs").stdout
     found = NEEDS.search(printed)
-    budget, needs = found.groups() if found else ("", "not planned")
-    return f"| `mpt plan {words}` | {budget} | {needs} | {made()} |"
+    verdict, budget, needs = found.groups() if found else ("not planned", "", "")
+    return f"| `mpt plan {words}` | {budget} | {needs} | {verdict} | {made()} |"
 
 
 def train(name: str, changes: list[str]) -> str:
@@ -87,7 +95,7 @@ def main() -> None:
 
 
 DEMO_HEAD = ("| command | steps | figure | CPU s | made |", "|---|---:|---|---:|---|")
-PLAN_HEAD = ("| command | of | needs | made |", "|---|---:|---:|---|")
+PLAN_HEAD = ("| command | of | needs | verdict | made |", "|---|---:|---:|---|---|")
 
 if __name__ == "__main__":
     main()
