@@ -41,6 +41,8 @@ PLANS = (
     "@resnet50_imagefolder --with @resnet50_imagefolder_12gb --gpu rtx3060",
     "@yolofuse_mid --with @yolofuse_mid_6gb --gpu rtx2060",
     "@yolofuse_mid --with @yolofuse_mid_8gb --gpu rtx3070",
+    "@yolofuse_mid --gpu rtx3070 memory.recompute=all",
+    "@yolofuse_mid --gpu rtx3070 memory.micro_batch=32",
     "@yolofuse_mid --with @yolofuse_mid_10gb --gpu rtx3080",
     "@dain_vimeo --gpu rtx2060",
 )
