@@ -61,7 +61,7 @@ def plan(words: str) -> str:
     printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "runs").stdout
     found = NEEDS.search(printed)
     verdict, budget, needs = found.groups() if found else ("not planned", "", "")
-    return f"| `mpt plan {words}` | {budget} | {needs} | {verdict} | {made()} |"
+    return f"| {needs} | {budget} | {verdict} | `mpt plan {words}` | {made()} |"
 
 
 def train(name: str, changes: list[str]) -> str:
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 DEMO_HEAD = ("| command | steps | figure | CPU s | made |", "|---|---:|---|---:|---|")
-PLAN_HEAD = ("| command | of | needs | verdict | made |", "|---|---:|---:|---|---|")
+PLAN_HEAD = ("| needs | of | verdict | command | made |", "|---:|---:|---|---|---|")
 
 if __name__ == "__main__":
     main()
