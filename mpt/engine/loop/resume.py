@@ -224,7 +224,7 @@ def changed_settings(config: Config, file: Path) -> tuple[Config, list[Differenc
     try:
         before = load_config(file, allow=config.granted).to_data()
     except ConfigError:
-        node, _ = parse_yaml(read_text(file, MAX_BYTES, "replace") if file.is_file() else "", file.name)
+        node, _ = parse_yaml(read_text(file, MAX_BYTES, "replace"), file.name)
         plain = node.plain()
         before = plain if isinstance(plain, dict) else {}
     if not before:

@@ -1,13 +1,11 @@
-"""Log once, during a training, the plan of the process alongside it (`mpt.planner.server.alongside` writes the
-file).
-"""
+"""Log once, during a training, the plan of the process alongside it (`mpt.planner.server.beside` writes the file)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from mpt.config.schema import Config
-from mpt.run.boards.console import format_bytes
+from mpt.config.sizes import format_bytes
 from mpt.run.records.ending import read_json_object
 
 

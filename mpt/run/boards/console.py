@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal, TextIO, cast
 
-from mpt.config.sizes import format_bytes as format_bytes
+from mpt.config.sizes import format_bytes
 from mpt.foreign.text import harmless, unguarded
 
 Style = Literal["auto", "plain", "json", "quiet"]
