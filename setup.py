@@ -7,7 +7,16 @@ setup(
     packages=[*find_namespace_packages(include=["mpt", "mpt.*"]), "mpt.configs", "mpt_trainer"],
     package_dir={"mpt.configs": "configs", "mpt_trainer": "mpt/entry_point"},
     package_data={
-        "mpt": ["py.typed", "**/*.npz", "**/*.json", "**/*.html", "**/*.j2", "**/*.md", "**/*.txt", "**/*.yaml"],
+        "mpt": [
+            "py.typed",
+            "**/*.npz",
+            "**/*.json",
+            "**/*.html",
+            "**/*.j2",
+            "**/*.md",
+            "**/*.txt",
+            "**/*.yaml",
+        ],
         "mpt.configs": ["*.yaml", "presets/*.yaml"],
     },
 )

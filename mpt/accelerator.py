@@ -57,7 +57,9 @@ def index_of(device: torch.device) -> int:
 def name_of(device: torch.device) -> str:
     """Return the name of a card as its driver has it; the kind of device if there is no name."""
     module = torch.get_device_module(device)
-    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+    return (
+        str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+    )
 
 
 def total_bytes(device: torch.device) -> int:
@@ -97,7 +99,9 @@ def peaks(device: torch.device) -> tuple[int, int]:
     """Return the most bytes that were allocated and reserved since `reset_peaks`."""
     if not has_allocator(device):
         return 0, 0
-    return torch.accelerator.max_memory_allocated(device), torch.accelerator.max_memory_reserved(device)
+    return torch.accelerator.max_memory_allocated(device), torch.accelerator.max_memory_reserved(
+        device
+    )
 
 
 def reset_peaks(device: torch.device) -> None:
@@ -131,16 +135,24 @@ def busy_share(device: torch.device) -> float:
     Asks the driver's library, which neither waits for the card nor runs anything on it. Raises MptError with the
     reason if it is not known: another kind of device, a library that is not installed, a driver that has no figure.
     """
-    ask = getattr(torch.get_device_module(device), "utilization", None) if has_allocator(device) else None
+    ask = (
+        getattr(torch.get_device_module(device), "utilization", None)
+        if has_allocator(device)
+        else None
+    )
     if ask is None:
         raise MptError(f"no driver counts it for {device.type}")
     try:
         percent = float(ask(device))
     except ImportError as error:
         if device.type == "cuda" and not torch.version.hip:
-            raise MptError("nvidia-ml-py is not installed: pip install 'mpt-trainer[nvidia]'") from error
+            raise MptError(
+                "nvidia-ml-py is not installed: pip install 'mpt-trainer[nvidia]'"
+            ) from error
         raise MptError(str(error)) from error
-    except Exception as error:  # NVML's and amdsmi's errors are classes of libraries that need not be there
+    except (
+        Exception
+    ) as error:  # NVML's and amdsmi's errors are classes of libraries that need not be there
         raise MptError(f"the driver has no figure: {error or type(error).__name__}") from error
     if not 0 <= percent <= 100:
         raise MptError(f"the driver has no figure: it answers {percent:g} %")

@@ -73,7 +73,9 @@ class Built:
         from mpt.engine.loop.assembly import supply_batches
 
         config = self.run.config
-        loader = supply_batches(config, self.train_data, self.run.device, config.dataset.settings.workers)
+        loader = supply_batches(
+            config, self.train_data, self.run.device, config.dataset.settings.workers
+        )
         return prefetch(loader.batches(from_step), self.run.device, self.run.data)
 
     def evaluate(self) -> dict[str, float]:
@@ -86,7 +88,8 @@ class Built:
         """Return a copy of all that a training consists of: networks, optimizers, loss scales, random generators."""
         from mpt.engine.state.state import capture
 
-        return copy.deepcopy(capture(self.run))  # optimizers take the tensors of a state that they load for their own
+        # optimizers take the tensors of a state that they load for their own
+        return copy.deepcopy(capture(self.run))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put a state back. Raises CheckpointError if it does not fit."""
@@ -104,7 +107,9 @@ def build(config: Config, device: str | None = None) -> Built:
     from mpt.engine.building.torch_settings import prepare_torch
 
     if device is not None:
-        config = dataclasses.replace(config, train=config.train.model_copy(update={"device": device}))
+        config = dataclasses.replace(
+            config, train=config.train.model_copy(update={"device": device})
+        )
     prepare_torch(config)
     from mpt.engine.loop.assembly import build_explained, supply
 
@@ -127,7 +132,9 @@ def update(built: Built, batch: Batch, step: int) -> dict[str, Update]:
 
     run = built.run
     batch = to_device(batch, run.device, run.data)
-    set_learning_rates(run.optimizers, run.optimizer_settings, step, built.total_steps, rate_factor(run.task))
+    set_learning_rates(
+        run.optimizers, run.optimizer_settings, step, built.total_steps, rate_factor(run.task)
+    )
     due = [phase for phase in run.phases if phase.is_due(step)]
     done = {phase.name: engine.update(run, phase, batch) for phase in due}
     follow_step(run, step)
@@ -135,7 +142,12 @@ def update(built: Built, batch: Batch, step: int) -> dict[str, Update]:
 
 
 def train(
-    config: Config, *, runs: PathLike = "runs", resume: PathLike | None = None, exact: bool = False, quiet: bool = True
+    config: Config,
+    *,
+    runs: PathLike = "runs",
+    resume: PathLike | None = None,
+    exact: bool = False,
+    quiet: bool = True,
 ) -> RunRecord:
     """Train a configuration in a run's folder below `runs`, as `mpt train` does, and return its record.
 
@@ -267,12 +279,24 @@ def doctor(
     written.
     """
     from mpt.planner.recipes.own_step import FACTORY, find_source
-    from mpt.workflows.examination import BEGINNING, PARTS, Wish, check_parts, choose_points, examine_parts
+    from mpt.workflows.examination import (
+        BEGINNING,
+        PARTS,
+        Wish,
+        check_parts,
+        choose_points,
+        examine_parts,
+    )
     from mpt.workflows.own_examination import OwnWish, examine_own
 
     if isinstance(subject, str) and FACTORY.fullmatch(subject):
-        return examine_own(OwnWish(subject, find_source(subject, allow), {}, dtype, runs=Path(runs)), only)
-    wanted = check_parts(only or (PARTS if subject is not None else ("environment",)), has_subject=subject is not None)
+        return examine_own(
+            OwnWish(subject, find_source(subject, allow), {}, dtype, runs=Path(runs)), only
+        )
+    wanted = check_parts(
+        only or (PARTS if subject is not None else ("environment",)),
+        has_subject=subject is not None,
+    )
     wish = Wish(subject if isinstance(subject, str) else "CONFIG", dtype, batch_size, Path(runs))
     if subject is None:
         return examine_parts(wanted, wish, None, [])
@@ -302,7 +326,12 @@ def diff(
 
     one = _side(first, runs, allow)
     if isinstance(second, str) and resolve_mode(second) is not None and not Path(second).exists():
-        config = vary(one.config, f"precision={second}", allow, lambda more: load_config(one.config.to_data(), more))
+        config = vary(
+            one.config,
+            f"precision={second}",
+            allow,
+            lambda more: load_config(one.config.to_data(), more),
+        )
         other = Side(second, config)
     else:
         other = _side(second, runs, allow)

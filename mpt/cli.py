@@ -48,7 +48,10 @@ COMMANDS = {
 PLAN_COMMANDS = {
     "step": "planning.plan_step",
     "infer": "planning.plan_inference",
-    **{name: f"planning.plan_{name}" for name in ("presets", "tune", "calibrate", "lock", "check", "cluster")},
+    **{
+        name: f"planning.plan_{name}"
+        for name in ("presets", "tune", "calibrate", "lock", "check", "cluster")
+    },
 }
 """Sub-command of `mpt plan` -> the same."""
 TRAIN, INFER = "mpt.commands.train", "mpt.commands.infer"
@@ -95,7 +98,8 @@ def make_app(word: str = "") -> typer.Typer:
             groups[package] = typer.Typer(no_args_is_help=True, add_completion=False, **settings)  # type: ignore[arg-type]
             brings = f"parts of {package.origin}" if package.outside else f"system {package.name}"
             app.add_typer(groups[package], name=package.name, help=f"Commands of the {brings}.")
-            groups[package].callback()(lambda: None)  # a group stays one, also with a single command
+            # a group stays one, also with a single command
+            groups[package].callback()(lambda: None)
         return groups[package]
 
     for part in INSTALLED.commands():
@@ -150,11 +154,18 @@ def print_version(wanted: bool) -> None:
 
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and stop.")
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Print the version and stop."
+        ),
     ] = False,
     parts: Parts = None,
     debug: Annotated[
-        bool, typer.Option(DEBUG, help="Show every frame of an error in a part of your own, not only your own lines.")
+        bool,
+        typer.Option(
+            DEBUG,
+            help="Show every frame of an error in a part of your own, not only your own lines.",
+        ),
     ] = False,
 ) -> None:
     """Mixed-precision training that fits the card you have."""
@@ -220,7 +231,9 @@ def spell_resume(words: Sequence[str]) -> list[str]:
     """
     spelt: list[str] = []
     for word, following in itertools.pairwise([*words, "--"]):
-        bare = following.startswith("-") or "=" in following or following.endswith((".yaml", ".yml"))
+        bare = (
+            following.startswith("-") or "=" in following or following.endswith((".yaml", ".yml"))
+        )
         spelt.append("--resume=auto" if word == "--resume" and bare else word)
     return spelt
 
@@ -229,7 +242,8 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     pause()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text in the terminal's encoding
+        # a file's name need not be text in the terminal's encoding
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     guard_output()
     debug = False
@@ -238,7 +252,9 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         rest, debug = take_debug(rest)
         use_parts(folders)
         with terminated_cleanly():
-            code = make_app(rest[0] if rest else "")(args=spell_resume(rest), prog_name="mpt", standalone_mode=False)
+            code = make_app(rest[0] if rest else "")(
+                args=spell_resume(rest), prog_name="mpt", standalone_mode=False
+            )
             sys.exit(code or 0)
     except Terminated as stop:
         print(stop, file=sys.stderr)

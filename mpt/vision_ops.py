@@ -40,7 +40,9 @@ _libraries: list[Any] = []  # a Library's registrations vanish with the object
 class FirstImport(MetaPathFinder):
     """Finds torchvision at the place of the other finders, and loads it by `Repeated`."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Return torchvision's place; None for every other module."""
         if name != PACKAGE:
             return None
@@ -82,7 +84,9 @@ def suppress(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     union with a better kept one exceeds `iou_threshold`; equal scores are taken in the order given.
     """
     if boxes.dim() != 2 or boxes.size(1) != 4 or scores.shape != boxes.shape[:1]:
-        raise ValueError(f"nms wants boxes (n, 4) and scores (n,), got {tuple(boxes.shape)} and {tuple(scores.shape)}")
+        raise ValueError(
+            f"nms wants boxes (n, 4) and scores (n,), got {tuple(boxes.shape)} and {tuple(scores.shape)}"
+        )
     if boxes.dtype in (torch.float16, torch.bfloat16):
         boxes = boxes.float()  # areas of a 1000-pixel box overflow float16
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])

@@ -67,7 +67,13 @@ CONFIG: dict[str, Any] = {
     "dataset": {"name": "digits"},
     "precision": {"mode": "fp32"},
     "optimizer": {"name": "adam", "lr": 1e-3},
-    "train": {"steps": 1, "batch_size": 64, "checkpoint_every": 0, "on_non_finite": "stop", "device": "cpu"},
+    "train": {
+        "steps": 1,
+        "batch_size": 64,
+        "checkpoint_every": 0,
+        "on_non_finite": "stop",
+        "device": "cpu",
+    },
 }
 
 
@@ -125,7 +131,9 @@ def measure(row: Row, rounds: int) -> str:
             times[ours].append((time.perf_counter() - started, processor_seconds() - before))
             row.afterwards()
     walls = [own[0] / other[0] for own, other in zip(times[True], times[False], strict=True)]
-    processors = [own[1] / max(other[1], 1e-9) for own, other in zip(times[True], times[False], strict=True)]
+    processors = [
+        own[1] / max(other[1], 1e-9) for own, other in zip(times[True], times[False], strict=True)
+    ]
     ours, usual = (statistics.median(wall for wall, _ in times[side]) for side in (True, False))
     return (
         f"| {row.name} | {ours:.3f} s | {usual:.3f} s | {statistics.median(walls):.2f} | "
@@ -135,7 +143,9 @@ def measure(row: Row, rounds: int) -> str:
 
 def processor_seconds() -> float:
     """Return the processor time of this process and of those it has waited for."""
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, children = (
+        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
@@ -154,10 +164,29 @@ def start_rows(place: Path, options: argparse.Namespace) -> list[Row]:
     digits = str(ROOT / "mpt" / "data" / "digits.npz")
 
     def ours() -> None:
-        run([sys.executable, "-m", "mpt", "train", str(config), "--runs", str(place), "--no-report", "--quiet"])
+        run(
+            [
+                sys.executable,
+                "-m",
+                "mpt",
+                "train",
+                str(config),
+                "--runs",
+                str(place),
+                "--no-report",
+                "--quiet",
+            ]
+        )
 
     words = "a script of 15 lines: no evaluation, no checkpoint"
-    return [Row("`mpt train` of one step", ours, lambda: run([sys.executable, str(program), digits]), words)]
+    return [
+        Row(
+            "`mpt train` of one step",
+            ours,
+            lambda: run([sys.executable, str(program), digits]),
+            words,
+        )
+    ]
 
 
 def checkpoint_rows(place: Path, options: argparse.Namespace) -> list[Row]:
@@ -181,7 +210,10 @@ def checkpoint_rows(place: Path, options: argparse.Namespace) -> list[Row]:
 
     def load_hashed() -> None:
         with path.open("rb") as file:
-            assert hashlib.file_digest(file, "sha256").hexdigest() == (place / "state.sha256").read_text()
+            assert (
+                hashlib.file_digest(file, "sha256").hexdigest()
+                == (place / "state.sha256").read_text()
+            )
         torch.load(path, weights_only=True)
 
     def load_plainly() -> None:
@@ -199,11 +231,28 @@ def checkpoint_rows(place: Path, options: argparse.Namespace) -> list[Row]:
         saver.start(1, encode(state), lambda copied: write(directory, 1, copied, keep_last=1))
 
     return [
-        Row(f"a step waits for saving {size}", ours_beside, ours, "mpt's save between steps", saver.finish),
-        Row(f"a step waits for saving {size}", ours_beside, plainly, "torch.save and fsync, no hash", saver.finish),
+        Row(
+            f"a step waits for saving {size}",
+            ours_beside,
+            ours,
+            "mpt's save between steps",
+            saver.finish,
+        ),
+        Row(
+            f"a step waits for saving {size}",
+            ours_beside,
+            plainly,
+            "torch.save and fsync, no hash",
+            saver.finish,
+        ),
         Row(f"saving {size}", ours, hashed_by_hand, "torch.save, fsync, then sha256 of the file"),
         Row(f"saving {size}", ours, plainly, "torch.save and fsync, no hash"),
-        Row(f"loading {size}", lambda: load(directory), load_hashed, "sha256 of the file, then torch.load"),
+        Row(
+            f"loading {size}",
+            lambda: load(directory),
+            load_hashed,
+            "sha256 of the file, then torch.load",
+        ),
         Row(
             f"loading {size}",
             lambda: load(directory),
@@ -227,13 +276,24 @@ def evaluation_rows(place: Path, options: argparse.Namespace) -> list[Row]:
         loader = Loader(test_data, 64, 0, drop_last=False, shuffle=False)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             for batch in loader.evaluation_batches():
-                image = batch["image"].float() / 255 if batch["image"].dtype == torch.uint8 else batch["image"]
+                image = (
+                    batch["image"].float() / 255
+                    if batch["image"].dtype == torch.uint8
+                    else batch["image"]
+                )
                 logits = net((image - 0.5) / 0.5).float()
                 right += int((logits.argmax(1) == batch["label"]).sum())
                 loss += float(functional.cross_entropy(logits, batch["label"], reduction="sum"))
         net.train()
 
-    return [Row("evaluating, bfloat16", lambda: evaluate(built, test_data, 64), by_hand, "a loop under one autocast")]
+    return [
+        Row(
+            "evaluating, bfloat16",
+            lambda: evaluate(built, test_data, 64),
+            by_hand,
+            "a loop under one autocast",
+        )
+    ]
 
 
 def step_rows(place: Path, options: argparse.Namespace) -> list[Row]:
@@ -287,28 +347,44 @@ def image_rows(place: Path, options: argparse.Namespace) -> list[Row]:
     for number in range(32):
         folder = place / "train" / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
-        pixels = torch.nn.functional.interpolate(torch.rand(1, 3, 24, 32), size=(768, 1024), mode="bicubic")[0]
+        pixels = torch.nn.functional.interpolate(
+            torch.rand(1, 3, 24, 32), size=(768, 1024), mode="bicubic"
+        )[0]
         array = (pixels.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
         Image.fromarray(array).save(folder / f"{number}.jpg", quality=90)
     rows = []
     for name, augment, usual in (
-        ("RandomResizedCrop", ["RandomResizedCrop", "RandomHorizontalFlip"], [transforms.RandomResizedCrop(128)]),
+        (
+            "RandomResizedCrop",
+            ["RandomResizedCrop", "RandomHorizontalFlip"],
+            [transforms.RandomResizedCrop(128)],
+        ),
         ("resize", [], [transforms.CenterCrop(768), transforms.Resize(128)]),
     ):
         dataset: dict[str, Any] = {"name": "image_folder", "root": str(place), "test_fraction": 0.1}
         if augment:
             dataset["augment"] = augment
         config = load_config(
-            {**CONFIG, "model": {"name": "small_cnn", "image_size": 128}, "dataset": {**dataset, "channels": 3}}
+            {
+                **CONFIG,
+                "model": {"name": "small_cnn", "image_size": 128},
+                "dataset": {**dataset, "channels": 3},
+            }
         )
         data = build_datasets(config)[0]
-        fast = build_datasets(replace(config, dataset=replace(config.dataset, settings=faster(config))))[0]
+        fast = build_datasets(
+            replace(config, dataset=replace(config.dataset, settings=faster(config)))
+        )[0]
         flip = [transforms.RandomHorizontalFlip()] if augment else []
-        folder = folders.ImageFolder(place / "train", transforms.Compose([*usual, *flip, transforms.ToTensor()]))
+        folder = folders.ImageFolder(
+            place / "train", transforms.Compose([*usual, *flip, transforms.ToTensor()])
+        )
         order = list(range(min(len(data), 28)))
 
         def theirs(folder: Any = folder, order: list[int] = order) -> None:
-            for _ in torch.utils.data.DataLoader(torch.utils.data.Subset(folder, order), batch_size=14):
+            for _ in torch.utils.data.DataLoader(
+                torch.utils.data.Subset(folder, order), batch_size=14
+            ):
                 pass
 
         for words, used in (("", data), (", decoding: fast", fast)):
@@ -339,7 +415,12 @@ def report_rows(place: Path, options: argparse.Namespace) -> list[Row]:
         "losses": {"net/loss": 0.5, "aux": 0.25},
         "lr": {"net": 1e-3},
     }
-    line |= {"scale": {"net": 65536.0}, "skipped": {"net": 0}, "step_seconds": 0.1, "samples_per_second": 640.0}
+    line |= {
+        "scale": {"net": 65536.0},
+        "skipped": {"net": 0},
+        "step_seconds": 0.1,
+        "samples_per_second": 640.0,
+    }
     with (run_folder / "metrics.jsonl").open("w") as file:
         for step in range(1, 200_001):
             file.write(json.dumps({**line, "step": step}, separators=(",", ":")) + "\n")
@@ -359,7 +440,14 @@ def report_rows(place: Path, options: argparse.Namespace) -> list[Row]:
 
         write_report(run_folder)
 
-    return [Row("a report of 200,000 lines, five plots", ours, by_hand, "json.loads and one plot of two losses")]
+    return [
+        Row(
+            "a report of 200,000 lines, five plots",
+            ours,
+            by_hand,
+            "json.loads and one plot of two losses",
+        )
+    ]
 
 
 def compare_rows(place: Path, options: argparse.Namespace) -> list[Row]:
@@ -372,15 +460,42 @@ def compare_rows(place: Path, options: argparse.Namespace) -> list[Row]:
 
     def ours() -> None:
         output = str(place / f"compared{next(numbers)}")
-        run([*mpt, "compare", "fp32", "bf16", "--config", str(config), "--seeds", "2", "--output", output])
+        run(
+            [
+                *mpt,
+                "compare",
+                "fp32",
+                "bf16",
+                "--config",
+                str(config),
+                "--seeds",
+                "2",
+                "--output",
+                output,
+            ]
+        )
 
     def one_by_one() -> None:
         for mode in ("fp32", "bf16"):
             for seed in (0, 1):
-                words = [f"precision={mode}", "--seed", str(seed), "--runs", str(place / "runs"), "--quiet"]
+                words = [
+                    f"precision={mode}",
+                    "--seed",
+                    str(seed),
+                    "--runs",
+                    str(place / "runs"),
+                    "--quiet",
+                ]
                 run([*mpt, "train", str(config), *words])
 
-    return [Row("comparing two modes, two seeds, 30 steps", ours, one_by_one, "`mpt train` four times, no verdict")]
+    return [
+        Row(
+            "comparing two modes, two seeds, 30 steps",
+            ours,
+            one_by_one,
+            "`mpt train` four times, no verdict",
+        )
+    ]
 
 
 ROWS: dict[str, Callable[[Path, argparse.Namespace], list[Row]]] = {

@@ -30,7 +30,9 @@ CLASSES = 8
 
 def main() -> None:
     """Measure what is asked for and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--families", nargs="*", default=["yolov8", "yolo11", "yolo26"])
     parser.add_argument("--modes", nargs="*", default=["fp32", "bf16"])
     parser.add_argument("--rounds", type=int, default=7)
@@ -38,7 +40,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print("| Network | Mode | mpt, s of processor time | Ultralytics, s | ratio | least and most |", flush=True)
+    print(
+        "| Network | Mode | mpt, s of processor time | Ultralytics, s | ratio | least and most |",
+        flush=True,
+    )
     print("|---|---|---:|---:|---:|---:|")
     for family in arguments.families:
         for mode in arguments.modes:
@@ -61,7 +66,9 @@ def samples(batch: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     return pictures, rows
 
 
-def our_step(family: str, mode: str, side: int, pictures: torch.Tensor, truth: torch.Tensor) -> Callable[[], None]:
+def our_step(
+    family: str, mode: str, side: int, pictures: torch.Tensor, truth: torch.Tensor
+) -> Callable[[], None]:
     """Return a function that makes one step of mpt's."""
     from mpt.config.load import load_config
     from mpt.engine.building.build import build_run
@@ -72,16 +79,24 @@ def our_step(family: str, mode: str, side: int, pictures: torch.Tensor, truth: t
     config = load_config(
         {
             "model": {"name": "yolofuse", "fusion": "rgb", "family": family, "image_size": side},
-            "dataset": {"name": "detection_files", "cameras": "rgb", "classes": [str(n) for n in range(CLASSES)]},
+            "dataset": {
+                "name": "detection_files",
+                "cameras": "rgb",
+                "classes": [str(n) for n in range(CLASSES)],
+            },
             "task": {"small_boxes": True},
             "precision": mode,
             "optimizer": {"name": "sgd_warmup", "warmup": 0, "lr": 1e-4, "momentum": 0.9},
             "train": {"steps": 1000, "batch_size": len(pictures), "threads": 1},
         }
     )
-    layout = Layout(("rgb",), side, side, BOXES_PER_PICTURE, tuple(str(n) for n in range(CLASSES))).spec(1000)
+    layout = Layout(
+        ("rgb",), side, side, BOXES_PER_PICTURE, tuple(str(n) for n in range(CLASSES))
+    ).spec(1000)
     run = build_run(config, torch.device("cpu"), layout)
-    boxes = torch.cat((truth[:, 2:4] - truth[:, 4:] / 2, truth[:, 2:4] + truth[:, 4:] / 2), 1) * side
+    boxes = (
+        torch.cat((truth[:, 2:4] - truth[:, 4:] / 2, truth[:, 2:4] + truth[:, 4:] / 2), 1) * side
+    )
     batch = {
         "rgb": pictures,
         "boxes": boxes.view(len(pictures), BOXES_PER_PICTURE, 4),
@@ -100,7 +115,9 @@ def our_step(family: str, mode: str, side: int, pictures: torch.Tensor, truth: t
     return step
 
 
-def their_step(family: str, mode: str, pictures: torch.Tensor, truth: torch.Tensor) -> Callable[[], None]:
+def their_step(
+    family: str, mode: str, pictures: torch.Tensor, truth: torch.Tensor
+) -> Callable[[], None]:
     """Return a function that makes one step as Ultralytics' trainer does."""
     from ultralytics.cfg import get_cfg
     from ultralytics.nn.tasks import DetectionModel
@@ -116,7 +133,12 @@ def their_step(family: str, mode: str, pictures: torch.Tensor, truth: torch.Tens
     average = ModelEMA(model)
 
     def step() -> None:
-        batch = {"img": pictures.float() / 255, "batch_idx": truth[:, 0], "cls": truth[:, 1:2], "bboxes": truth[:, 2:]}
+        batch = {
+            "img": pictures.float() / 255,
+            "batch_idx": truth[:, 0],
+            "cls": truth[:, 1:2],
+            "bboxes": truth[:, 2:],
+        }
         with torch.autocast("cpu", torch.bfloat16, enabled=mode != "fp32"):
             loss, _ = model(batch)
         loss.sum().backward()
@@ -128,7 +150,9 @@ def their_step(family: str, mode: str, pictures: torch.Tensor, truth: torch.Tens
     return step
 
 
-def row(name: str, mode: str, ours: Callable[[], None], theirs: Callable[[], None], rounds: int) -> str:
+def row(
+    name: str, mode: str, ours: Callable[[], None], theirs: Callable[[], None], rounds: int
+) -> str:
     """Return a line: medians of both sides' seconds and of the ratios of neighbouring steps."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds + 1):

@@ -35,7 +35,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for side in ("src", "dst"):
             write_faces(Path(name) / side)
-        settings = faceset.Settings(src=f"{name}/src", dst=f"{name}/dst", image_size=512, hold_out_every=10)
+        settings = faceset.Settings(
+            src=f"{name}/src", dst=f"{name}/dst", image_size=512, hold_out_every=10
+        )
         data = faceset.build(settings, "train", 0)
         whole = milliseconds(lambda epoch: data.fetch(range(BATCH), epoch))
         plain = faceset.build(settings, "test", 0)
@@ -44,7 +46,9 @@ def main() -> None:
     numbers = torch.rand(BATCH, NUMBERS, dtype=torch.float64)
     warps = draw_warps(numbers, 512, transform=True, flip_chance=0.4)
     bending = milliseconds(lambda epoch: warp(images, masks, warps, bend=True))
-    print(f"512 pixels, {BATCH} pairs: {whole:.0f} ms (reading {reading:.0f}, moving and bending {2 * bending:.0f})")
+    print(
+        f"512 pixels, {BATCH} pairs: {whole:.0f} ms (reading {reading:.0f}, moving and bending {2 * bending:.0f})"
+    )
     config = load_config("@saehd_demo")
     drawn, _ = build_datasets(config)
     run = build_run(config, torch.device("cpu"), drawn.spec)
@@ -52,7 +56,9 @@ def main() -> None:
     fetching = milliseconds(lambda epoch: drawn.fetch(range(BATCH), epoch))
     stepping = milliseconds(lambda epoch: [update(run, phase, batch) for phase in run.phases])
     ratio = stepping / fetching
-    print(f"64 pixels, {BATCH} pairs: {fetching:.1f} ms beside a step of {stepping:.0f} ms ({ratio:.0f} times)")
+    print(
+        f"64 pixels, {BATCH} pairs: {fetching:.1f} ms beside a step of {stepping:.0f} ms ({ratio:.0f} times)"
+    )
 
 
 def milliseconds(call: Callable[[int], object], times: int = 5) -> float:
@@ -77,8 +83,11 @@ def write_faces(folder: Path, count: int = 12) -> None:
     segment = b"\xff\xef" + struct.pack(">H", len(metadata) + 2) + metadata
     for index, face in enumerate(faces):
         file = io.BytesIO()
-        noisy = (face + torch.rand(3, 512, 512) * 0.05).clamp(0, 1)  # skin is not as smooth as drawings
-        Image.fromarray((noisy * 255).byte().permute(1, 2, 0).numpy()).save(file, "JPEG", quality=95)
+        # skin is not as smooth as drawings
+        noisy = (face + torch.rand(3, 512, 512) * 0.05).clamp(0, 1)
+        Image.fromarray((noisy * 255).byte().permute(1, 2, 0).numpy()).save(
+            file, "JPEG", quality=95
+        )
         data = file.getvalue()
         (folder / f"{index:05d}.jpg").write_bytes(data[:2] + segment + data[2:])
 

@@ -25,7 +25,10 @@ SIDE, TIMES = 256, 7
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "overlay, rct": ({}, {}),
     "no colours": ({"colours": "none"}, {"color_transfer_mode": 0}),
-    "erode 30, blur 60": ({"erode": 30, "blur": 60}, {"erode_mask_modifier": 30, "blur_mask_modifier": 60}),
+    "erode 30, blur 60": (
+        {"erode": 30, "blur": 60},
+        {"erode_mask_modifier": 30, "blur_mask_modifier": 60},
+    ),
     "seamless": ({"mode": "seamless"}, {"mode": "seamless"}),
     "sharpen 3": ({"sharpen": 3}, {"sharpen_mode": 2, "blursharpen_amount": 3}),
 }
@@ -34,17 +37,23 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def main() -> None:
     """Print a line per case."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--deepfacelab", type=Path, metavar="DIR")
     arguments = parser.parse_args()
     cv2.setNumThreads(1)
     with np.load(FIXTURES / "pixels" / "merger_inputs.npz") as stored:
         frame = np.zeros((1080, 1920, 3), np.uint8)
-        frame[:1024, :1024] = cv2.resize(stored["one_frame_u8"], (1024, 1024), interpolation=cv2.INTER_CUBIC)
+        frame[:1024, :1024] = cv2.resize(
+            stored["one_frame_u8"], (1024, 1024), interpolation=cv2.INTER_CUBIC
+        )
         noise = np.random.default_rng(0).integers(-4, 5, frame.shape)
         frame = (frame + noise).clip(0, 255).astype(np.uint8)
         landmarks = stored["one_landmarks"][0] * 4.0
-        drawn = [enlarge(stored[f"one_face0_predicted{name}_u8"]) for name in ("", "_mask", "_dst_mask")]
+        drawn = [
+            enlarge(stored[f"one_face0_predicted{name}_u8"]) for name in ("", "_mask", "_dst_mask")
+        ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "00001.png"
         cv2.imwrite(str(path), frame)
@@ -56,7 +65,9 @@ def main() -> None:
 
 def enlarge(picture: Any) -> Any:
     """Return a drawing at the measured resolution."""
-    return cv2.resize(picture.astype(np.float32) / 255, (SIDE, SIDE), interpolation=cv2.INTER_CUBIC).clip(0, 1)
+    return cv2.resize(
+        picture.astype(np.float32) / 255, (SIDE, SIDE), interpolation=cv2.INTER_CUBIC
+    ).clip(0, 1)
 
 
 def fastest(merge: Callable[[], object]) -> float:
@@ -96,7 +107,9 @@ def ours(path: Path, landmarks: Any, drawn: list[Any]) -> dict[str, Callable[[],
     return {name: lambda own=own: merge(own) for name, (own, _) in CASES.items()}  # type: ignore[misc]
 
 
-def theirs(folder: Path, path: Path, landmarks: Any, drawn: list[Any]) -> dict[str, Callable[[], object]]:
+def theirs(
+    folder: Path, path: Path, landmarks: Any, drawn: list[Any]
+) -> dict[str, Callable[[], object]]:
     """Return what DeepFaceLab does in each case."""
     sys.path.insert(0, str(folder))
     for name, kind in (("int", int), ("float", float), ("bool", bool)):  # which NumPy has no more

@@ -70,12 +70,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument(
-        "--clock", choices=["cpu", "wall"], default="cpu", help="cpu: what else runs here is not counted"
+        "--clock",
+        choices=["cpu", "wall"],
+        default="cpu",
+        help="cpu: what else runs here is not counted",
     )
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--features", type=int, default=38, help="width of the network; 38 makes a step of about 10 ms")
+    parser.add_argument(
+        "--features",
+        type=int,
+        default=38,
+        help="width of the network; 38 makes a step of about 10 ms",
+    )
     parser.add_argument("--only", nargs="+", help="these contestants beside the hand-written loop")
     parser.add_argument("--output", type=Path, help="folder for overhead.md and overhead.json")
     options = parser.parse_args()
@@ -92,7 +100,9 @@ def main() -> None:
         write_atomically(options.output / "overhead.json", json.dumps(content, indent=1) + "\n")
 
 
-def race(contestants: dict[str, Contestant], options: argparse.Namespace) -> dict[str, list[list[float]]]:
+def race(
+    contestants: dict[str, Contestant], options: argparse.Namespace
+) -> dict[str, list[list[float]]]:
     """Let the contestants take turns; return name -> the step times of each round, one per turn."""
     seconds: dict[str, list[list[float]]] = {name: [] for name in contestants}
     clock = CLOCKS[options.clock]
@@ -100,7 +110,10 @@ def race(contestants: dict[str, Contestant], options: argparse.Namespace) -> dic
     for number in range(options.rounds):
         here = greenlet.getcurrent()
         runners = {
-            name: greenlet.greenlet(functools.partial(contestants[name], options.steps, here.switch)) for name in names
+            name: greenlet.greenlet(
+                functools.partial(contestants[name], options.steps, here.switch)
+            )
+            for name in names
         }
         times: dict[str, list[float]] = {name: [] for name in names}
         gc.collect()
@@ -114,12 +127,15 @@ def race(contestants: dict[str, Contestant], options: argparse.Namespace) -> dic
         for name, runner in runners.items():
             while not runner.dead:  # what a loop does after its last step
                 runner.switch()
-            seconds[name].append(times[name][DROPPED_STEPS:-1])  # in the last turn mpt saves its checkpoint
+            # in the last turn mpt saves its checkpoint
+            seconds[name].append(times[name][DROPPED_STEPS:-1])
         print(f"round {number + 1}/{options.rounds}", file=sys.stderr, flush=True)
     return seconds
 
 
-def describe(seconds: dict[str, list[list[float]]], options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+def describe(
+    seconds: dict[str, list[list[float]]], options: argparse.Namespace
+) -> tuple[list[str], dict[str, Any]]:
     """Return the table and its data: medians over all turns, and the interval of the ratio by resampling rounds."""
     lines = [
         f"Seconds per step, {options.mode}, torch {torch.__version__}, {torch.get_num_threads()} thread, "
@@ -131,13 +147,22 @@ def describe(seconds: dict[str, list[list[float]]], options: argparse.Namespace)
     base = seconds[BASELINE]
     content: dict[str, Any] = {"mode": options.mode, "torch": torch.__version__, "loops": {}}
     for name, rounds in seconds.items():
-        ratios = [[own / other for own, other in zip(mine, hand)] for mine, hand in zip(rounds, base)]
+        ratios = [
+            [own / other for own, other in zip(mine, hand)] for mine, hand in zip(rounds, base)
+        ]
         ratio = statistics.median(itertools.chain.from_iterable(ratios))
         low, high = interval_of_median(ratios)
         median = statistics.median(itertools.chain.from_iterable(rounds))
         mean = sum(map(sum, rounds)) / sum(map(sum, base))
-        lines.append(f"| {name} | {median * 1e3:.3f} ms | {ratio:.4f} | {low:.4f} .. {high:.4f} | {mean:.4f} |")
-        content["loops"][name] = {"median": median, "ratio": ratio, "interval": [low, high], "mean_ratio": mean}
+        lines.append(
+            f"| {name} | {median * 1e3:.3f} ms | {ratio:.4f} | {low:.4f} .. {high:.4f} | {mean:.4f} |"
+        )
+        content["loops"][name] = {
+            "median": median,
+            "ratio": ratio,
+            "interval": [low, high],
+            "mean_ratio": mean,
+        }
     return lines, content
 
 
@@ -145,7 +170,8 @@ def interval_of_median(rounds: list[list[float]], draws: int = 400) -> tuple[flo
     """Return the 5 % and 95 % points of the median when whole rounds are drawn again with replacement."""
     drawing = random.Random(0)
     medians = sorted(
-        statistics.median(itertools.chain.from_iterable(drawing.choices(rounds, k=len(rounds)))) for _ in range(draws)
+        statistics.median(itertools.chain.from_iterable(drawing.choices(rounds, k=len(rounds))))
+        for _ in range(draws)
     )
     return medians[draws // 20], medians[-draws // 20]
 
@@ -194,7 +220,14 @@ def make_contestants(options: argparse.Namespace) -> dict[str, Contestant]:
             loader = Loader(train_data, options.batch_size, 0)
             with Recorder(directory) as recorder:
                 training = Training(
-                    built, directory, recorder, console, loader, test_data, steps + 1, Boards((), directory, {})
+                    built,
+                    directory,
+                    recorder,
+                    console,
+                    loader,
+                    test_data,
+                    steps + 1,
+                    Boards((), directory, {}),
                 )
                 stream = training.stream
 
@@ -225,7 +258,11 @@ def make_contestants(options: argparse.Namespace) -> dict[str, Contestant]:
                 total.zero_()
             turn()
 
-    contestants: dict[str, Contestant] = {BASELINE: run_by_hand, f"{BASELINE}, again": run_by_hand, "mpt": run_mpt}
+    contestants: dict[str, Contestant] = {
+        BASELINE: run_by_hand,
+        f"{BASELINE}, again": run_by_hand,
+        "mpt": run_mpt,
+    }
     if importlib.util.find_spec("accelerate"):
         contestants["Accelerate"] = accelerate_loop(options, network, loss_of, batches)
     if importlib.util.find_spec("lightning"):
@@ -233,12 +270,16 @@ def make_contestants(options: argparse.Namespace) -> dict[str, Contestant]:
     return contestants
 
 
-def accelerate_loop(options: argparse.Namespace, network: Any, loss_of: Any, batches: Any) -> Contestant:
+def accelerate_loop(
+    options: argparse.Namespace, network: Any, loss_of: Any, batches: Any
+) -> Contestant:
     """Return a loop as Accelerate's documentation writes it."""
     from accelerate import Accelerator
 
     def run(steps: int, turn: Turn) -> None:
-        accelerator = Accelerator(cpu=True, mixed_precision="bf16" if options.mode == "bf16" else "no")
+        accelerator = Accelerator(
+            cpu=True, mixed_precision="bf16" if options.mode == "bf16" else "no"
+        )
         net = network()
         optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
         net, optimizer = accelerator.prepare(net, optimizer)
@@ -252,7 +293,9 @@ def accelerate_loop(options: argparse.Namespace, network: Any, loss_of: Any, bat
                 optimizer.step()
             total += loss.detach()
             if (step + 1) % LOG_EVERY == 0:
-                accelerator.print(f"step {step + 1} loss {total.item() / LOG_EVERY:.4f}", file=io.StringIO())
+                accelerator.print(
+                    f"step {step + 1} loss {total.item() / LOG_EVERY:.4f}", file=io.StringIO()
+                )
                 total.zero_()
             turn()
         accelerator.free_memory()
@@ -260,7 +303,9 @@ def accelerate_loop(options: argparse.Namespace, network: Any, loss_of: Any, bat
     return run
 
 
-def lightning_loop(options: argparse.Namespace, network: Any, loss_of: Any, batches: Any) -> Contestant:
+def lightning_loop(
+    options: argparse.Namespace, network: Any, loss_of: Any, batches: Any
+) -> Contestant:
     """Return Lightning's trainer with everything optional switched off but logging."""
     import lightning
 

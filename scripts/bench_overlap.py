@@ -34,23 +34,41 @@ from mpt.parallel.start import joined
 from tests.parallel.forked import run_ranks
 
 CASES: dict[str, dict[str, Any]] = {
-    "small_cnn, 0.4 M weights": {"model": {"name": "small_cnn", "features": 64}, "dataset": "digits"},
-    "lsgan, 4.2 M weights": {"model": {"name": "lsgan", "hidden": 2048, "image_size": 32}, "dataset": "digits"},
-    "dcgan, 1.7 M weights": {"model": {"name": "dcgan", "features": 64, "image_size": 32}, "dataset": "digits"},
+    "small_cnn, 0.4 M weights": {
+        "model": {"name": "small_cnn", "features": 64},
+        "dataset": "digits",
+    },
+    "lsgan, 4.2 M weights": {
+        "model": {"name": "lsgan", "hidden": 2048, "image_size": 32},
+        "dataset": "digits",
+    },
+    "dcgan, 1.7 M weights": {
+        "model": {"name": "dcgan", "features": 64, "image_size": 32},
+        "dataset": "digits",
+    },
 }
 LIMITED = "MPT_BENCH_LINK_IS_LIMITED"
-COMMON = {"precision": "fp32", "optimizer": {"name": "sgd", "lr": 1e-4}, "train": {"batch_size": 32}}
+COMMON = {
+    "precision": "fp32",
+    "optimizer": {"name": "sgd", "lr": 1e-4},
+    "train": {"batch_size": 32},
+}
 
 
 def on_rank(rank: int, case: str, steps: int, bucket_mib: float) -> dict[str, Any]:
     """Return this rank's times, with overlap and without."""
     config = load_config({**CASES[case], **COMMON, "parallel": {"bucket_mib": bucket_mib}})
-    found: dict[bool, dict[str, list[float]]] = {way: {"step": [], "waited": [], "early": []} for way in (True, False)}
+    found: dict[bool, dict[str, list[float]]] = {
+        way: {"step": [], "waited": [], "early": []} for way in (True, False)
+    }
     with joined(config) as world:
         train, _ = build_datasets(config)
         runs, exchanges = {}, {}
         for way in found:
-            runs[way], exchanges[way] = build_run(config, torch.device("cpu"), train.spec, world=world), {}
+            runs[way], exchanges[way] = (
+                build_run(config, torch.device("cpu"), train.spec, world=world),
+                {},
+            )
         batch = train.spec.as_floats(train.fetch(list(range(32)), 0))
         for step in range(steps + 2):
             for way in (True, False) if step % 2 else (False, True):
@@ -65,10 +83,15 @@ def on_rank(rank: int, case: str, steps: int, bucket_mib: float) -> dict[str, An
                 early = sum(one.sent_in_backward for one in world.exchanges.values())
                 if step >= 2:  # the first backward of all is not known to be the last one
                     for name, value in zip(
-                        found[way], (seconds, world.take_waited_seconds(), early / buckets), strict=True
+                        found[way],
+                        (seconds, world.take_waited_seconds(), early / buckets),
+                        strict=True,
                     ):
                         found[way][name].append(value)
-    return {way: {name: statistics.median(values) for name, values in one.items()} for way, one in found.items()}
+    return {
+        way: {name: statistics.median(values) for name, values in one.items()}
+        for way, one in found.items()
+    }
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[str]:
@@ -88,7 +111,9 @@ def rows(arguments: argparse.Namespace) -> Iterator[str]:
 def start_behind(mbit: int) -> None:
     """Start this script again in a network namespace of its own, with a loopback of a limited rate."""
     if os.geteuid() or not (shutil.which("unshare") and shutil.which("tc")):
-        raise SystemExit("--link-mbit: limiting a link needs root, and the programs unshare, ip and tc")
+        raise SystemExit(
+            "--link-mbit: limiting a link needs root, and the programs unshare, ip and tc"
+        )
     limit = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 256kb latency 2000ms"
     command = f'ip link set lo up && {limit} && exec "$0" "$@"'
     os.environ[LIMITED] = "1"
@@ -96,11 +121,15 @@ def start_behind(mbit: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--bucket-mib", type=float, default=1.0)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--link-mbit", type=int, help="rate of the link between the ranks, both directions together")
+    parser.add_argument(
+        "--link-mbit", type=int, help="rate of the link between the ranks, both directions together"
+    )
     arguments = parser.parse_args()
     if arguments.link_mbit and LIMITED not in os.environ:
         start_behind(arguments.link_mbit)

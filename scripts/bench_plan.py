@@ -72,8 +72,12 @@ class Seconds:
 
 def main() -> None:
     """Measure, print a table, and write it where that is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, nargs="?", default=ROOT / "configs" / "resnet50_imagefolder.yaml")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "config", type=Path, nargs="?", default=ROOT / "configs" / "resnet50_imagefolder.yaml"
+    )
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--gpu", default="rtx2060")
     parser.add_argument("--recipes", type=int, default=20)
@@ -127,14 +131,22 @@ def time_recipes(config: Config, gpu: Gpu, count: int) -> dict[str, Any]:
 
     What the planner refuses is asked for on the way and not counted; fewer are traced where there are no more.
     """
-    recipes, counts, workers = all_recipes(config, gpu), {"traced": 0, "refused": 0}, count_workers()
+    recipes, counts, workers = (
+        all_recipes(config, gpu),
+        {"traced": 0, "refused": 0},
+        count_workers(),
+    )
 
     def plan() -> None:
         with Session(gpu, Calibration(), workers=workers) as session:
             pending: deque[Future[Answer[Plan]]] = deque()
             while counts["traced"] < count:
                 for recipe in itertools.islice(recipes, workers - len(pending)):
-                    pending.append(session.submit(recipe, budget_bytes=int(gpu.memory_gib * 2**30), timeline=True))
+                    pending.append(
+                        session.submit(
+                            recipe, budget_bytes=int(gpu.memory_gib * 2**30), timeline=True
+                        )
+                    )
                 if not pending:
                     break
                 counts["refused" if pending.popleft().result().error else "traced"] += 1
@@ -144,7 +156,9 @@ def time_recipes(config: Config, gpu: Gpu, count: int) -> dict[str, Any]:
 
 def all_recipes(config: Config, gpu: Gpu) -> Iterator[Config]:
     """Yield the configurations that a search may try, in its order, without those that it refuses."""
-    split = tuple({**tricks, **parted(config, parts)} for parts in PARTS for tricks in combinations().split)
+    split = tuple(
+        {**tricks, **parted(config, parts)} for parts in PARTS for tricks in combinations().split
+    )
     seen: list[dict[str, Any]] = []
     for group in (combinations().single, combinations().pairs, split):
         for precision, tricks in itertools.product(precision_patches(config, gpu), group):
@@ -183,11 +197,15 @@ def trace_recipes(options: argparse.Namespace) -> Seconds:
     for recipe in all_recipes(config, gpu):
         unseen = Unseen(gpu.capability, False, Calibration().context_bytes, 0.0)
         with contextlib.suppress(MptError):  # what the planner refuses
-            trace = partial(run_fake.trace_config, recipe, data, recipe.train.batch_size, gpu, unseen)
+            trace = partial(
+                run_fake.trace_config, recipe, data, recipe.train.batch_size, gpu, unseen
+            )
             took.append(timed(trace))
         if len(took) == TRACED:
             break
-    return Seconds(*(statistics.mean(getattr(one, clock) for one in took) for clock in ("wall", "processor")))
+    return Seconds(
+        *(statistics.mean(getattr(one, clock) for one in took) for clock in ("wall", "processor"))
+    )
 
 
 def timed(work: Callable[[], object]) -> Seconds:
@@ -205,14 +223,19 @@ def processor_seconds() -> float:
 
 def medians(times: list[Seconds]) -> dict[str, float]:
     """Return the median of each clock."""
-    return {clock: statistics.median(getattr(one, clock) for one in times) for clock in ("wall", "processor")}
+    return {
+        clock: statistics.median(getattr(one, clock) for one in times)
+        for clock in ("wall", "processor")
+    }
 
 
 def last_line(command: list[str]) -> str:
     """Run a command and return the last line it printed."""
     finished = subprocess.run(command, capture_output=True, text=True)
     if finished.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit {finished.returncode}: {finished.stderr.strip()[-400:]}")
+        raise SystemExit(
+            f"{' '.join(command)}: exit {finished.returncode}: {finished.stderr.strip()[-400:]}"
+        )
     return finished.stdout.rstrip("\n").rpartition("\n")[2]
 
 
@@ -228,7 +251,11 @@ def as_markdown(found: dict[str, Any]) -> str:
         ("`mpt plan`, whole process", found["plan"], found["import"]),
         ("the same beyond importing torch", beyond, found["import"]),
         ("`mpt plan` of a transformer of 1.01 billion weights", found["large"], found["import"]),
-        (f"{traced} recipes traced by {found['workers']} workers{refused}", found["recipes"], found["plan"]),
+        (
+            f"{traced} recipes traced by {found['workers']} workers{refused}",
+            found["recipes"],
+            found["plan"],
+        ),
         ("a recipe of these", each, None),
         ("a trace, torch's fake mode", found["torch"], None),
         ("a trace, the shorter fake mode", found["lean"], found["torch"]),
@@ -236,9 +263,17 @@ def as_markdown(found: dict[str, Any]) -> str:
     load = f"a load of {found['load_before']:.1f} before"
     lines = [f"{name} for {found['gpu']}, on {found['cores']} cores with {load}", ""]
     lines += ["| What | Wall, s | Processor, s | Processor time against |", "|---|---:|---:|---|"]
-    against = {id(found["import"]): "importing torch", id(found["plan"]): "one plan", id(found["torch"]): "torch's"}
+    against = {
+        id(found["import"]): "importing torch",
+        id(found["plan"]): "one plan",
+        id(found["torch"]): "torch's",
+    }
     for title, took, baseline in rows:
-        ratio = f"×{took['processor'] / baseline['processor']:.2f} {against[id(baseline)]}" if baseline else ""
+        ratio = (
+            f"×{took['processor'] / baseline['processor']:.2f} {against[id(baseline)]}"
+            if baseline
+            else ""
+        )
         lines.append(f"| {title} | {took['wall']:.2f} | {took['processor']:.2f} | {ratio} |")
     return "\n".join(lines) + "\n"
 

@@ -58,12 +58,18 @@ def on_rank(rank: int, folder: Path) -> dict[str, list[float]]:
 
     Training.save, checkpoint.write = timed_save, timed_write  # type: ignore[method-assign]
     mpt.report.page.write_report = lambda path: None  # type: ignore[assignment]
-    train(TrainArguments(config=folder / "c.yaml", runs=str(folder / "runs"), name="r", quiet=True, device="cpu"))
+    train(
+        TrainArguments(
+            config=folder / "c.yaml", runs=str(folder / "runs"), name="r", quiet=True, device="cpu"
+        )
+    )
     return {"stalls": stalls[:-1], "written": written[:-1]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--saves", type=int, default=4)
     parser.add_argument("--every", type=int, default=6, help="steps between saves")
@@ -86,7 +92,10 @@ def main() -> None:
             stall = statistics.median(map(max, *(one["stalls"] for one in told)))
             written = statistics.median(told[0]["written"])
             how = "beside the training" if beside == "true" else "between steps"
-            print(f"| {strategy} | {arguments.ranks} | {size:.0f} | {how} | {stall:.2f} | {written:.2f} |", flush=True)
+            print(
+                f"| {strategy} | {arguments.ranks} | {size:.0f} | {how} | {stall:.2f} | {written:.2f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

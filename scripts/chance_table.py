@@ -27,7 +27,10 @@ Share = Callable[[float, Sequence[float]], float]
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (0.5, 0.75, 0.9, 0.95)
 HELD_OUT = {
-    "torchtitan, Llama 3.1 8B": ("plan_cards.md", r"\| \d+ \| (?:eager|compiled) \| ([\d.]+) \| ([\d.]+) \|"),
+    "torchtitan, Llama 3.1 8B": (
+        "plan_cards.md",
+        r"\| \d+ \| (?:eager|compiled) \| ([\d.]+) \| ([\d.]+) \|",
+    ),
     "mmsegmentation's, with DistributedDataParallel": (
         "plan_segmentation.md",
         r"\| \w+, ResNet-[^|]+ \| ([\d,]+) \| [^|]+ \| ([\d,]+) \(",
@@ -55,7 +58,9 @@ def learnt() -> dict[str, list[float]]:
 def held_out(page: str, pattern: str) -> list[float]:
     """Return the same of a table on a page. Raises SystemExit if it has no such rows."""
     text = (ROOT / "docs" / "benchmarks" / page).read_text("utf-8")
-    rows = [(float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in re.findall(pattern, text)]
+    rows = [
+        (float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in re.findall(pattern, text)
+    ]
     if not rows:
         raise SystemExit(f"{page}: no row matches {pattern}")
     return [measured / planned for measured, planned in rows]
@@ -75,14 +80,19 @@ def by_source(sources: Mapping[str, Sequence[float]]) -> Share:
     width = bell_width([ratio for ratios in sources.values() for ratio in ratios])
 
     def share(most: float, _: Sequence[float]) -> float:
-        return fmean(fmean(NormalDist(one, width).cdf(most) for one in ratios) for ratios in sources.values())
+        return fmean(
+            fmean(NormalDist(one, width).cdf(most) for one in ratios) for ratios in sources.values()
+        )
 
     return share
 
 
 def wide() -> Iterator[str]:
     """Yield the lines of the table of chances learnt from all sources that name their way of measuring but one."""
-    sources = {**learnt(), **{name: held_out(*where) for name, where in HELD_OUT.items() if name not in NOT_NAMED}}
+    sources = {
+        **learnt(),
+        **{name: held_out(*where) for name, where in HELD_OUT.items() if name not in NOT_NAMED},
+    }
     within = dict.fromkeys(LEVELS, 0.0)
     for name, ratios in sources.items():
         share = by_source({other: values for other, values in sources.items() if other != name})
@@ -90,7 +100,10 @@ def wide() -> Iterator[str]:
         counts = {level: sum(ratio <= most for ratio in ratios) for level, most in limits.items()}
         for level, count in counts.items():
             within[level] += count / len(ratios) / len(sources)
-        cells = (f"{counts[level]} ({counts[level] / len(ratios):.0%}) at {limits[level]:.3f}" for level in LEVELS)
+        cells = (
+            f"{counts[level]} ({counts[level] / len(ratios):.0%}) at {limits[level]:.3f}"
+            for level in LEVELS
+        )
         yield f"| {name} | {len(ratios)} | {' | '.join(cells)} |"
     yield f"| mean of the sources | {len(sources)} | {' | '.join(f'{one:.0%}' for one in within.values())} |"
 
@@ -113,13 +126,20 @@ def row(name: str, by: str, ratios: Sequence[float], known: Sequence[float]) -> 
     return f"| {name} | {by} | {len(ratios)} | {cells} |"
 
 
-def total(name: str, judgements: Sequence[tuple[str, str, Sequence[float], Sequence[float]]]) -> str:
+def total(
+    name: str, judgements: Sequence[tuple[str, str, Sequence[float], Sequence[float]]]
+) -> str:
     """Return the row of several sources together."""
     count = sum(len(ratios) for _, _, ratios, _ in judgements)
     within = [
-        sum(ratio <= limit(level, known) for _, _, ratios, known in judgements for ratio in ratios) for level in LEVELS
+        sum(ratio <= limit(level, known) for _, _, ratios, known in judgements for ratio in ratios)
+        for level in LEVELS
     ]
-    return f"| {name} | | {count} | " + " | ".join(f"{one} ({one / count:.0%})" for one in within) + " |"
+    return (
+        f"| {name} | | {count} | "
+        + " | ".join(f"{one} ({one / count:.0%})" for one in within)
+        + " |"
+    )
 
 
 def page() -> str:
@@ -141,7 +161,10 @@ def page() -> str:
             f"| Runs | Judged by | Number | {heads} |",
             "|---|---|---:|" + "---:|" * len(LEVELS),
             *(row(*one) for one in judgements),
-            total("all whose way of measuring is named", [one for one in judgements if one[0] not in NOT_NAMED]),
+            total(
+                "all whose way of measuring is named",
+                [one for one in judgements if one[0] not in NOT_NAMED],
+            ),
             total("all", judgements),
             "",
             "Learnt from all sources that name their way of measuring but the one that is judged, each of which counts "
@@ -157,7 +180,9 @@ def page() -> str:
 
 def main() -> None:
     """Write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.parse_args().output.write_text(page(), "utf-8")
 

@@ -20,7 +20,11 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from mpt.planner.device import fake_device, routes
 from mpt.planner.device.fake_mode import LeanFakeMode
@@ -35,7 +39,12 @@ from mpt.planner.trace.unseen import Unseen
 
 WIDTH, HEADS, KEYS, HIDDEN, WORDS, LAYERS = 4096, 32, 8, 14336, 128256, 32
 LENGTH, SEQUENCES = 8192, 2
-PUBLISHED = {(8, False): (82.4, 5762), (128, False): (67.0, 5605), (8, True): (77.0, 6667), (128, True): (62.0, 6514)}
+PUBLISHED = {
+    (8, False): (82.4, 5762),
+    (128, False): (67.0, 5605),
+    (8, True): (77.0, 6667),
+    (128, True): (62.0, 6514),
+}
 """Cards and whether blocks are compiled -> GiB that torch reserved, and tokens per second and card."""
 KEPT = {
     torch.ops.aten.mm.default,
@@ -53,17 +62,25 @@ class Body(nn.Module):
         size = WIDTH // HEADS * KEYS
         self.q, self.o = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
         self.k, self.v = nn.Linear(WIDTH, size, bias=False), nn.Linear(WIDTH, size, bias=False)
-        self.w1, self.w3 = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.w1, self.w3 = (
+            nn.Linear(WIDTH, HIDDEN, bias=False),
+            nn.Linear(WIDTH, HIDDEN, bias=False),
+        )
         self.w2 = nn.Linear(HIDDEN, WIDTH, bias=False)
 
     def forward(self, x_blc: Tensor, turns: Tensor) -> Tensor:
         """Return the block's output."""
         batch, length, _ = x_blc.shape
         normed = self.norm(x_blc)
-        q, k, v = (proj(normed).view(batch, length, -1, WIDTH // HEADS) for proj in (self.q, self.k, self.v))
+        q, k, v = (
+            proj(normed).view(batch, length, -1, WIDTH // HEADS)
+            for proj in (self.q, self.k, self.v)
+        )
         q, k = turned(q, turns), turned(k, turns)
         k, v = (one.repeat_interleave(HEADS // KEYS, dim=2) for one in (k, v))
-        seen = F.scaled_dot_product_attention(*(one.transpose(1, 2) for one in (q, k, v)), is_causal=True)
+        seen = F.scaled_dot_product_attention(
+            *(one.transpose(1, 2) for one in (q, k, v)), is_causal=True
+        )
         x_blc = x_blc + self.o(seen.transpose(1, 2).reshape(batch, length, WIDTH))
         normed = self.norm2(x_blc)
         return x_blc + self.w2(F.silu(self.w1(normed)) * self.w3(normed))
@@ -87,9 +104,15 @@ class Block(nn.Module):
 class CompiledBody(PlannedNetwork):
     """A compiled body that keeps what the policy of the eager one keeps."""
 
-    def cut(self, joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def cut(
+        self, joint: fx.GraphModule, inputs: Any, **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Mark the forward's operators as torch marks those of a checkpoint, and cut."""
-        of_backward = {node for node in joint.graph.nodes if node.op == "placeholder" and "tangents" in node.name}
+        of_backward = {
+            node
+            for node in joint.graph.nodes
+            if node.op == "placeholder" and "tangents" in node.name
+        }
         products = 0
         for node in joint.graph.nodes:
             if of_backward.intersection(node.all_input_nodes):
@@ -97,8 +120,12 @@ class CompiledBody(PlannedNetwork):
             elif node.op == "call_function" and node not in of_backward:
                 products += node.target is torch.ops.aten.mm.default
                 origin = node.args[0] if node.target is operator.getitem else node
-                keeps = origin.target in KEPT and not (node.target is torch.ops.aten.mm.default and products % 2 == 0)
-                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+                keeps = origin.target in KEPT and not (
+                    node.target is torch.ops.aten.mm.default and products % 2 == 0
+                )
+                node.meta["recompute"] = (
+                    CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+                )
                 node.meta["ac_graph_id"] = 0
         return super().cut(joint, inputs, **options)
 
@@ -115,11 +142,15 @@ def contexts() -> Any:
     """Keep attention and every other matrix product."""
     seen = {"forward": 0, "recompute": 0}
 
-    def policy(context: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    def policy(
+        context: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> CheckpointPolicy:
         mode = "recompute" if context.is_recompute else "forward"
         if function is torch.ops.aten.mm.default:
             seen[mode] += 1
-        keeps = function in KEPT and not (function is torch.ops.aten.mm.default and seen[mode] % 2 == 0)
+        keeps = function in KEPT and not (
+            function is torch.ops.aten.mm.default and seen[mode] % 2 == 0
+        )
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
@@ -171,13 +202,17 @@ def plan(size: int, layers: int, is_compiled: bool) -> None:
         shared: dict[Any, Any] = {}
         for block in model.layers if is_compiled else ():
             block.is_compiled = True
-            compiled = block.body._compiled_call_impl = CompiledBody(block.body, recorder, True, False, notes)
+            compiled = block.body._compiled_call_impl = CompiledBody(
+                block.body, recorder, True, False, notes
+            )
             compiled._graphs = shared
         with unset_fake_temporarily():
             mesh = init_device_mesh(device.type, (size,))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for number, layer in enumerate(model.layers):
-            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=number < layers - 1)
+            fully_shard(
+                layer, mesh=mesh, mp_policy=policy, reshard_after_forward=number < layers - 1
+            )
         fully_shard(model, mesh=mesh, mp_policy=policy)
         model.to_empty(device=device)
         recorder.mark_modules({"net": model})
@@ -197,7 +232,9 @@ def plan(size: int, layers: int, is_compiled: bool) -> None:
             optimizer.step()
             optimizer.zero_grad()
             for values in optimizer.state.values():
-                recorder.mark((one for one in values.values() if isinstance(one, Tensor)), "optimizer state")
+                recorder.mark(
+                    (one for one in values.values() if isinstance(one, Tensor)), "optimizer state"
+                )
     for note in notes:
         print(note)
     found = replay(recorder.trace)
@@ -206,8 +243,13 @@ def plan(size: int, layers: int, is_compiled: bool) -> None:
     reserved, speed = PUBLISHED[size, is_compiled]
     error = f"published {reserved}: {found.reserved / 2**30 / reserved - 1:+.1%}"
     name = f"{size} cards{', compiled' if is_compiled else ''}"
-    print(f"{name}: {found.allocated / 2**30:.1f} GiB allocated, {found.reserved / 2**30:.1f} reserved, {error}")
-    print(f"  at {split.moment}: " + ", ".join(f"{k} {v / 2**30:.1f}" for k, v in split.by_category.items()))
+    print(
+        f"{name}: {found.allocated / 2**30:.1f} GiB allocated, {found.reserved / 2**30:.1f} reserved, {error}"
+    )
+    print(
+        f"  at {split.moment}: "
+        + ", ".join(f"{k} {v / 2**30:.1f}" for k, v in split.by_category.items())
+    )
     tokens_per_second = LENGTH * SEQUENCES / times.total
     seen = f"{tokens_per_second:,.0f} tokens/s a card (published {speed:,})"
     print(f"  step {times.total:.2f} s, {seen}, exposed {times.exposed:.2f} s")

@@ -100,7 +100,9 @@ def bert(label: str, megabytes: float, batch: int, recompute: bool = False, **mo
 def xmem(label: str, mebibytes: float, model: str, batch: int, optimizer: str) -> Row:
     """A row of xMem's table."""
     name = f"torchvision:{model}"
-    return Row("xMem", label, mebibytes * MIB, "rtx3060", name, batch, optimizer=optimizer, shape=(3, 86))
+    return Row(
+        "xMem", label, mebibytes * MIB, "rtx3060", name, batch, optimizer=optimizer, shape=(3, 86)
+    )
 
 
 ROWS = (
@@ -138,8 +140,14 @@ EXPLAINED = {
 def main() -> None:
     """Print the table and the errors per source."""
     parser = argparse.ArgumentParser(description="Compare the planner with published measurements.")
-    parser.add_argument("--markdown", action="store_true", help="print a table for docs/benchmarks/plan_published.md")
-    parser.add_argument("--save", action="store_true", help="renew what `mpt plan` learns its chances from")
+    parser.add_argument(
+        "--markdown",
+        action="store_true",
+        help="print a table for docs/benchmarks/plan_published.md",
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="renew what `mpt plan` learns its chances from"
+    )
     parser.add_argument("--only", default="", help="sources whose name contains this")
     arguments = parser.parse_args()
     errors: dict[str, list[float]] = {}
@@ -150,7 +158,9 @@ def main() -> None:
         if arguments.only.lower() not in row.source.lower():
             continue
         config = load_config(row.config(), allow=["scripts"])
-        with Session(find_gpu(row.gpu), Calibration(context_bytes=row.context), ["scripts"]) as session:
+        with Session(
+            find_gpu(row.gpu), Calibration(context_bytes=row.context), ["scripts"]
+        ) as session:
             answer = session.plan([config])[0]
         if answer.error:
             print(f"{row.source:10s} {row.label:30s} {answer.error}")
@@ -162,7 +172,13 @@ def main() -> None:
             sizes = {"measured_mib": round(row.measured / MIB), "planned_mib": round(planned / MIB)}
             explained = EXPLAINED.get((row.source, row.label), "")
             rows.append({"source": row.source, "run": row.label, **sizes, "explained": explained})
-        cells = (row.source, row.label, f"{row.measured / MIB:.0f}", f"{planned / MIB:.0f}", f"{error:+.1%}")
+        cells = (
+            row.source,
+            row.label,
+            f"{row.measured / MIB:.0f}",
+            f"{planned / MIB:.0f}",
+            f"{error:+.1%}",
+        )
         if arguments.markdown:
             print("| " + " | ".join(cells) + " |")
         else:
@@ -172,10 +188,14 @@ def main() -> None:
             )
     print()
     if arguments.save:
-        PUBLISHED.write_text("[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n", "utf-8")
+        PUBLISHED.write_text(
+            "[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n", "utf-8"
+        )
     for source, values in errors.items():
         sizes = [abs(value) for value in values]
-        print(f"{source}: median {statistics.median(sizes):.1%}, largest {max(sizes):.1%} of {len(sizes)} runs")
+        print(
+            f"{source}: median {statistics.median(sizes):.1%}, largest {max(sizes):.1%} of {len(sizes)} runs"
+        )
 
 
 if __name__ == "__main__":

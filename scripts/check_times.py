@@ -47,7 +47,9 @@ class Row:
         """Return the run as a configuration."""
         model = {"name": f"timm:{self.model}", "image_size": 224, "channels": 3}
         return {
-            "model": {"name": "scripts.ssd300:Ssd300", "image_size": 300} if self.model == SSD else model,
+            "model": {"name": "scripts.ssd300:Ssd300", "image_size": 300}
+            if self.model == SSD
+            else model,
             "dataset": {"name": "image_folder", "root": "nowhere"},
             "precision": {"mode": self.mode},
             "memory": {"channels_last": self.source == "NVIDIA"},
@@ -87,13 +89,18 @@ def plan_rows() -> list[float]:
         rows = [row for row in ROWS if row.gpu == gpu]
         with Session(find_gpu(gpu), Calibration(), ALLOWED) as session:
             answers = session.plan([load_config(row.config(), allow=ALLOWED) for row in rows])
-        found |= {row: row.batch / answer.get().step_seconds for row, answer in zip(rows, answers, strict=True)}
+        found |= {
+            row: row.batch / answer.get().step_seconds
+            for row, answer in zip(rows, answers, strict=True)
+        }
     return [found[row] for row in ROWS]
 
 
 def main() -> None:
     """Print the published and planned throughputs, and the errors of every move."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.parse_args()
     planned = plan_rows()
     factors = [plan / row.images_per_second for plan, row in zip(planned, ROWS, strict=True)]
@@ -105,14 +112,22 @@ def main() -> None:
 
     def errors_where(alike: Callable[[Row, Row], bool]) -> list[float]:
         measured = list(zip(ROWS, factors, strict=True))
-        return [abs(to / at - 1) for (one, at), (other, to) in permutations(measured, 2) if alike(one, other)]
+        return [
+            abs(to / at - 1)
+            for (one, at), (other, to) in permutations(measured, 2)
+            if alike(one, other)
+        ]
 
     moves = {
         "none": [abs(factor - 1) for factor in factors],
         "same network and arithmetic, another card": errors_where(
-            lambda a, b: a.gpu != b.gpu and a.model == b.model and (a.mode == "amp") == (b.mode == "amp")
+            lambda a, b: (
+                a.gpu != b.gpu and a.model == b.model and (a.mode == "amp") == (b.mode == "amp")
+            )
         ),
-        "same network and card, other arithmetic": errors_where(lambda a, b: a.gpu == b.gpu and a.model == b.model),
+        "same network and card, other arithmetic": errors_where(
+            lambda a, b: a.gpu == b.gpu and a.model == b.model
+        ),
         "same card and arithmetic, another network": errors_where(
             lambda a, b: a.gpu == b.gpu and a.mode == b.mode and a.model != b.model
         ),

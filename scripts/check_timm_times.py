@@ -115,7 +115,10 @@ def rank_correlation(found: Sequence[Found]) -> float:
 
 def ranks(values: Sequence[float]) -> list[float]:
     """Return each value's place in their order."""
-    places = {place: float(rank) for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__))}
+    places = {
+        place: float(rank)
+        for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__))
+    }
     return [places[place] for place in range(len(values))]
 
 
@@ -132,18 +135,27 @@ def summary(name: str, found: Sequence[Found]) -> str:
 
 def report(found: Sequence[Found]) -> str:
     """Return the page's tables."""
-    lines = ["| Models | Rows | Median error | Nine in ten within | In the printed band | Rank correlation |"]
+    lines = [
+        "| Models | Rows | Median error | Nine in ten within | In the printed band | Rank correlation |"
+    ]
     lines.append("|---|---:|---:|---:|---:|---:|")
     for heading, is_held_out in (("held out", True), ("fitted to", False)):
         for layout, channels_last in (("contiguous", False), ("channels_last", True)):
             some = [
-                one for one in found if (one.row.is_held_out, one.row.channels_last) == (is_held_out, channels_last)
+                one
+                for one in found
+                if (one.row.is_held_out, one.row.channels_last) == (is_held_out, channels_last)
             ]
             if len(some) > 1:
                 lines.append(summary(f"{heading}, {layout}", some))
-    worst = sorted((one for one in found if one.row.is_held_out), key=lambda one: -abs(one.ratio - 1))[:15]
+    worst = sorted(
+        (one for one in found if one.row.is_held_out), key=lambda one: -abs(one.ratio - 1)
+    )[:15]
     lines += ["", "The fifteen largest errors of the models held out:", ""]
-    lines += ["| Model | Layout | Batch | Published ms | Planned ms | Ratio |", "|---|---|---:|---:|---:|---:|"]
+    lines += [
+        "| Model | Layout | Batch | Published ms | Planned ms | Ratio |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
     for one in worst:
         layout = "channels_last" if one.row.channels_last else "contiguous"
         published = one.row.batch / one.row.images_per_second
@@ -156,14 +168,18 @@ def report(found: Sequence[Found]) -> str:
 
 def main() -> None:
     """Plan all rows and print, or save, the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("contiguous", type=Path)
     parser.add_argument("channels_last", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="write a page in Markdown")
     parser.add_argument("--every", type=int, default=1, help="plan each N-th row only")
     arguments = parser.parse_args()
     preload()
-    rows = [*read(arguments.contiguous, False), *read(arguments.channels_last, True)][:: arguments.every]
+    rows = [*read(arguments.contiguous, False), *read(arguments.channels_last, True)][
+        :: arguments.every
+    ]
     text = report([plan(row) for row in rows])
     print(text)
     if arguments.output:

@@ -49,7 +49,9 @@ def section(command: Any, words: list[str]) -> str:
     text = " ".join((command.help or "").replace("\b", "").split())
     rows = [row for parameter in command.params if (row := parameter_row(parameter))]
     table = "\n".join(["| argument | |", "|---|---|", *rows])
-    return "\n\n".join([f"## `{' '.join(words)}`", text, table] if rows else [f"## `{' '.join(words)}`", text])
+    return "\n\n".join(
+        [f"## `{' '.join(words)}`", text, table] if rows else [f"## `{' '.join(words)}`", text]
+    )
 
 
 def parameter_row(parameter: Any) -> str | None:
@@ -71,7 +73,11 @@ def parameter_row(parameter: Any) -> str | None:
 def write_python() -> str:
     """Make the page of signatures from the source of `mpt.api`."""
     tree = ast.parse((ROOT / "mpt" / "api.py").read_text("utf-8"))
-    parts = ["# Python API: signatures", HEAD, "Examples that run are in [Using mpt from Python](api.md)."]
+    parts = [
+        "# Python API: signatures",
+        HEAD,
+        "Examples that run are in [Using mpt from Python](api.md).",
+    ]
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             parts.append(f"## `mpt.{node.name}`")
@@ -99,10 +105,16 @@ def write_exit_codes() -> str:
         if line.startswith("|") and len(cells) == 5:  # a row of fault, what happens, tests
             line = "|".join(cells[:3]) + "|"
         lines.append(TESTS.sub("", line))
-    text = re.sub(r"\s\(\)", "", "\n".join(lines))  # parentheses that held nothing but a test's name
+    # parentheses that held nothing but a test's name
+    text = re.sub(r"\s\(\)", "", "\n".join(lines))
     head = f"# Exit codes and faults\n\n{HEAD}\n\n{INTRODUCTION}\n\n"
-    text = re.sub(r"# What happens when something breaks\n.*?\n\n(?=\|)", head, text, count=1, flags=re.S)
-    for page, title in (("how-to/parallel.md", "several processes"), ("benchmarks/battery.md", "results")):
+    text = re.sub(
+        r"# What happens when something breaks\n.*?\n\n(?=\|)", head, text, count=1, flags=re.S
+    )
+    for page, title in (
+        ("how-to/parallel.md", "several processes"),
+        ("benchmarks/battery.md", "results"),
+    ):
         text = text.replace(f"docs/{page}", f"[{title}](../{page})")
     return text.rstrip("\n") + "\n"
 

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mpt.config.json_schema import read_notes_of_schema
-from mpt.config.options import DatasetOptions, OptimizerOptions, Options, PrecisionOptions, options_within
+from mpt.config.options import (
+    DatasetOptions,
+    OptimizerOptions,
+    Options,
+    PrecisionOptions,
+    options_within,
+)
 from mpt.config.part_source import read_notes
 from mpt.config.precision_names import ALIASES
 from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
@@ -54,7 +60,10 @@ def write_page(registry: Registry | None = None) -> str:
     notes = read_notes_of_schema()
     parts = [INTRODUCTION, "## Top level: `seed` and `name`\n", table(GeneralOptions, {}, notes)]
     parts += ["## `train`\n", table(Train, {}, notes)]
-    parts += ["## `parallel` ([several processes](../how-to/parallel.md))\n", table(Parallel, {}, notes)]
+    parts += [
+        "## `parallel` ([several processes](../how-to/parallel.md))\n",
+        table(Parallel, {}, notes),
+    ]
     for subpackage, section, heading, common in SUBPACKAGES:
         parts += list(subpackage_parts(subpackage, section, heading, common, registry))
     return "\n".join(parts).rstrip("\n") + "\n"
@@ -77,11 +86,21 @@ def subpackage_parts(
     for names, plugin in files_of(subpackage, registry).items():
         yield f"### `{names}`\n"
         yield plugin.description + "\n"
-        changed = [f"`{name}`: {changes(registry, subpackage, name)}" for name in names.split("`, `")]
+        changed = [
+            f"`{name}`: {changes(registry, subpackage, name)}" for name in names.split("`, `")
+        ]
         if any(not line.endswith(": ") for line in changed):
-            yield "What the names change: " + "; ".join(line for line in changed if not line.endswith(": ")) + ".\n"
+            yield (
+                "What the names change: "
+                + "; ".join(line for line in changed if not line.endswith(": "))
+                + ".\n"
+            )
         if plugin.conflicts:
-            yield "Not together with " + "; ".join(f"`{k}` ({v})" for k, v in plugin.conflicts.items()) + ".\n"
+            yield (
+                "Not together with "
+                + "; ".join(f"`{k}` ({v})" for k, v in plugin.conflicts.items())
+                + ".\n"
+            )
         yield table(plugin.settings_class, common.model_fields if common else {}, plugin.notes)
 
 
@@ -92,7 +111,9 @@ def files_of(subpackage: str, registry: Registry) -> dict[str, Plugin]:
         plugin = registry.find(subpackage, name)
         assert plugin
         grouped.setdefault(plugin.path, []).append(plugin)
-    found = {"`, `".join(plugin.name for plugin in plugins): plugins[0] for plugins in grouped.values()}
+    found = {
+        "`, `".join(plugin.name for plugin in plugins): plugins[0] for plugins in grouped.values()
+    }
     external = registry.find("nn", "torchvision:any") if subpackage == "nn" else None
     return {**found, EXTERNAL_NAMES: external} if external else found
 
@@ -111,19 +132,30 @@ def table(settings: type[Options], without: Mapping[str, Any], notes: Mapping[st
     for name, field in schema.get("properties", {}).items():
         shared = without.get(name)
         own = settings.model_fields[name]
-        if shared is not None and (own.annotation, own.default) == (shared.annotation, shared.default):
+        if shared is not None and (own.annotation, own.default) == (
+            shared.annotation,
+            shared.default,
+        ):
             continue
-        default = "required" if own.is_required() else scalar(own.get_default(call_default_factory=True))
+        default = (
+            "required" if own.is_required() else scalar(own.get_default(call_default_factory=True))
+        )
         rows.append(
             f"| `{name}` | {cell(kind(field, schema.get('$defs', {})))} | `{default}` | {cell(notes.get(name, ''))} |"
         )
         inner = options_within(own.annotation)
         if inner is not None and inner.__module__ == Train.__module__:
             own_notes = read_notes(PACKAGE_FOLDER / "config" / "schema.py", inner.__name__)
-            rows += [line.replace("| `", f"| `{name}.", 1) for line in table(inner, {}, own_notes).splitlines()[2:]]
+            rows += [
+                line.replace("| `", f"| `{name}.", 1)
+                for line in table(inner, {}, own_notes).splitlines()[2:]
+            ]
     if not rows:
         return "Nothing of its own.\n"
-    return "\n".join(["| key | what it may be | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+    return (
+        "\n".join(["| key | what it may be | default | meaning |", "|---|---|---|---|", *rows])
+        + "\n"
+    )
 
 
 def scalar(value: Any) -> str:
@@ -140,7 +172,11 @@ def scalar(value: Any) -> str:
 def flow(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {flow(part)}" for key, part in value.items()) + "}"
-    return "[" + ", ".join(flow(part) for part in value) + "]" if isinstance(value, list | tuple) else scalar(value)
+    return (
+        "[" + ", ".join(flow(part) for part in value) + "]"
+        if isinstance(value, list | tuple)
+        else scalar(value)
+    )
 
 
 def cell(text: str) -> str:
@@ -160,19 +196,39 @@ def kind(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
         return f"`{scalar(field['const'])}`"
     if field.get("type") == "array":
         if "prefixItems" in field:
-            return "a list of " + ", ".join(kind(part, definitions) for part in field["prefixItems"])
+            return "a list of " + ", ".join(
+                kind(part, definitions) for part in field["prefixItems"]
+            )
         return f"a list: {kind(field.get('items', {}), definitions)}"
     if field.get("type") == "object":
         inner = field.get("additionalProperties")
-        return f"a mapping to {kind(inner, definitions)}" if isinstance(inner, Mapping) else "a mapping"
-    words = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
-    return words.get(field.get("type", ""), "null" if field.get("type") == "null" else "anything") + limits(field)
+        return (
+            f"a mapping to {kind(inner, definitions)}"
+            if isinstance(inner, Mapping)
+            else "a mapping"
+        )
+    words = {
+        "integer": "a whole number",
+        "number": "a number",
+        "string": "text",
+        "boolean": "true or false",
+    }
+    return words.get(
+        field.get("type", ""), "null" if field.get("type") == "null" else "anything"
+    ) + limits(field)
 
 
 def limits(field: Mapping[str, Any]) -> str:
     """Return the limits of a number in words."""
-    signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-    said = [f"{sign} {field[key]:g}" for key, sign in signs if key in field and abs(field[key]) < 2**63]
+    signs = (
+        ("minimum", "≥"),
+        ("exclusiveMinimum", ">"),
+        ("maximum", "≤"),
+        ("exclusiveMaximum", "<"),
+    )
+    said = [
+        f"{sign} {field[key]:g}" for key, sign in signs if key in field and abs(field[key]) < 2**63
+    ]
     return " " + " and ".join(said) if said else ""
 
 

@@ -66,17 +66,27 @@ class Counts:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--most", type=int, default=0, help="also mpt's functions with so many bytecodes")
+    parser.add_argument(
+        "--most", type=int, default=0, help="also mpt's functions with so many bytecodes"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    contestants = make_contestants(argparse.Namespace(mode=options.mode, steps=LAST + 10, batch_size=4, features=2))
+    contestants = make_contestants(
+        argparse.Namespace(mode=options.mode, steps=LAST + 10, batch_size=4, features=2)
+    )
     print("| loop | bytecodes | calls | calls into C |\n|---|---:|---:|---:|")
     for name in (BASELINE, "mpt"):
         counts = Counts()
         contestants[name](LAST + 10, counts.turn)
-        figures = [counts.total[what] / (LAST - FIRST) for what in ("bytecodes", "calls", "calls into C")]
-        print(f"| {name}, {options.mode} | " + " | ".join(f"{figure:,.0f}" for figure in figures) + " |")
+        figures = [
+            counts.total[what] / (LAST - FIRST) for what in ("bytecodes", "calls", "calls into C")
+        ]
+        print(
+            f"| {name}, {options.mode} | "
+            + " | ".join(f"{figure:,.0f}" for figure in figures)
+            + " |"
+        )
     for place, count in counts.where.most_common(options.most):
         print(f"{count / (LAST - FIRST):8.1f}  {place}")
 

@@ -90,7 +90,11 @@ def step_seconds(config: Config) -> float:
 def inference_cost(config: Config) -> tuple[float, float]:
     """Return the CPU seconds and the bytes per megapixel of a frame made in float32."""
     net = api.build(config).run.task.modules["net"].eval()
-    first, last, time_b = torch.rand(1, 3, *INFERRED), torch.rand(1, 3, *INFERRED), torch.full((1,), 0.5)
+    first, last, time_b = (
+        torch.rand(1, 3, *INFERRED),
+        torch.rand(1, 3, *INFERRED),
+        torch.full((1,), 0.5),
+    )
     seconds = []
     with torch.no_grad():
         for _ in range(TIMED):

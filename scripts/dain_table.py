@@ -41,7 +41,9 @@ CARD_BYTES = 6 * GIBI
 def spec_of(height: int, width: int) -> DataSpec:
     """Return the layout of one triplet."""
     image = FieldSpec((3, height, width), torch.float32, "image")
-    return DataSpec({"first": image, "middle": image, "last": image, "time": FieldSpec((), torch.float32)}, 1)
+    return DataSpec(
+        {"first": image, "middle": image, "last": image, "time": FieldSpec((), torch.float32)}, 1
+    )
 
 
 def build(mode: str, height: int, width: int, model: str = "dain") -> Run:
@@ -107,7 +109,9 @@ def saved_by_part(net: nn.Module) -> Iterator[Counter[tuple[str, torch.dtype]]]:
 
 def training_tables() -> None:
     """Print the peak of a training step per mode, and what each part keeps for its backward pass."""
-    print("| Mode | Weights and gradients, MiB | Beyond them, GiB per megapixel | CPU s per megapixel |")
+    print(
+        "| Mode | Weights and gradients, MiB | Beyond them, GiB per megapixel | CPU s per megapixel |"
+    )
     print("|---|---:|---:|---:|")
     kept: dict[str, Counter[tuple[str, torch.dtype]]] = {}
     for mode in MODES:
@@ -128,11 +132,17 @@ def training_tables() -> None:
         seconds *= MEGAPIXEL / pixels[1]
         print(f"| {mode} | {fixed / MEBI:.0f} | {slope / GIBI:.1f} | {seconds:.0f} |", flush=True)
     scale = MEGAPIXEL / (TRAINED_AT[1][0] * TRAINED_AT[1][1]) / GIBI
-    print("\n| Part | Parameters | Kept for backward, fp32, GiB per megapixel | amp | still float32 under amp |")
+    print(
+        "\n| Part | Parameters | Kept for backward, fp32, GiB per megapixel | amp | still float32 under amp |"
+    )
     print("|---|---|---|---|---|")
     net = run.task.modules["net"]
     for part in (*PARTS, "float32 regions", "between the parts"):
-        count = sum(p.numel() for prefix in PARTS.get(part, ()) for p in net.get_submodule(prefix).parameters())
+        count = sum(
+            p.numel()
+            for prefix in PARTS.get(part, ())
+            for p in net.get_submodule(prefix).parameters()
+        )
         full = sum(size for (where, _), size in kept["fp32"].items() if where == part)
         half = sum(size for (where, _), size in kept["amp"].items() if where == part)
         single = kept["amp"][part, torch.float32]
@@ -173,13 +183,16 @@ def inference_table() -> None:
             memory, seconds = frame_cost(run)
             cells = "".join(f" {say_tiles(net, memory, *size)} |" for size in SCREENS.values())
             print(
-                f"| `{name}` | {mode} | {memory.per_pixel * MEGAPIXEL / GIBI:.2f} | {seconds:.0f} |{cells}", flush=True
+                f"| `{name}` | {mode} | {memory.per_pixel * MEGAPIXEL / GIBI:.2f} | {seconds:.0f} |{cells}",
+                flush=True,
             )
 
 
 def say_tiles(net: Interpolator, memory: PassMemory, height: int, width: int) -> str:
     """Return what a whole frame takes, and the tiles that fit with the share of pixels that their overlap adds."""
-    whole = memory.peak_bytes(height + pad_amount(height, net.multiple), width + pad_amount(width, net.multiple))
+    whole = memory.peak_bytes(
+        height + pad_amount(height, net.multiple), width + pad_amount(width, net.multiple)
+    )
     grid = choose_tiles(net, height, width, memory, CARD_BYTES)
     if grid.count == 1:
         return f"{whole / GIBI:.1f} GiB; whole"

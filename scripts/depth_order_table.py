@@ -45,14 +45,17 @@ def depths_of(run: Run, frames: Tensor) -> Tensor:
 def shares(exact: Tensor, other: Tensor) -> list[Tensor]:
     """Return the shares of pairs kept, reversed and tied, for each picture."""
     kept, turned = (
-        torch.tensor([order_kept(one, sign * two) for one, two in zip(exact, other, strict=True)]) for sign in (1, -1)
+        torch.tensor([order_kept(one, sign * two) for one, two in zip(exact, other, strict=True)])
+        for sign in (1, -1)
     )
     return [kept, turned, 1 - kept - turned]
 
 
 def main() -> None:
     """Write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     arguments = parser.parse_args()
@@ -60,7 +63,10 @@ def main() -> None:
     drawn = DrawnTriplets(Settings(depth_order=True), SIDE, is_test=True).drawn
     frames, nearness = drawn.frames[0.0].float() / 255, drawn.order[:, :1]
     exact = depths_of(rebuild(trained, FLOAT32), frames)
-    depths = {"float32": exact, **{name: depths_of(rebuild_half(trained, name), frames) for name in HALVES}}
+    depths = {
+        "float32": exact,
+        **{name: depths_of(rebuild_half(trained, name), frames) for name in HALVES},
+    }
     spread = float(exact.std((1, 2, 3)).mean())
     lines = [
         f"`python scripts/depth_order_table.py {arguments.run}`, {made()}, CPU, torch {torch.__version__}: "

@@ -35,8 +35,12 @@ from mpt.systems.diffusion.nn.shared.text_encoders import import_transformers
 from scripts.provenance import made
 
 diffusers, transformers = import_diffusers("scripts"), import_transformers()
-VQModel, UVit2DModel = diffusers.VQModel, diffusers.UVit2DModel  # they are imported when they are first asked for
-CLIPTextConfig, CLIPTextModelWithProjection = transformers.CLIPTextConfig, transformers.CLIPTextModelWithProjection
+# they are imported when they are first asked for
+VQModel, UVit2DModel = diffusers.VQModel, diffusers.UVit2DModel
+CLIPTextConfig, CLIPTextModelWithProjection = (
+    transformers.CLIPTextConfig,
+    transformers.CLIPTextModelWithProjection,
+)
 
 GPU = "rtx4090"
 TOKENS = 77
@@ -63,7 +67,9 @@ def build(batch_size: int, side: int, accumulated: int, lora: bool) -> Callable[
         num_attention_heads=12,
         projection_dim=768,
     )
-    encoder = CLIPTextModelWithProjection(texts).requires_grad_(False).eval().to(device, torch.float16)
+    encoder = (
+        CLIPTextModelWithProjection(texts).requires_grad_(False).eval().to(device, torch.float16)
+    )
     quantiser = VQModel(
         down_block_types=("DownEncoderBlock2D",) * 5,
         up_block_types=("UpDecoderBlock2D",) * 5,
@@ -91,14 +97,19 @@ def build(batch_size: int, side: int, accumulated: int, lora: bool) -> Callable[
         for _ in range(accumulated):
             with torch.no_grad():
                 pictures = torch.rand(batch_size, 3, side, side).to(device)
-                codes = quantiser.quantize(quantiser.encode(pictures).latents)[2][2].reshape(batch_size, -1)
+                codes = quantiser.quantize(quantiser.encode(pictures).latents)[2][2].reshape(
+                    batch_size, -1
+                )
                 share = torch.cos(torch.rand(batch_size, device=device) * 1.57)
                 order = torch.rand(batch_size, places, device=device).argsort(dim=-1)
                 is_masked = order < (places * share).round().clamp(min=1)[:, None]
-                ids = torch.where(is_masked, model.config.vocab_size - 1, codes).reshape(batch_size, side // 16, -1)
+                ids = torch.where(is_masked, model.config.vocab_size - 1, codes).reshape(
+                    batch_size, side // 16, -1
+                )
                 labels = torch.where(is_masked, codes, -100)
                 words = encoder(
-                    torch.zeros(batch_size, TOKENS, dtype=torch.long, device=device), output_hidden_states=True
+                    torch.zeros(batch_size, TOKENS, dtype=torch.long, device=device),
+                    output_hidden_states=True,
                 )
                 sizes = torch.tensor([[side, side, 0, 0, 6.0]] * batch_size).to(device)
             with torch.autocast("cuda", torch.float16):
@@ -148,7 +159,9 @@ def planned_gb(side: int, method: str, batch: int, effective: int) -> float:
     unseen = Unseen(gpu.capability, False, calibration.context_bytes, calibration.cudnn_share)
     changes = Changes(low_bit_optimizer=method == "8-bit Adam")
     traced = trace_own(Source(**source_of_function(build)), arguments, gpu, unseen, changes, None)
-    found = describe(traced.fake, batch, gpu, calibration, Wish(), calibration.context_bytes, False, None)
+    found = describe(
+        traced.fake, batch, gpu, calibration, Wish(), calibration.context_bytes, False, None
+    )
     return (found.reserved + found.context_bytes) / 1e9
 
 
@@ -161,7 +174,9 @@ def rows() -> Iterator[Row]:
 
 def main() -> None:
     """Plan every row, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     output = parser.parse_args().output
     found = []

@@ -39,7 +39,11 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "recomputed": (RECOMPUTED,),
     "fp8 base, recomputed": (RECOMPUTED, FP8),
     "NF4 base, recomputed": (RECOMPUTED, NF4),
-    "NF4 base, recomputed, all frozen weights streamed": (RECOMPUTED, NF4, "memory.stream_weights=true"),
+    "NF4 base, recomputed, all frozen weights streamed": (
+        RECOMPUTED,
+        NF4,
+        "memory.stream_weights=true",
+    ),
 }
 CONFIGS = {
     "sd15_lora": "Stable Diffusion 1.5, 512 px",
@@ -49,8 +53,16 @@ CONFIGS = {
 }
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "flux_lora": {
-        "fp8 base, recomputed, 35 % of the blocks streamed": (RECOMPUTED, FP8, "memory.stream_weights=0.35"),
-        "NF4 base, recomputed, 35 % of the blocks streamed": (RECOMPUTED, NF4, "memory.stream_weights=0.35"),
+        "fp8 base, recomputed, 35 % of the blocks streamed": (
+            RECOMPUTED,
+            FP8,
+            "memory.stream_weights=0.35",
+        ),
+        "NF4 base, recomputed, 35 % of the blocks streamed": (
+            RECOMPUTED,
+            NF4,
+            "memory.stream_weights=0.35",
+        ),
     }
 }
 """Further recipes of a configuration that is large."""
@@ -82,7 +94,11 @@ def plan(session: Session, config: str, overrides: tuple[str, ...]) -> dict[str,
     except MptError as error:
         return {"error": str(error)}
     weights = found.by_category["parameters"]
-    return {"bytes": found.reserved + found.context_bytes, "parameters": weights, "step": found.step_seconds}
+    return {
+        "bytes": found.reserved + found.context_bytes,
+        "parameters": weights,
+        "step": found.step_seconds,
+    }
 
 
 def smallest_card(needed_bytes: int) -> str:
@@ -97,13 +113,16 @@ def row(label: str, recipe: str, found: dict[str, Any]) -> str:
         return f"| {label} | {recipe} | | | | {found['error'][:120]} |"
     weights, total = found["parameters"] / 2**30, found["bytes"] / 2**30
     return (
-        f"| {label} | {recipe} | {weights:.2f} | {total:.2f} | {found['step']:.1f} | {smallest_card(found['bytes'])} |"
+        f"| {label} | {recipe} | {weights:.2f} | {total:.2f} | {found['step']:.1f} | "
+        f"{smallest_card(found['bytes'])} |"
     )
 
 
 def main() -> None:
     """Plan every row, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     output = parser.parse_args().output
     kept = output.with_suffix(".rows.json")
@@ -113,14 +132,19 @@ def main() -> None:
         for name, label in CONFIGS.items()
         for recipe, words in (RECIPES | PARTS.get(name, {})).items()
     ]
-    wanted += [("sdxl_lora", CONFIGS["sdxl_lora"], recipe, (*FULL, *words)) for recipe, words in FULL_RECIPES.items()]
+    wanted += [
+        ("sdxl_lora", CONFIGS["sdxl_lora"], recipe, (*FULL, *words))
+        for recipe, words in FULL_RECIPES.items()
+    ]
     with Session(find_gpu(GPU), load_calibration(GPU)) as session:
         for name, _, recipe, words in wanted:
             if f"{name} {recipe}" not in rows:
                 rows[f"{name} {recipe}"] = plan(session, name, words)
                 kept.write_text(json.dumps(rows), "utf-8")
             there = [one for one in wanted if f"{one[0]} {one[2]}" in rows]
-            lines = [row(label, recipe, rows[f"{config} {recipe}"]) for config, label, recipe, _ in there]
+            lines = [
+                row(label, recipe, rows[f"{config} {recipe}"]) for config, label, recipe, _ in there
+            ]
             output.write_text(page(lines, by_card(rows)), "utf-8")
     kept.unlink()
 
@@ -132,7 +156,11 @@ def by_card(rows: dict[str, Any]) -> list[str]:
         chosen: dict[str, list[int]] = {}
         for size in BY_CARD:
             planned = {recipe: rows.get(f"{name} {recipe}", {}).get("bytes") for recipe in GENTLEST}
-            fitting = (r for r, needed in planned.items() if needed and needed / 2**30 <= size - WITHOUT_DISPLAY_GIB)
+            fitting = (
+                r
+                for r, needed in planned.items()
+                if needed and needed / 2**30 <= size - WITHOUT_DISPLAY_GIB
+            )
             if (recipe := next(fitting, None)) is not None:
                 chosen.setdefault(recipe, []).append(size)
         for recipe, sizes in chosen.items():

@@ -54,8 +54,10 @@ SMALL: dict[str, dict[str, Any]] = {
         "addition_time_embed_dim": 32,
         "projection_class_embeddings_input_dim": WIDTH + 6 * 32,
     },
-    "sd3_medium": TRANSFORMER | {"sample_size": SIDE, "num_layers": 4, "caption_projection_dim": 128},
-    "flux_dev": TRANSFORMER | {"num_layers": 2, "num_single_layers": 4, "axes_dims_rope": [8, 12, 12]},
+    "sd3_medium": TRANSFORMER
+    | {"sample_size": SIDE, "num_layers": 4, "caption_projection_dim": 128},
+    "flux_dev": TRANSFORMER
+    | {"num_layers": 2, "num_single_layers": 4, "axes_dims_rope": [8, 12, 12]},
 }
 """Published shape -> what makes it small."""
 STEPS = 20
@@ -121,7 +123,10 @@ class Attention(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not functional.scaled_dot_product_attention:
             return func(*args, **kwargs)
-        given = [one.to(self.dtype) for one in (*args, *(kwargs[n] for n in ("query", "key", "value") if n in kwargs))]
+        given = [
+            one.to(self.dtype)
+            for one in (*args, *(kwargs[n] for n in ("query", "key", "value") if n in kwargs))
+        ]
         query, key, value = given[:3]
         scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
         return (scores.softmax(-1) @ value).to((args or tuple(kwargs.values()))[0].dtype)
@@ -172,7 +177,10 @@ def keep_in_float32(net: nn.Module, part: Part) -> int:
 def ask(net: LibraryDenoiser, given: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
     """Return the network's answer, its floating inputs cast but for levels and sizes."""
     noisy, level, *conditions = given
-    cast = [one if name == "sizes" else one.to(dtype) for name, one in zip(net.conditions, conditions, strict=True)]
+    cast = [
+        one if name == "sizes" else one.to(dtype)
+        for name, one in zip(net.conditions, conditions, strict=True)
+    ]
     answer: Tensor = net(noisy.to(dtype), to_ticks(level), *cast)
     return answer.float()
 
@@ -195,7 +203,9 @@ def exact_answers(shape: str) -> list[list[Tensor]]:
 
 def distance(rough: list[Tensor], exact: list[Tensor]) -> float:
     """Return the relative L2 distance over all tensors."""
-    apart = sum(float((one - other).square().sum()) for one, other in zip(rough, exact, strict=True))
+    apart = sum(
+        float((one - other).square().sum()) for one, other in zip(rough, exact, strict=True)
+    )
     return float((apart / sum(float(one.square().sum()) for one in exact)) ** 0.5)
 
 
@@ -207,13 +217,18 @@ def errors(shape: str, part: Part) -> tuple[float, float, int]:
     for noisy, level, *rest in inputs(net):
         given = (noisy, level.bfloat16().float() if part.rounds_levels else level, *rest)
         if part.keeps_levels and hasattr(net.inner, "time_text_embed"):
-            net.inner.time_text_embed.register_forward_pre_hook(lambda _, old, exact=level: (exact, *old[1:]))
+            net.inner.time_text_embed.register_forward_pre_hook(
+                lambda _, old, exact=level: (exact, *old[1:])
+            )
         if part.attention is None:
             found.append(compute(net, given, torch.bfloat16))
         else:
             with Attention(part.attention):
                 found.append(compute(net, given, torch.bfloat16))
-    answer, gradient = (distance([one[n] for one in found], [one[n] for one in exact_answers(shape)]) for n in range(2))
+    answer, gradient = (
+        distance([one[n] for one in found], [one[n] for one in exact_answers(shape)])
+        for n in range(2)
+    )
     return answer, gradient, count
 
 
@@ -227,7 +242,9 @@ def sample(shape: str, network: torch.dtype, sampler: torch.dtype) -> Tensor:
     def answer(seen: Tensor, level_b: Tensor) -> Tensor:
         return ask(net, (seen, level_b.float(), *conditions), network).to(sampler)
 
-    made = list(sampling.integrate(answer, objective_of(shape, sampler), noise.to(sampler), STEPS, False))[-1][0]
+    made = list(
+        sampling.integrate(answer, objective_of(shape, sampler), noise.to(sampler), STEPS, False)
+    )[-1][0]
     assert made.dtype == sampler
     return made.float()
 
@@ -245,7 +262,9 @@ def objective_of(shape: str, dtype: torch.dtype) -> Objective:
 
 def main() -> None:
     """Measure, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     output = parser.parse_args().output
     torch.set_num_threads(1)
@@ -253,11 +272,20 @@ def main() -> None:
     for part in PARTS:
         found = [errors(shape, part) for shape in SMALL]
         cells = " | ".join(f"{answer:.4f} | {gradient:.4f}" for answer, gradient, _ in found)
-        lines.append(f"| {part.label} | {' / '.join(str(count) for *_, count in found)} | {cells} |")
+        lines.append(
+            f"| {part.label} | {' / '.join(str(count) for *_, count in found)} | {cells} |"
+        )
         print(lines[-1], flush=True)
     full, half = torch.float32, torch.bfloat16
-    for network, sampler, label in ((half, full, "network"), (full, half, "sampler"), (half, half, "both")):
-        figures = [distance([sample(shape, network, sampler)], [sample(shape, full, full)]) for shape in SMALL]
+    for network, sampler, label in (
+        (half, full, "network"),
+        (full, half, "sampler"),
+        (half, half, "both"),
+    ):
+        figures = [
+            distance([sample(shape, network, sampler)], [sample(shape, full, full)])
+            for shape in SMALL
+        ]
         samples.append(f"| {label} | {' | '.join(f'{one:.4f}' for one in figures)} |")
         print(samples[-1], flush=True)
     output.write_text(page(lines, samples, time.monotonic() - start), "utf-8")

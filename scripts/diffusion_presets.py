@@ -27,7 +27,9 @@ from mpt.planner.recipes.patch_origin import describe_origin
 from mpt.planner.recipes.presets import usable_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
-CARDS, PRESETS = (ROOT / "docs" / "benchmarks" / f"{name}.md" for name in ("diffusion_cards", "presets"))
+CARDS, PRESETS = (
+    ROOT / "docs" / "benchmarks" / f"{name}.md" for name in ("diffusion_cards", "presets")
+)
 COMMAND = "python scripts/diffusion_presets.py"
 CONFIGS = ("flux_lora", "sdxl_lora")
 GPU = "rtx3060"
@@ -60,11 +62,16 @@ class Recipe:
 
     def files(self) -> Iterator[tuple[Path, str]]:
         """Yield its presets with their text. Raises SystemExit for a card that it does not fit."""
-        config, folder = load_config(find_shipped(self.config)), find_shipped(self.config).parent / "presets"
+        config, folder = (
+            load_config(find_shipped(self.config)),
+            find_shipped(self.config).parent / "presets",
+        )
         for size in self.sizes if self.overrides else ():
             budget = usable_bytes(find_gpu(GPU), size)
             if float(self.gib) * 2**30 > budget:
-                sys.exit(f"{self.config}: {self.words} does not fit a card of {size} GB; write {CARDS.name} again")
+                sys.exit(
+                    f"{self.config}: {self.words} does not fit a card of {size} GB; write {CARDS.name} again"
+                )
             path = folder / f"{self.config}_{size}gb.yaml"
             said = (
                 f"{self.words}: {self.gib} GiB of the {budget / 2**30:.2f} GiB that a card of {size} GB gives to "
@@ -77,7 +84,14 @@ class Recipe:
     def row(self) -> str:
         """The row on the page of presets."""
         cost = "exact" if set(self.overrides) <= EXACT else "low-bit base"
-        cells = [f"`{self.config}`", ", ".join(map(str, self.sizes)), "1", self.words, cost, f"{self.gib} GiB"]
+        cells = [
+            f"`{self.config}`",
+            ", ".join(map(str, self.sizes)),
+            "1",
+            self.words,
+            cost,
+            f"{self.gib} GiB",
+        ]
         return f"| {' | '.join([*cells, f'{self.seconds} s, {GPU}'])} |"
 
 
@@ -111,10 +125,18 @@ def texts() -> dict[Path, str]:
 
 def main() -> None:
     """Write or check the presets."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if a file says something else")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; fail if a file says something else"
+    )
     is_check = parser.parse_args().check
-    wrong = {path: text for path, text in texts().items() if not path.is_file() or path.read_text("utf-8") != text}
+    wrong = {
+        path: text
+        for path, text in texts().items()
+        if not path.is_file() or path.read_text("utf-8") != text
+    }
     for path, text in wrong.items():
         print(f"{'differs' if is_check else 'wrote'}: {path.relative_to(ROOT)}")
         if not is_check:

@@ -24,12 +24,17 @@ COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
 TEACHERS = {"early": "early fusion, size n, 300 steps", "ir": "infrared alone, size n, 300 steps"}
 STUDENTS = ("none", *TEACHERS)
 STEPS = 150
-HEAD = ("| Teacher | its mAP50 | mAP50 of mid | mAP50-95 of mid | seeds |", "|---|---:|---:|---:|---:|")
+HEAD = (
+    "| Teacher | its mAP50 | mAP50 of mid | mAP50-95 of mid | seeds |",
+    "|---|---:|---:|---:|---:|",
+)
 
 
 def main() -> None:
     """Train what is not there yet and rewrite the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, default=Path("runs") / "distillation")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--read", action="store_true")
@@ -37,7 +42,10 @@ def main() -> None:
     for name, words in () if arguments.read else commands(arguments.work, arguments.seeds).items():
         if not (arguments.work / name / "summary.json").is_file():
             print(name, *words, flush=True)
-            subprocess.run([*COMMAND, *words, "--runs", str(arguments.work), "--quiet", "--name", name], check=True)
+            subprocess.run(
+                [*COMMAND, *words, "--runs", str(arguments.work), "--quiet", "--name", name],
+                check=True,
+            )
     lines = [*HEAD, *(row(arguments.work, teacher) for teacher in STUDENTS)]
     before, rest = DOCUMENT.read_text("utf-8").split("<!-- table:distillation -->", 1)
     after = rest.split("<!-- end -->", 1)[1]
@@ -61,7 +69,15 @@ def commands(work: Path, seeds: int) -> dict[str, list[str]]:
     for seed in range(seeds):
         for teacher in STUDENTS:
             taught = [] if teacher == "none" else [f"task.teacher={work / teacher}"]
-            words = ["train", CONFIG, f"train.steps={STEPS}", "--seed", str(seed), *periods, *taught]
+            words = [
+                "train",
+                CONFIG,
+                f"train.steps={STEPS}",
+                "--seed",
+                str(seed),
+                *periods,
+                *taught,
+            ]
             found[f"mid-{teacher}-seed{seed}"] = words
     return found
 
@@ -70,7 +86,10 @@ def row(work: Path, teacher: str) -> str:
     """Return the row of one teacher: means over the seeds' runs and their deviation."""
     from mpt.report.read_run import read_run
 
-    figures = [read_run(path.parent).figures for path in sorted(work.glob(f"mid-{teacher}-seed*/summary.json"))]
+    figures = [
+        read_run(path.parent).figures
+        for path in sorted(work.glob(f"mid-{teacher}-seed*/summary.json"))
+    ]
     cells = [TEACHERS.get(teacher, "none")]
     cells.append(f"{read_run(work / teacher).figures['map50']:.3f}" if teacher in TEACHERS else "")
     for key in ("map50", "map50_95"):

@@ -69,18 +69,31 @@ def row_of(path: Path) -> str:
         step = (time.process_time() - started) / STEPS
     name = path.stem + (", smaller" if path.stem in SMALLER else "")
     modules = len({row["module"] for row in section.tables.get("ranges", ())})
-    cells = (name, said, first_of(section), str(modules), f"{seconds:.1f}", f"{step:.2f}", f"{seconds / step:.0f}")
+    cells = (
+        name,
+        said,
+        first_of(section),
+        str(modules),
+        f"{seconds:.1f}",
+        f"{step:.2f}",
+        f"{seconds / step:.0f}",
+    )
     return "| " + " | ".join(cells) + " |"
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="of configs/, without .yaml; all by default")
     chosen = parser.parse_args().names
     torch.set_num_threads(1)
-    row_of(next(path for path in RECIPES if path.stem == "classify_digits"))  # imports and first calls, not counted
-    print("| configuration | data | numerics (float16 where it may choose) | modules | s | step, s | in steps |")
+    # imports and first calls, not counted
+    row_of(next(path for path in RECIPES if path.stem == "classify_digits"))
+    print(
+        "| configuration | data | numerics (float16 where it may choose) | modules | s | step, s | in steps |"
+    )
     print("|---|---|---|---:|---:|---:|---:|")
     for path in RECIPES:
         if not chosen or path.stem in chosen:

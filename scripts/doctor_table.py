@@ -42,14 +42,34 @@ from scripts.provenance import made
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, HEAD = ROOT / "docs" / "benchmarks" / "doctor.md", "## Proved on planted faults"
-DIGITS: Mapping[str, Any] = {"dataset": "digits", "precision": "amp", "train": {"steps": 1, "batch_size": 32}}
+DIGITS: Mapping[str, Any] = {
+    "dataset": "digits",
+    "precision": "amp",
+    "train": {"steps": 1, "batch_size": 32},
+}
 SHIPPED = ("classify_digits", "dcgan_amp", "lsgan", "wgan_gp", "vae", "began", "stylegan2_16")
 SYSTEMS = ("diffusion_digits", "yolofuse_demo", "saehd_demo", "rife_demo")
 """Diffusion, a detector, face swapping, interpolation, by name; at most 8 samples."""
-GENERATIVE = ("vanilla_gan", "wgan", "cgan", "acgan", "infogan", "ebgan", "aae", "bigan", "cvae", "dvae")
+GENERATIVE = (
+    "vanilla_gan",
+    "wgan",
+    "cgan",
+    "acgan",
+    "infogan",
+    "ebgan",
+    "aae",
+    "bigan",
+    "cvae",
+    "dvae",
+)
 VISION = (
     *("torchvision:resnet18", "torchvision:mobilenet_v3_small", "torchvision:shufflenet_v2_x0_5"),
-    *("torchvision:vgg11", "torchvision:squeezenet1_1", "torchvision:efficientnet_b0", "torchvision:convnext_tiny"),
+    *(
+        "torchvision:vgg11",
+        "torchvision:squeezenet1_1",
+        "torchvision:efficientnet_b0",
+        "torchvision:convnext_tiny",
+    ),
     *("timm:vit_tiny_patch16_224", "timm:resmlp_12_224", "timm:regnetx_002"),
 )
 
@@ -84,7 +104,10 @@ def stranger(name: str) -> Config:
     """Return the configuration of a stranger's network."""
     side = stranger_models.SIDES.get(name, 16)
     shape = {"image_size": side, "channels": 1}
-    changes = {"model": {"name": f"scripts.stranger_models:{name}", **shape}, "dataset": {"name": "digits", **shape}}
+    changes = {
+        "model": {"name": f"scripts.stranger_models:{name}", **shape},
+        "dataset": {"name": "digits", **shape},
+    }
     return load_config({**DIGITS, **changes}, allow=["scripts"])
 
 
@@ -146,7 +169,9 @@ def describe(cure: Cure) -> str:
 def is_smallest_inside(cure: Cure) -> bool:
     """Return whether a cure changes the planted block alone, and no less would do."""
     if cure.kept is not None:
-        return cure.kept.is_minimal and all(name.startswith("net.planted") for name in cure.kept.modules)
+        return cure.kept.is_minimal and all(
+            name.startswith("net.planted") for name in cure.kept.modules
+        )
     return len(cure.forms) == 1 and all(place.module == "net.planted" for place in cure.places)
 
 
@@ -157,23 +182,37 @@ def marked_line(name: str) -> str:
     return f"stranger_models.py:{line}"
 
 
-def examine_folder(make: Callable[[Path], stranger_data.Made]) -> tuple[Section, Sequence[str], float]:
+def examine_folder(
+    make: Callable[[Path], stranger_data.Made],
+) -> tuple[Section, Sequence[str], float]:
     """Fill a folder and examine it; return the section, the words that name its fault, and the seconds."""
     with tempfile.TemporaryDirectory() as folder:
         changes, words = make(Path(folder))
-        data = {"name": "image_folder", "root": folder, "image_size": 32, **changes.pop("dataset", {})}
+        data = {
+            "name": "image_folder",
+            "root": folder,
+            "image_size": 32,
+            **changes.pop("dataset", {}),
+        }
         model = {"name": "small_cnn", "image_size": 32}
         settings = {"model": model, **DIGITS, "dataset": data, **changes}
         config = load_config(settings, allow=["scripts"])
         started = time.perf_counter()
         section = examine_data_of(config, *build_datasets(config))
-        findings = [dataclasses.replace(one, text=one.text.replace(f"{folder}/", "")) for one in section.findings]
+        findings = [
+            dataclasses.replace(one, text=one.text.replace(f"{folder}/", ""))
+            for one in section.findings
+        ]
         return dataclasses.replace(section, findings=findings), words, time.perf_counter() - started
 
 
 def alarms_of(section: Section) -> list[str]:
     """Return what a section warns of."""
-    return [f"{one.text} ({one.advice})" for one in section.findings if one.level in ("warning", "fault")]
+    return [
+        f"{one.text} ({one.advice})"
+        for one in section.findings
+        if one.level in ("warning", "fault")
+    ]
 
 
 def tell(*cells: str) -> str:
@@ -188,7 +227,10 @@ def blocks(chosen: Sequence[str]) -> Iterator[str]:
     for row in rows:
         name = row.name.removeprefix("plant_").replace("_", " ")
         yield tell(name, row.found or "MISSED", row.place, row.cure, f"{row.seconds:.1f}")
-    found, named = sum(bool(row.found) for row in rows), sum("net.planted" in row.place for row in rows)
+    found, named = (
+        sum(bool(row.found) for row in rows),
+        sum("net.planted" in row.place for row in rows),
+    )
     cured = sum(row.is_cured for row in rows)
     yield f"\nFound {found} of {len(rows)}, the block named {named}, cured {cured}.\n"
 
@@ -205,7 +247,10 @@ def networks(chosen: Sequence[str]) -> Iterator[str]:
         named += is_named
         line = "named" if is_named else marked_line(row.name) if row.found else ""
         yield tell(row.name, row.found or "MISSED", row.place, line, row.cure, f"{row.seconds:.1f}")
-    found, cured = sum(bool(row.found) for row in rows), sum(row.cure not in ("", "none found") for row in rows)
+    found, cured = (
+        sum(bool(row.found) for row in rows),
+        sum(row.cure not in ("", "none found") for row in rows),
+    )
     yield f"\nFound {found} of {len(rows)}, the line named {named}, a cure that was tried {cured}.\n"
 
 
@@ -221,7 +266,9 @@ def folders(chosen: Sequence[str]) -> Iterator[str]:
         fitting = [text for text in said if any(word in text for word in words)]
         count, found, named = count + 1, found + bool(said), named + bool(fitting)
         name = make.__name__.replace("_", " ")
-        yield tell(name, (fitting or said or ["MISSED"])[0], "yes" if fitting else "no", f"{seconds:.1f}")
+        yield tell(
+            name, (fitting or said or ["MISSED"])[0], "yes" if fitting else "no", f"{seconds:.1f}"
+        )
     yield f"\nFound {found} of {count}, the cause named {named}.\n"
 
 
@@ -241,8 +288,12 @@ def false_alarms() -> Iterator[str]:
 
 def main() -> None:
     """Print the tables and the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="planted blocks, networks or folders; all and the sound by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", help="planted blocks, networks or folders; all and the sound by default"
+    )
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
     torch.set_num_threads(1)

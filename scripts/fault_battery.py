@@ -66,19 +66,59 @@ BAD = ("lost", "silent", "traceback", "hang")
 KINDS: dict[str, tuple[str, int, Callable[[runs.Battery], list[Case]]]] = {
     "kills": ("SIGKILL before, or in the middle of, a file operation", 1, runs.kill_cases),
     "errors": ("a file operation fails, once or from there on", 1, runs.error_cases),
-    "signals": ("SIGTERM, SIGINT, SIGHUP, SIGUSR1 at a file operation of a training", 1, runs.signal_cases),
-    "power": ("a state that a power loss at a file operation of a training leaves", 1, power.power_cases),
-    "shards": ("such a state of two ranks that write a sharded checkpoint", 1, power_ranks.rank_power_cases),
-    "files": ("a file of a run flipped, cut, emptied, grown, replaced or removed", 1, runs.file_cases),
-    "checkpoints": ("a checkpoint's file flipped, cut, grown or with a hole", inputs.PER_CASE, inputs.checkpoint_cases),
+    "signals": (
+        "SIGTERM, SIGINT, SIGHUP, SIGUSR1 at a file operation of a training",
+        1,
+        runs.signal_cases,
+    ),
+    "power": (
+        "a state that a power loss at a file operation of a training leaves",
+        1,
+        power.power_cases,
+    ),
+    "shards": (
+        "such a state of two ranks that write a sharded checkpoint",
+        1,
+        power_ranks.rank_power_cases,
+    ),
+    "files": (
+        "a file of a run flipped, cut, emptied, grown, replaced or removed",
+        1,
+        runs.file_cases,
+    ),
+    "checkpoints": (
+        "a checkpoint's file flipped, cut, grown or with a hole",
+        inputs.PER_CASE,
+        inputs.checkpoint_cases,
+    ),
     "planted": ("a link, pipe, folder or full device in a file's place", 1, runs.planted_cases),
-    "weights": ("a weights file of others, bytes changed, removed or added", inputs.PER_CASE, inputs.weights_cases),
-    "pickles": ("a generated program of pickle operations in a .pt file", pickles.PER_CASE, pickles.pickle_cases),
-    "configs": ("a configuration with one to three mistakes, read", inputs.PER_CASE, inputs.config_cases),
+    "weights": (
+        "a weights file of others, bytes changed, removed or added",
+        inputs.PER_CASE,
+        inputs.weights_cases,
+    ),
+    "pickles": (
+        "a generated program of pickle operations in a .pt file",
+        pickles.PER_CASE,
+        pickles.pickle_cases,
+    ),
+    "configs": (
+        "a configuration with one to three mistakes, read",
+        inputs.PER_CASE,
+        inputs.config_cases,
+    ),
     "smokes": ("such a configuration that was taken, trained for two steps", 1, inputs.smoke_cases),
     "outputs": ("output closed, full or unread", 1, runs.output_cases),
-    "together": ("two starts, two resumes; infer, report, convert while training", 1, runs.together_cases),
-    "ranks": ("one of two processes that train together is killed or told to stop", 1, ranks.rank_cases),
+    "together": (
+        "two starts, two resumes; infer, report, convert while training",
+        1,
+        runs.together_cases,
+    ),
+    "ranks": (
+        "one of two processes that train together is killed or told to stop",
+        1,
+        ranks.rank_cases,
+    ),
 }
 """Kind -> what is broken, how many faults a case holds, and the cases."""
 
@@ -101,9 +141,15 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=KINDS, help="these kinds of fault")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the cases, evenly chosen")
-    parser.add_argument("--matching", type=expression, default="", help="cases whose name fits a regular expression")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that try cases")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the cases, evenly chosen"
+    )
+    parser.add_argument(
+        "--matching", type=expression, default="", help="cases whose name fits a regular expression"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="processes that try cases"
+    )
     parser.add_argument("--seed", type=int, default=0, help="which cases a share holds")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after so many")
     parser.add_argument("--log", type=Path, help="file of outcomes to go on with")
@@ -199,7 +245,8 @@ def try_kinds(
             print(f"  {shown}", file=sys.stderr, flush=True)
 
     try:
-        for kind in sorted(kinds, key=lambda kind: kind != "ranks"):  # which mostly waits, so others go beside it
+        # which mostly waits, so others go beside it
+        for kind in sorted(kinds, key=lambda kind: kind != "ranks"):
             if time.monotonic() > until:
                 break
             found = [case for case in KINDS[kind][2](battery) if re.search(matching, name_of(case))]
@@ -231,7 +278,9 @@ def make_rows(outcomes: Iterable[dict[str, Any]], sizes: dict[str, int]) -> dict
         row.processor_seconds += outcome.get("processor_seconds", 0.0)
         if outcome["bad"]:
             row.bad[outcome["bad"]] += 1
-            row.shown.append(f"{outcome['bad']}: {outcome.get('case', 'a worker')}: {outcome['seen']!r}")
+            row.shown.append(
+                f"{outcome['bad']}: {outcome.get('case', 'a worker')}: {outcome['seen']!r}"
+            )
     return {kind: rows[kind] for kind in KINDS if kind in rows}
 
 
@@ -244,7 +293,9 @@ def sample(cases: list[Case], scale: float, seed: int) -> list[Case]:
     return [cases[int((index + offset) * len(cases) / wanted)] for index in range(wanted)]
 
 
-def spread(battery: runs.Battery, kind: str, cases: list[Case], workers: int, log: Path, until: float) -> list[Running]:
+def spread(
+    battery: runs.Battery, kind: str, cases: list[Case], workers: int, log: Path, until: float
+) -> list[Running]:
     """Begin, in several processes, the cases whose outcome is not in the log; they add it."""
     known = {outcome.get("case") for outcome in read_log(log) if outcome.get("kind") == kind}
     left = [(number, case) for number, case in enumerate(cases) if name_of(case) not in known]
@@ -252,7 +303,8 @@ def spread(battery: runs.Battery, kind: str, cases: list[Case], workers: int, lo
     shares = [left[number::workers] for number in range(workers)]
     return [
         start(
-            lambda share=share: try_cases(battery, kind, share, log, until, len(cases)), battery.folder / "workers.log"
+            lambda share=share: try_cases(battery, kind, share, log, until, len(cases)),
+            battery.folder / "workers.log",
         )
         for share in shares
     ]
@@ -285,7 +337,12 @@ def append(log: Path, line: dict[str, Any]) -> None:
 
 
 def try_cases(
-    battery: runs.Battery, kind: str, share: list[tuple[int, Case]], log: Path, until: float, count: int
+    battery: runs.Battery,
+    kind: str,
+    share: list[tuple[int, Case]],
+    log: Path,
+    until: float,
+    count: int,
 ) -> None:
     """Try some of `count` cases until a moment, and write the outcome of each."""
     for number, case in share:
@@ -305,13 +362,18 @@ def try_cases(
             "seconds": round(time.monotonic() - started, 2),
             "processor_seconds": round(processor_seconds() - processor, 3),
         }
-        append(log, {"kind": kind, "case": name_of(case), "of": count, "bad": bad, "seen": seen, **took})
+        append(
+            log,
+            {"kind": kind, "case": name_of(case), "of": count, "bad": bad, "seen": seen, **took},
+        )
         shutil.rmtree(place, ignore_errors=True)
 
 
 def processor_seconds() -> float:
     """Return the processor time of this process and of the commands it has waited for."""
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(
+        sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
 
 
 def describe(rows: dict[str, Row]) -> str:
@@ -326,12 +388,19 @@ def describe(rows: dict[str, Row]) -> str:
     for kind, row in rows.items():
         counts = " | ".join(str(row.bad[bad]) for bad in BAD)
         took = f"{row.seconds:.0f} | {row.processor_seconds:.0f}"
-        lines.append(f"| {row.cases:,} | {row.all_cases:,} | {KINDS[kind][0]} | {counts} | {took} |")
+        lines.append(
+            f"| {row.cases:,} | {row.all_cases:,} | {KINDS[kind][0]} | {counts} | {took} |"
+        )
     totals = " | ".join(str(sum(row.bad[bad] for row in rows.values())) for bad in BAD)
-    faults, every = sum(row.cases for row in rows.values()), sum(row.all_cases for row in rows.values())
+    faults, every = (
+        sum(row.cases for row in rows.values()),
+        sum(row.all_cases for row in rows.values()),
+    )
     seconds = sum(row.seconds for row in rows.values())
     processor = sum(row.processor_seconds for row in rows.values())
-    lines.append(f"| {faults:,} | {every:,} | **all** | {totals} | {seconds:.0f} | {processor:.0f} |")
+    lines.append(
+        f"| {faults:,} | {every:,} | **all** | {totals} | {seconds:.0f} | {processor:.0f} |"
+    )
     return "\n".join(lines)
 
 

@@ -98,7 +98,11 @@ def damaged_weights(battery: Battery, place: Path, kind: str, seed: int) -> Verd
         if time.process_time() - started > SLOWEST_SECONDS:
             return "hang", f"{kind}: {time.process_time() - started:.0f} s"
         if found is not None and checked:
-            wrong = [name for name in found if name in state and not torch.equal(found[name], state[name])]
+            wrong = [
+                name
+                for name in found
+                if name in state and not torch.equal(found[name], state[name])
+            ]
             if wrong:
                 return "silent", f"{kind}: {wrong} differ"
     return None
@@ -120,7 +124,9 @@ def mutate(generator: random.Random) -> str:
             parts[chosen] = f"{key}: {generator.choice(VALUES)}{end}"
             lines[number] = ", ".join(parts)
         elif how == 4:
-            lines[number] = line[:where] + generator.choice("{}[]:,'\"&*!|>%@`#\t\0 abc-0") + line[where:]
+            lines[number] = (
+                line[:where] + generator.choice("{}[]:,'\"&*!|>%@`#\t\0 abc-0") + line[where:]
+            )
         elif how == 5:
             lines[number] = line[:where] + line[where + generator.randrange(1, 5) :]
         elif how == 6:
@@ -158,7 +164,11 @@ def smoke_config(battery: Battery, place: Path, seed: int) -> Verdict:
             break
         except ConfigError:
             continue
-    ended = call(["train", str(path), "--smoke", "2", "--quiet"], place / "first.log", memory_bytes=SMOKE_BYTES)
+    ended = call(
+        ["train", str(path), "--smoke", "2", "--quiet"],
+        place / "first.log",
+        memory_bytes=SMOKE_BYTES,
+    )
     bad = failure_of(ended, TOLD_CODES)
     return (bad[0], f"{path.read_text()}\n{bad[1]}") if bad else None
 
@@ -170,7 +180,11 @@ def checkpoint_cases(battery: Battery) -> list[tuple[object, ...]]:
 
 def weights_cases(battery: Battery) -> list[tuple[object, ...]]:
     """3,000 damaged weights files."""
-    return [(damaged_weights, kind, seed) for seed in range(10) for kind in ("zip", "legacy", "safetensors")]
+    return [
+        (damaged_weights, kind, seed)
+        for seed in range(10)
+        for kind in ("zip", "legacy", "safetensors")
+    ]
 
 
 def config_cases(battery: Battery) -> list[tuple[object, ...]]:

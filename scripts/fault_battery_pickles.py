@@ -31,14 +31,44 @@ PER_CASE = 100
 MOST_OPERATIONS = 3000
 SLOWEST_SECONDS, LARGEST_BYTES = 5.0, 300 << 20
 """Bounds for reading one file of some ten thousand bytes."""
-FORBIDDEN = ("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "exec")
+FORBIDDEN = (
+    "pickle.find_class",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "subprocess.Popen",
+    "exec",
+)
 """What Python reports when something of a file is looked up or executed."""
 NAMES = (
-    *("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "torch._tensor _rebuild_from_type_v2"),
-    *("torch FloatStorage", "torch.storage UntypedStorage", "torch float32", "collections OrderedDict"),
-    *("os system", "builtins exec", "builtins eval", "builtins getattr", "posix system", "subprocess Popen"),
+    *(
+        "torch._utils _rebuild_tensor_v2",
+        "torch._utils _rebuild_parameter",
+        "torch._tensor _rebuild_from_type_v2",
+    ),
+    *(
+        "torch FloatStorage",
+        "torch.storage UntypedStorage",
+        "torch float32",
+        "collections OrderedDict",
+    ),
+    *(
+        "os system",
+        "builtins exec",
+        "builtins eval",
+        "builtins getattr",
+        "posix system",
+        "subprocess Popen",
+    ),
     *("torch.nn.modules.linear Linear", "torch.hub load", "numpy.core.multiarray _reconstruct"),
-    *("copyreg _reconstructor", "mpt_battery_canary run", "functools partial", "operator attrgetter", "__main__ X"),
+    *(
+        "copyreg _reconstructor",
+        "mpt_battery_canary run",
+        "functools partial",
+        "operator attrgetter",
+        "__main__ X",
+    ),
     *(" ", "a.b.c d.e.f"),
 )
 COMMAND = "touch executed-by-a-weights-file"
@@ -93,7 +123,9 @@ class Program:
 def push_plain(program: Program) -> None:
     """Push a number, text or constant, some of them large or with wrong claims of their size."""
     generator = program.generator
-    text = generator.choice(["storage", "0", "cpu", "module", "k" * generator.randrange(2000), COMMAND]).encode()
+    text = generator.choice(
+        ["storage", "0", "cpu", "module", "k" * generator.randrange(2000), COMMAND]
+    ).encode()
     number = generator.choice([0, 1, -1, 2**31 - 1, generator.randrange(2**16)])
     long = generator.randbytes(generator.randrange(1, 200))
     codes = (
@@ -112,7 +144,9 @@ def push_plain(program: Program) -> None:
 
 def push_container(program: Program) -> None:
     """Push an empty container, or begin one."""
-    code, kind = program.generator.choice([(b"]", "list"), (b"}", "dict"), (b")", "value"), (b"(", "mark")])
+    code, kind = program.generator.choice(
+        [(b"]", "list"), (b"}", "dict"), (b")", "value"), (b"(", "mark")]
+    )
     program.emit(code, kind)
 
 
@@ -152,7 +186,9 @@ def close(program: Program) -> None:
     else:
         program.emit(program.generator.choice([b"t", b"l", b"1", b"d" if count % 2 == 0 else b"t"]))
         if program.code[-1:] != b"1":
-            program.stack.append({b"l": "list", b"d": "dict"}.get(bytes(program.code[-1:]), "value"))
+            program.stack.append(
+                {b"l": "list", b"d": "dict"}.get(bytes(program.code[-1:]), "value")
+            )
 
 
 def combine(program: Program) -> None:
@@ -192,16 +228,35 @@ def run_a_command(program: Program) -> None:
 def describe_tensor(program: Program) -> None:
     """Describe a tensor with a storage and sizes of which some are impossible."""
     generator = program.generator
-    sizes = [generator.choice([1, 2, 2] if generator.random() < 0.9 else [0, 3, 2**20, 2**62, -1]) for _ in range(2)]
+    sizes = [
+        generator.choice([1, 2, 2] if generator.random() < 0.9 else [0, 3, 2**20, 2**62, -1])
+        for _ in range(2)
+    ]
     numbers = b"".join(b"\x8a\x08" + struct.pack("<q", size) for size in sizes)
-    count = b"J" + struct.pack("<i", 4 if generator.random() < 0.95 else generator.choice([2**31 - 1, -1]))
-    storage = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu" + count + b"NtQ"
+    count = b"J" + struct.pack(
+        "<i", 4 if generator.random() < 0.95 else generator.choice([2**31 - 1, -1])
+    )
+    storage = (
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
+        + count
+        + b"NtQ"
+    )
     strides = b"t(K\x02K\x01t\x89}tR"
-    program.emit(b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00(" + numbers + strides, "value")
+    program.emit(
+        b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00(" + numbers + strides, "value"
+    )
 
 
 MOVES: tuple[Callable[[Program], None], ...] = (
-    *(push_plain, push_plain, push_plain, push_container, push_container, push_container, push_name),
+    *(
+        push_plain,
+        push_plain,
+        push_plain,
+        push_container,
+        push_container,
+        push_container,
+        push_name,
+    ),
     *(remember, remember, use_again, use_again, close, close, combine, combine, call_something),
     *(run_a_command, describe_tensor),
 )
@@ -253,7 +308,10 @@ def read_programs(folder: Path, seed: int) -> None:
         started, before = time.process_time(), peak_bytes()
         refused = ""
         try:
-            held = max((one.untyped_storage().nbytes() for one in load_weights_file(path).values()), default=0)
+            held = max(
+                (one.untyped_storage().nbytes() for one in load_weights_file(path).values()),
+                default=0,
+            )
         except CheckpointError as error:
             held, refused = 0, str(error)
         seconds, grown = time.process_time() - started, peak_bytes() - before

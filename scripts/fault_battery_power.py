@@ -30,7 +30,16 @@ from typing import Any
 from scripts.fault_battery_process import start
 from scripts.fault_battery_runs import STEPS, Battery, Verdict, again, begin, lines_of, weights_of
 
-EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate")
+EVENTS = (
+    "open",
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+)
 """What Python reports of operations before it does them."""
 CONTENTS = ("lost", "torn", "zeros", "kept")
 SCENARIOS = ("train", "extend", "earlier")
@@ -84,8 +93,14 @@ class PowerRecorder:
             finally:
                 self.is_looking = False
             known = self.numbers
-            self.numbers = {one: known[one] if one in known else next(self.unused) for one in (*files, *tree.values())}
-            names = {path: self.numbers[inode] * (1 if inode in files else -1) for path, inode in tree.items()}
+            self.numbers = {
+                one: known[one] if one in known else next(self.unused)
+                for one in (*files, *tree.values())
+            }
+            names = {
+                path: self.numbers[inode] * (1 if inode in files else -1)
+                for path, inode in tree.items()
+            }
             contents = {self.numbers[inode]: data for inode, data in files.items()}
             last = self.moments[-1] if self.moments else None
             same = last is not None and (names, contents) == (last.names, last.contents)
@@ -128,7 +143,9 @@ class PowerRecorder:
         return [*found.values(), end]
 
 
-def watch_operations(look: Callable[[], object], note_sync: Callable[[int, str | None], object]) -> None:
+def watch_operations(
+    look: Callable[[], object], note_sync: Callable[[int, str | None], object]
+) -> None:
     """Call `look` before each file operation of this process, and `note_sync` after each fsync."""
 
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,7 +154,11 @@ def watch_operations(look: Callable[[], object], note_sync: Callable[[int, str |
             result = function(descriptor, *arguments)
             if function.__name__ != "write":
                 found = os.fstat(descriptor)
-                path = os.readlink(f"/proc/self/fd/{descriptor}") if stat.S_ISDIR(found.st_mode) else None
+                path = (
+                    os.readlink(f"/proc/self/fd/{descriptor}")
+                    if stat.S_ISDIR(found.st_mode)
+                    else None
+                )
                 note_sync(found.st_ino, path)
             return result
 
@@ -171,7 +192,9 @@ def read_tree(folder: Path) -> tuple[Names, dict[int, bytes]]:
 
 def entries(names: Names, folder: str) -> Names:
     """Return the names in a folder itself."""
-    return {path: number for path, number in names.items() if (os.path.dirname(path) or ".") == folder}
+    return {
+        path: number for path, number in names.items() if (os.path.dirname(path) or ".") == folder
+    }
 
 
 def come_back(names: Names, moment: Moment, kind: str) -> State:
@@ -200,7 +223,10 @@ def left_of(synced: bytes, written: bytes, kind: str) -> bytes:
 
 def digest(state: State) -> str:
     """Return a hash of a state."""
-    parts = (f"{path}\0".encode() + (b"/" if data is None else data) + b"\0" for path, data in sorted(state.items()))
+    parts = (
+        f"{path}\0".encode() + (b"/" if data is None else data) + b"\0"
+        for path, data in sorted(state.items())
+    )
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
@@ -254,10 +280,15 @@ def write_states(states: list[State], place: Path) -> None:
 def read_state(place: Path, number: int) -> State:
     """Return one of the states that were written down."""
     listed = json.loads((place / "states.json").read_text())[number]
-    return {path: None if name is None else (place / "blobs" / name).read_bytes() for path, name in listed.items()}
+    return {
+        path: None if name is None else (place / "blobs" / name).read_bytes()
+        for path, name in listed.items()
+    }
 
 
-def after_power_loss(battery: Battery, place: Path, scenario: str, number: int, is_last: bool) -> Verdict:
+def after_power_loss(
+    battery: Battery, place: Path, scenario: str, number: int, is_last: bool
+) -> Verdict:
     """Lay out a state after a loss and give the command that a user gives next."""
     runs = place / "runs"
     lay_out(read_state(battery.folder / "power" / scenario, number), runs)
@@ -274,5 +305,7 @@ def power_cases(battery: Battery) -> list[tuple[object, ...]]:
     cases: list[tuple[object, ...]] = []
     for scenario in SCENARIOS:
         count = record(battery, scenario)
-        cases += [(after_power_loss, scenario, number, number == count - 1) for number in range(count)]
+        cases += [
+            (after_power_loss, scenario, number, number == count - 1) for number in range(count)
+        ]
     return cases

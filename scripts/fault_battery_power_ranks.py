@@ -12,7 +12,13 @@ from dataclasses import replace
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
-from scripts.fault_battery_power import PowerRecorder, lay_out, read_state, watch_operations, write_states
+from scripts.fault_battery_power import (
+    PowerRecorder,
+    lay_out,
+    read_state,
+    watch_operations,
+    write_states,
+)
 from scripts.fault_battery_ranks import SIZE, begin_together, train_together
 from scripts.fault_battery_runs import Battery, Verdict, check_run, failure_of, lines_of, weights_of
 
@@ -29,7 +35,9 @@ def record_ranks(battery: Battery) -> int:
     address = str(place / "recorder")
     with Listener(address, "AF_UNIX", backlog=SIZE) as listener:
         running = begin_together(battery, place, runs, SHARDED, {}, asking(address))
-        threads = [threading.Thread(target=answer, args=(listener.accept(), recorder)) for _ in range(SIZE)]
+        threads = [
+            threading.Thread(target=answer, args=(listener.accept(), recorder)) for _ in range(SIZE)
+        ]
         for thread in threads:
             thread.start()
         ends = [one.wait() for one in running]
@@ -38,7 +46,10 @@ def record_ranks(battery: Battery) -> int:
     assert [one.code for one in ends] == [0] * SIZE, [one.text for one in ends]
     states = recorder.states()
     write_states(states, place)
-    battery.weights_of_shards, battery.lines["shards"] = weights_of(runs / "run"), lines_of(runs / "run")
+    battery.weights_of_shards, battery.lines["shards"] = (
+        weights_of(runs / "run"),
+        lines_of(runs / "run"),
+    )
     return len(states)
 
 
@@ -88,7 +99,9 @@ def after_power_loss_of_ranks(battery: Battery, place: Path, number: int, is_las
     for rank, ended in enumerate(train_together(battery, place, runs, [*SHARDED, "--resume"], {})):
         if bad := failure_of(ended, (0,)):
             return ("lost" if bad[0] == "silent" else bad[0]), f"rank {rank}, --resume: {bad[1]}"
-    reference = replace(battery, weights={4: battery.weights_of_shards}, lines={"train": battery.lines["shards"]})
+    reference = replace(
+        battery, weights={4: battery.weights_of_shards}, lines={"train": battery.lines["shards"]}
+    )
     return check_run(reference, runs, "train")
 
 

@@ -70,13 +70,17 @@ class Ended:
 
 def build_library(folder: Path) -> Path | None:
     """Compile the library; None where there is no compiler."""
-    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    compiler = next(
+        (found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None
+    )
     if compiler is None or not sys.platform.startswith("linux"):
         return None
     target = folder / "faults.so"
     source = Path(__file__).with_name("fault_battery_preload.c")
     made = subprocess.run(
-        [compiler, "-O2", "-shared", "-fPIC", "-o", str(target), str(source), "-ldl"], capture_output=True, check=False
+        [compiler, "-O2", "-shared", "-fPIC", "-o", str(target), str(source), "-ldl"],
+        capture_output=True,
+        check=False,
     )
     return target if made.returncode == 0 else None
 
@@ -95,7 +99,12 @@ def begin_with_library() -> None:
     library = build_library(folder)
     if library is None:
         folder.rmdir()
-    environment = {**os.environ, LIBRARY: str(library or ""), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        LIBRARY: str(library or ""),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     if library is None:
         print("no C compiler: faults are injected into Python's os alone", file=sys.stderr)
     else:
@@ -123,7 +132,11 @@ def arm_in_python(fault: Fault) -> Callable[[], int]:
         def call(*arguments: Any, **options: Any) -> Any:
             nonlocal count
             first = arguments[0]
-            elsewhere = isinstance(first, str | Path) and os.path.isabs(first) and not is_below(first, fault.folder)
+            elsewhere = (
+                isinstance(first, str | Path)
+                and os.path.isabs(first)
+                and not is_below(first, fault.folder)
+            )
             reading = name == "open" and not arguments[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
             if elsewhere or reading or first in (1, 2):
                 return real(*arguments, **options)
@@ -163,7 +176,10 @@ class Running:
         """Return how it ended; one that takes too long is killed."""
         deadline, hung = time.monotonic() + seconds, False
         # The pipe is closed by the process's end, so this waits without polling.
-        while not hung and not select.select([self.counted], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        while (
+            not hung
+            and not select.select([self.counted], [], [], max(0.0, deadline - time.monotonic()))[0]
+        ):
             hung = True
             os.kill(self.pid, signal.SIGKILL)
         told = os.read(self.counted, 64)
@@ -282,7 +298,9 @@ def open_streams() -> None:
         except OSError:
             setattr(sys, name, None)
         else:
-            stream = io.TextIOWrapper(io.FileIO(number, "w", closefd=False), line_buffering=number == 2)
+            stream = io.TextIOWrapper(
+                io.FileIO(number, "w", closefd=False), line_buffering=number == 2
+            )
             setattr(sys, name, stream)
 
 
@@ -316,7 +334,12 @@ def perform(work: Callable[[], None] | Sequence[str]) -> int:
     return 0
 
 
-def call(work: Callable[[], None] | Sequence[str], output: Path, fault: Fault | None = None, **options: Any) -> Ended:
+def call(
+    work: Callable[[], None] | Sequence[str],
+    output: Path,
+    fault: Fault | None = None,
+    **options: Any,
+) -> Ended:
     """Run a command to its end."""
     return start(work, output, fault, **options).wait()
 

@@ -31,7 +31,11 @@ AT_A_TIME = 2
 
 
 def train_together(
-    battery: Battery, place: Path, runs: Path, options: list[str], faults: dict[int, tuple[int, int, int]]
+    battery: Battery,
+    place: Path,
+    runs: Path,
+    options: list[str],
+    faults: dict[int, tuple[int, int, int]],
 ) -> list[Ended]:
     """Run `mpt train` on every rank to its end. `faults` has, by rank, an operation, an action and its detail."""
     return [one.wait() for one in begin_together(battery, place, runs, options, faults)]
@@ -60,13 +64,21 @@ def begin_together(
     return running
 
 
-def as_rank(rank: int, port: int, temporary: Path, words: list[str], before: Callable[[], None]) -> Callable[[], None]:
+def as_rank(
+    rank: int, port: int, temporary: Path, words: list[str], before: Callable[[], None]
+) -> Callable[[], None]:
     """Return what runs a command line as one of several processes."""
 
     def work() -> None:
         from mpt.cli import main
 
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": SIZE, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": SIZE,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         os.environ.update({name: str(value) for name, value in place.items()})
         tempfile.tempdir = str(temporary)
         before()
@@ -75,7 +87,9 @@ def as_rank(rank: int, port: int, temporary: Path, words: list[str], before: Cal
     return work
 
 
-def rank_at_operation(battery: Battery, place: Path, rank: int, action: int, detail: int, at: int) -> Verdict:
+def rank_at_operation(
+    battery: Battery, place: Path, rank: int, action: int, detail: int, at: int
+) -> Verdict:
     """Let a rank meet a fault at one of its file operations, then resume both and compare with a run never stopped."""
     runs = place / "runs"
     runs.mkdir()
@@ -88,7 +102,9 @@ def rank_at_operation(battery: Battery, place: Path, rank: int, action: int, det
     for number, ended in enumerate(train_together(battery, place, runs, ["--resume"], {})):
         if bad := failure_of(ended, (0,)):
             return ("lost" if bad[0] == "silent" else bad[0]), f"rank {number}, --resume: {bad[1]}"
-    reference = replace(battery, weights={4: battery.weights_of_ranks}, lines={"train": battery.lines["ranks"]})
+    reference = replace(
+        battery, weights={4: battery.weights_of_ranks}, lines={"train": battery.lines["ranks"]}
+    )
     return check_run(reference, runs, "train")
 
 
@@ -99,7 +115,10 @@ def rank_cases(battery: Battery) -> list[tuple[object, ...]]:
     runs.mkdir(parents=True)
     ends = train_together(battery, place, runs, [], {})
     assert [one.code for one in ends] == [0] * SIZE, [one.text for one in ends]
-    battery.weights_of_ranks, battery.lines["ranks"] = weights_of(runs / "run"), lines_of(runs / "run")
+    battery.weights_of_ranks, battery.lines["ranks"] = (
+        weights_of(runs / "run"),
+        lines_of(runs / "run"),
+    )
     generator = random.Random(0)
     cases: list[tuple[object, ...]] = []
     for rank, ended in enumerate(ends):

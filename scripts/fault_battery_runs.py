@@ -81,7 +81,14 @@ class Battery:
             "extend": [*train, "train.steps=6", "--resume"],
             "earlier": [*train, "--resume", str(runs / "run" / "checkpoints" / "step-00000002")],
             "report": ["report", "run", "--runs", str(runs)],
-            "convert": ["convert", "run", "--output", str(runs / "weights.safetensors"), "--runs", str(runs)],
+            "convert": [
+                "convert",
+                "run",
+                "--output",
+                str(runs / "weights.safetensors"),
+                "--runs",
+                str(runs),
+            ],
             "infer": ["infer", "run", "--runs", str(runs), "--output", str(runs / "out")],
         }[scenario]
 
@@ -100,7 +107,9 @@ def prepare(folder: Path, learn: Callable[[Iterable[str]], None] = lambda module
         if scenario != "train":
             shutil.copytree(battery.template("after train"), runs, dirs_exist_ok=True)
         modules = folder / "modules.json"
-        ended = call(battery.words(scenario, runs), folder / f"{scenario}.log", Fault(runs), modules=modules)
+        ended = call(
+            battery.words(scenario, runs), folder / f"{scenario}.log", Fault(runs), modules=modules
+        )
         assert ended.code == 0, f"{scenario}: {ended.code}\n{ended.text}"
         learn(json.loads(modules.read_text()))
         battery.operations[scenario] = ended.operations
@@ -115,7 +124,9 @@ def weights_of(run: Path) -> str:
     newest = max((run / "checkpoints").glob("step-*"), key=lambda path: path.name, default=None)
     if newest is None:
         return "no checkpoint"
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(newest.glob("*.safetensors")))).hexdigest()
+    return hashlib.sha256(
+        b"".join(path.read_bytes() for path in sorted(newest.glob("*.safetensors")))
+    ).hexdigest()
 
 
 def lines_of(run: Path) -> list[str]:
@@ -143,7 +154,10 @@ def check_run(battery: Battery, runs: Path, scenario: str) -> Verdict:
         return "lost", "the weights differ from those of a run never stopped"
     try:
         if lines_of(run) != battery.lines[scenario]:
-            return "lost", f"the record's lines are {[line.split(' {')[0] for line in lines_of(run)]}"
+            return (
+                "lost",
+                f"the record's lines are {[line.split(' {')[0] for line in lines_of(run)]}",
+            )
         summary = json.loads((run / "summary.json").read_text("utf-8"))
         report = json.loads((run / "report.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -152,7 +166,12 @@ def check_run(battery: Battery, runs: Path, scenario: str) -> Verdict:
         return "silent", f"summary of {summary['steps']}, report of {report['steps']} steps"
     if (run / "results.csv").read_text("utf-8").count("\n") < 2:
         return "lost", "results.csv is empty"
-    left = [path.name for folder in (run, run / "checkpoints") for path in folder.iterdir() if path.name[0] == "."]
+    left = [
+        path.name
+        for folder in (run, run / "checkpoints")
+        for path in folder.iterdir()
+        if path.name[0] == "."
+    ]
     return ("lost", f"left-overs {left}") if left else None
 
 
@@ -199,29 +218,41 @@ def again(battery: Battery, place: Path, runs: Path, scenario: str) -> Verdict:
         return "lost", "no file was converted"
     if scenario == "infer" and inferred(runs / "out") != battery.inferred:
         return "lost", "another inference"
-    if scenario in ("report", "infer", "convert"):  # a start of `mpt train` removes what a killed writer has left
-        bad = failure_of(call([*battery.words("train", runs), "--resume"], place / "resumed.log"), (0,))
+    # a start of `mpt train` removes what a killed writer has left
+    if scenario in ("report", "infer", "convert"):
+        bad = failure_of(
+            call([*battery.words("train", runs), "--resume"], place / "resumed.log"), (0,)
+        )
         if bad is not None:
             return bad
     return check_run(battery, runs, scenario)
 
 
-def at_operation(battery: Battery, place: Path, scenario: str, action: int, detail: int, at: int) -> Verdict:
+def at_operation(
+    battery: Battery, place: Path, scenario: str, action: int, detail: int, at: int
+) -> Verdict:
     """Let one operation of a command meet a fault, then go on as a user would."""
     runs = begin(battery, place, scenario)
-    ended = call(battery.words(scenario, runs), place / "first.log", Fault(runs, at, action, detail))
+    ended = call(
+        battery.words(scenario, runs), place / "first.log", Fault(runs, at, action, detail)
+    )
     if action in (KILL, TEAR):
         if ended.code not in (0, -signal.SIGKILL):
             return "silent", f"exit {ended.code} where it was killed: {ended.text[-300:]}"
     elif action == SIGNAL:
-        bad = failure_of(ended, (0, 128 + detail, -detail))  # before the run begins a signal ends it
+        # before the run begins a signal ends it
+        bad = failure_of(ended, (0, 128 + detail, -detail))
         if bad:
             return bad
     else:
         bad = failure_of(ended, TOLD_CODES)
         if bad:
             return bad
-        silent = ended.code == 0 and scenario in ("train", "extend", "earlier") and "warning" not in ended.text
+        silent = (
+            ended.code == 0
+            and scenario in ("train", "extend", "earlier")
+            and "warning" not in ended.text
+        )
         if silent and (wrong := check_run(battery, runs, scenario)):
             return "silent", f"exit 0, and {wrong[1]}"
     return again(battery, place, runs, scenario)
@@ -262,7 +293,9 @@ def damage(path: Path, kind: str, generator: random.Random) -> None:
         path.write_bytes(content)
 
 
-def in_file(battery: Battery, place: Path, name: str, kind: str, scenario: str, seed: int) -> Verdict:
+def in_file(
+    battery: Battery, place: Path, name: str, kind: str, scenario: str, seed: int
+) -> Verdict:
     """Injure a file of a finished run and give a command on the run."""
     runs = begin(battery, place, scenario)
     damage(runs / "run" / name, kind, random.Random(seed))
@@ -275,11 +308,20 @@ def after_damage(battery: Battery, place: Path, runs: Path, name: str, scenario:
     bad = failure_of(ended, TOLD_CODES)
     if bad or ended.code:
         return bad
-    if scenario in ("extend", "earlier") and weights_of(runs / "run") != battery.weights[STEPS[scenario]]:
+    if (
+        scenario in ("extend", "earlier")
+        and weights_of(runs / "run") != battery.weights[STEPS[scenario]]
+    ):
         return "silent", f"exit 0 with other weights after damage to {name}"
     told = any(word in ended.text for word in ("refused", "used instead", "missing", "warning"))
-    settles = name in ("config.yaml", "data.json", "parts.json")  # hold settings: another value is another wish
-    if scenario == "infer" and not told and not settles and inferred(runs / "out") != battery.inferred:
+    # hold settings: another value is another wish
+    settles = name in ("config.yaml", "data.json", "parts.json")
+    if (
+        scenario == "infer"
+        and not told
+        and not settles
+        and inferred(runs / "out") != battery.inferred
+    ):
         return "silent", f"exit 0 with other results after damage to {name}"
     return None
 
@@ -309,7 +351,11 @@ def planted(battery: Battery, place: Path, name: str, kind: str, scenario: str) 
     bad = after_damage(battery, place, runs, name, scenario)
     if [(p.name, p.read_text()) for p in elsewhere.iterdir()] != [("precious", "precious")]:
         return "lost", f"a {kind} at {name} was followed"
-    return ("lost", f"{place / 'nothing'} was made through a link") if (place / "nothing").exists() else bad
+    return (
+        ("lost", f"{place / 'nothing'} was made through a link")
+        if (place / "nothing").exists()
+        else bad
+    )
 
 
 def closed(descriptors: Sequence[int], how: str) -> Callable[[], None]:
@@ -334,7 +380,9 @@ def without_output(
 ) -> Verdict:
     """Run a command whose output nobody takes. A training goes on and is whole."""
     runs = begin(battery, place, scenario)
-    words = [word for word in battery.words(scenario, runs) if word != "--quiet"] + ([style] if style else [])
+    words = [word for word in battery.words(scenario, runs) if word != "--quiet"] + (
+        [style] if style else []
+    )
     ended = call(words, place / "first.log", streams=closed(descriptors, how))
     trains = scenario in ("train", "extend", "earlier")
     bad = failure_of(ended, (0,) if trains else (0, 1, 5))
@@ -360,7 +408,11 @@ def together(battery: Battery, place: Path, kind: str, seed: int) -> Verdict:
         for ended in ends:
             if bad := failure_of(ended, (0, 4, 5)):
                 return bad
-        return check_run(battery, runs, "extend") if any(one.code == 0 for one in ends) else ("lost", "both gave up")
+        return (
+            check_run(battery, runs, "extend")
+            if any(one.code == 0 for one in ends)
+            else ("lost", "both gave up")
+        )
     runs = begin(battery, place, "extend")
     writer = start(battery.words("extend", runs), place / "writer.log")
     readers = []
@@ -369,7 +421,10 @@ def together(battery: Battery, place: Path, kind: str, seed: int) -> Verdict:
         words = battery.words(kind, runs)
         if kind != "report":
             words = [word.replace(str(runs / "out"), str(place / f"out{number}")) for word in words]
-            words = [word.replace(str(runs / "weights"), str(place / f"weights{number}")) for word in words]
+            words = [
+                word.replace(str(runs / "weights"), str(place / f"weights{number}"))
+                for word in words
+            ]
         readers.append(start(words, place / f"reader{number}.log"))
     for ended in [one.wait() for one in readers]:
         if bad := failure_of(ended, (0, 4, 5)):
@@ -391,7 +446,11 @@ def kill_cases(battery: Battery) -> list[tuple[object, ...]]:
     ]
     generator = random.Random(0)
     often = [
-        (killed_often, scenario, *(generator.randrange(1, battery.operations[scenario] + 1) for _ in range(3)))
+        (
+            killed_often,
+            scenario,
+            *(generator.randrange(1, battery.operations[scenario] + 1) for _ in range(3)),
+        )
         for scenario in ("train", "extend", "earlier")
         for _ in range(110)
     ]
@@ -451,7 +510,9 @@ def output_cases(battery: Battery) -> list[tuple[object, ...]]:
     return [
         (without_output, scenario, style, descriptors, how)
         for scenario in STEPS
-        for style in (("", "--json", "--quiet") if scenario in ("train", "extend", "earlier") else ("",))
+        for style in (
+            ("", "--json", "--quiet") if scenario in ("train", "extend", "earlier") else ("",)
+        )
         for descriptors in ((1,), (2,), (1, 2))
         for how in ("closed", "full", "unread")
     ]
@@ -460,5 +521,7 @@ def output_cases(battery: Battery) -> list[tuple[object, ...]]:
 def together_cases(battery: Battery) -> list[tuple[object, ...]]:
     """Two writers, and readers beside a writer."""
     return [
-        (together, kind, seed) for seed in range(12) for kind in ("starts", "resumes", "report", "infer", "convert")
+        (together, kind, seed)
+        for seed in range(12)
+        for kind in ("starts", "resumes", "report", "infer", "convert")
     ]

@@ -46,8 +46,11 @@ def import_everything() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     mpt.report.page.draw_run = lambda record: {}
-    traceback.format_stack = lambda *_, **__: []  # torch notes the place of every seed for a GPU that is not there
-    mpt.report.classification.draw_svg = mpt.report.evaluation_section.draw_svg = lambda *_, **__: ""
+    # torch notes the place of every seed for a GPU that is not there
+    traceback.format_stack = lambda *_, **__: []
+    mpt.report.classification.draw_svg = mpt.report.evaluation_section.draw_svg = lambda *_, **__: (
+        ""
+    )
     # What a process reads once is read here: the parts' sources, the templates, the declared commands.
     load_config(yaml.safe_load(runs.CONFIG))
     for name in mpt.report.page.environment().list_templates():

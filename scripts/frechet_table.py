@@ -46,7 +46,9 @@ SLOW = {"dcgan": 6, "stylegan2": 60}
 
 def main() -> None:
     """Train and examine what is missing, and write the table after each round."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, default=Path("runs") / "frechet.jsonl")
     parser.add_argument("--only", nargs="*", default=[entry.name for entry in PLAN])
@@ -63,7 +65,9 @@ def main() -> None:
 def rounds(arguments: Any) -> Iterator[None]:
     """Fill in a seed of all models and modes at a time, and the doctor's findings after the first."""
     entries = [entry for entry in PLAN if entry.name in arguments.only]
-    known = {(one["model"], one["mode"], one["seed"], one["steps"]) for one in results(arguments.work)}
+    known = {
+        (one["model"], one["mode"], one["seed"], one["steps"]) for one in results(arguments.work)
+    }
     for seed in range(arguments.seeds):
         for entry in entries:
             for mode in modes_of(entry, arguments.modes, arguments.device):
@@ -95,7 +99,12 @@ def steps_of(entry: Entry, arguments: Any) -> int:
 def trained(entry: Entry, mode: str, seed: int, arguments: Any) -> dict[str, Any]:
     """Train once and return the result."""
     steps = steps_of(entry, arguments)
-    given = (f"train.steps={steps}", f"seed={seed}", f"train.device={arguments.device}", "train.threads=1")
+    given = (
+        f"train.steps={steps}",
+        f"seed={seed}",
+        f"train.device={arguments.device}",
+        "train.threads=1",
+    )
     result: dict[str, Any] = {"model": entry.name, "mode": mode, "seed": seed, "steps": steps}
     try:
         built = mpt.build(mpt.load(f"@{entry.config}", *entry.changes, *MODES[mode], *given))
@@ -112,9 +121,13 @@ def trained(entry: Entry, mode: str, seed: int, arguments: Any) -> dict[str, Any
 
 def examined(entry: Entry, arguments: Any) -> dict[str, Any]:
     """Return the doctor's findings on float16."""
-    config = mpt.load(f"@{entry.config}", *entry.changes, f"train.device={arguments.device}", "train.threads=1")
+    config = mpt.load(
+        f"@{entry.config}", *entry.changes, f"train.device={arguments.device}", "train.threads=1"
+    )
     sections = mpt.doctor(config, only=("numerics",), dtype="float16")
-    found = [one for section in sections for one in section.findings if one.level in ("warning", "fault")]
+    found = [
+        one for section in sections for one in section.findings if one.level in ("warning", "fault")
+    ]
     text = "; ".join(f"{one.about}: {one.text}" for one in found[:3])
     return {"model": entry.name, "mode": "doctor", "seed": 0, "steps": 0, "text": text or "nothing"}
 
@@ -129,7 +142,11 @@ def keep(path: Path, result: dict[str, Any]) -> None:
 
 def results(path: Path) -> list[dict[str, Any]]:
     """Return all results."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    return (
+        [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        if path.is_file()
+        else []
+    )
 
 
 def write(arguments: Any) -> None:
@@ -144,16 +161,28 @@ def write(arguments: Any) -> None:
         "|---|---:|" + "---:|" * len(MODES),
     ]
     for entry in PLAN:
-        own = [one for one in found if one["model"] == entry.name and one["steps"] == steps_of(entry, arguments)]
+        own = [
+            one
+            for one in found
+            if one["model"] == entry.name and one["steps"] == steps_of(entry, arguments)
+        ]
         if own:
             cells = [shown([one for one in own if one["mode"] == mode]) for mode in MODES]
-            lines.append(f"| {entry.name} | {steps_of(entry, arguments):,} | " + " | ".join(cells) + " |")
+            lines.append(
+                f"| {entry.name} | {steps_of(entry, arguments):,} | " + " | ".join(cells) + " |"
+            )
     said = {one["model"]: one["text"].replace("|", "/") for one in found if one["mode"] == "doctor"}
     refused = {
-        (one["mode"], one["refused"]): one["model"] for one in found if "refused" in one and one["mode"] in MODES
+        (one["mode"], one["refused"]): one["model"]
+        for one in found
+        if "refused" in one and one["mode"] in MODES
     }
     if said:
-        lines += ["", "| Model | Not in float16, by `mpt doctor CONFIG --only numerics --dtype float16` |", "|---|---|"]
+        lines += [
+            "",
+            "| Model | Not in float16, by `mpt doctor CONFIG --only numerics --dtype float16` |",
+            "|---|---|",
+        ]
     lines += [f"| {entry.name} | {said[entry.name]} |" for entry in PLAN if entry.name in said]
     lines += [f"\nRefused: {model} in {mode}: {text}" for (mode, text), model in refused.items()]
     write_between(arguments.document, MARKER, lines)
@@ -171,7 +200,9 @@ def shown(found: list[dict[str, Any]]) -> str:
     values = [one["distance"] for one in found]
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     skipped = statistics.mean(one["skipped"] for one in found)
-    return f"{statistics.mean(values):.2f}{spread} ({len(values)})" + (f", {skipped:.0f} skipped" if skipped else "")
+    return f"{statistics.mean(values):.2f}{spread} ({len(values)})" + (
+        f", {skipped:.0f} skipped" if skipped else ""
+    )
 
 
 if __name__ == "__main__":

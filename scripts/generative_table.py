@@ -89,7 +89,9 @@ MARGIN = {"negative_elbo": "2%", "frechet_distance": "50%"}
 
 def main() -> None:
     """Run the plan and rewrite the table of the device."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, default=Path("runs") / "generative")
     parser.add_argument("--only", nargs="*", default=[entry.name for entry in PLAN])
@@ -112,13 +114,25 @@ def compare(entry: Entry, work: Path, device: str) -> None:
     """Run one comparison; what fails is said and leaves its row out."""
     margin = MARGIN["negative_elbo" if entry.config == "vae" else "frechet_distance"]
     words = [*COMMAND, "compare", *entry.modes, "--config", f"@{entry.config}"]
-    words += ["--seeds", str(entry.seeds), "--margin", margin, "--runs", str(work), "--name", entry.name]
+    words += [
+        "--seeds",
+        str(entry.seeds),
+        "--margin",
+        margin,
+        "--runs",
+        str(work),
+        "--name",
+        entry.name,
+    ]
     words += ["--device", device, "--quiet", *entry.changes]
     if device == "cpu":
         words.append("train.threads=1")
     finished = subprocess.run(words, capture_output=True, text=True)
     if finished.returncode:
-        print(f"{entry.name}: exit {finished.returncode}: {finished.stderr.strip()[-400:]}", flush=True)
+        print(
+            f"{entry.name}: exit {finished.returncode}: {finished.stderr.strip()[-400:]}",
+            flush=True,
+        )
 
 
 def read(entry: Entry, work: Path) -> dict[str, Any] | None:
@@ -150,7 +164,11 @@ def cells(entry: Entry, comparison: dict[str, Any], row: dict[str, Any]) -> list
         figure += f" ± {final['deviation']:.2f}"
     unit = "-ELBO" if comparison["metric"] == "negative_elbo" else "FD"
     mode = row["mode"] if row["dtype"] in (None, "float32") else f"{row['mode']} ({row['dtype']})"
-    said = "baseline" if row["mode"] == comparison["baseline"] else (verdict or {}).get("outcome", "one seed")
+    said = (
+        "baseline"
+        if row["mode"] == comparison["baseline"]
+        else (verdict or {}).get("outcome", "one seed")
+    )
     ratio = "" if row["mode"] == comparison["baseline"] else f" (×{row['peak_ratio']:.2f})"
     speed = "" if row["mode"] == comparison["baseline"] else f" (×{row['step_ratio']:.2f})"
     return [

@@ -71,7 +71,10 @@ SETTLED_STEPS = 20
 """After so many a loss scale has come down from where it began."""
 NOT_REACHED = "not reached in time"
 SAME_FOR_MANY = "test_float16_on_a_gpu_takes_twenty_finite_steps"
-FOR_A_GPU_ALONE = ("test_a_gpu_that_is_too_small_for_the_batch", "test_prefetched_batches_are_not_overwritten")
+FOR_A_GPU_ALONE = (
+    "test_a_gpu_that_is_too_small_for_the_batch",
+    "test_prefetched_batches_are_not_overwritten",
+)
 """Tests that a CPU would take minutes for: tests/cuda_rehearsal has a smaller one of the first, and a pretended card's
 streams order nothing, so that the second would show nothing there."""
 DEMO = ROOT / "configs" / "dcgan_amp.yaml"
@@ -81,27 +84,47 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where gpu_check.md and gpu_check.json go")
     parser.add_argument("--minutes", type=float, default=8.5, help="stop within this time")
-    parser.add_argument("--only", default=",".join(PARTS), help=f"parts to run, of {', '.join(PARTS)}")
-    parser.add_argument("--config", type=Path, action="append", help="check this file; default: all in configs/")
-    parser.add_argument("--fresh", action="store_true", help="measure all anew, whatever FOLDER holds")
-    page_help = "write FOLDER's results to docs/benchmarks/gpu-NAME.md, or to FILE, and measure nothing"
-    parser.add_argument("--page", type=Path, nargs="?", const=Path(), metavar="FILE", help=page_help)
+    parser.add_argument(
+        "--only", default=",".join(PARTS), help=f"parts to run, of {', '.join(PARTS)}"
+    )
+    parser.add_argument(
+        "--config", type=Path, action="append", help="check this file; default: all in configs/"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure all anew, whatever FOLDER holds"
+    )
+    page_help = (
+        "write FOLDER's results to docs/benchmarks/gpu-NAME.md, or to FILE, and measure nothing"
+    )
+    parser.add_argument(
+        "--page", type=Path, nargs="?", const=Path(), metavar="FILE", help=page_help
+    )
     small = parser.add_mutually_exclusive_group()
     small.add_argument("--small", dest="rehearsal", action="store_const", const="cuda", default="")
     small.add_argument("--cpu-rehearsal", dest="rehearsal", action="store_const", const="cpu")
     options = parser.parse_args()
     unknown = set(options.only.split(",")) - set(PARTS)
     if unknown:
-        parser.error(f"--only: there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+        parser.error(
+            f"--only: there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}"
+        )
     for path in options.config or ():
         if not path.is_file():
             parser.error(f"--config: there is no file {path}")
     if not options.minutes > 0.5:
-        parser.error(f"--minutes: found {options.minutes:g}; a look at anything takes more than half a minute")
+        parser.error(
+            f"--minutes: found {options.minutes:g}; a look at anything takes more than half a minute"
+        )
     try:
-        return check_everything(options) if options.page is None else write_page(options.folder, options.page)
+        return (
+            check_everything(options)
+            if options.page is None
+            else write_page(options.folder, options.page)
+        )
     except OSError as error:  # a full disk, or a file where the folder should be
-        print(f"error: {error}; what was measured before stays in {options.folder}", file=sys.stderr)
+        print(
+            f"error: {error}; what was measured before stays in {options.folder}", file=sys.stderr
+        )
         return 5
 
 
@@ -112,12 +135,17 @@ def check_everything(options: argparse.Namespace) -> int:
     started = time.monotonic()
     deadline = started + options.minutes * 60 - RESERVE_SECONDS
     if options.rehearsal != "cpu" and not torch.cuda.is_available():
-        print("torch sees no CUDA device (see mpt doctor); --cpu-rehearsal tries the script on a CPU", file=sys.stderr)
+        print(
+            "torch sees no CUDA device (see mpt doctor); --cpu-rehearsal tries the script on a CPU",
+            file=sys.stderr,
+        )
         return 2
     options.folder.mkdir(parents=True, exist_ok=True)
     from mpt.doctor.card.machine import describe_machine
 
-    results = begin(options, describe_machine(torch.device("cpu" if options.rehearsal == "cpu" else "cuda")))
+    results = begin(
+        options, describe_machine(torch.device("cpu" if options.rehearsal == "cpu" else "cuda"))
+    )
 
     def save() -> None:
         write(options.folder, results, started)
@@ -131,7 +159,10 @@ def check_everything(options: argparse.Namespace) -> int:
             save()
     except KeyboardInterrupt:
         save()
-        print(f"stopped; {options.folder} holds what was measured, and the same command goes on", file=sys.stderr)
+        print(
+            f"stopped; {options.folder} holds what was measured, and the same command goes on",
+            file=sys.stderr,
+        )
         return 130
     print((options.folder / "gpu_check.md").read_text("utf-8"))
     return 1 if is_broken(results) else 0
@@ -166,7 +197,11 @@ def read_results(kept: Path) -> dict[str, Any]:
 
 
 def run_part(
-    part: str, options: argparse.Namespace, results: dict[str, Any], seconds: float, save: Callable[[], None]
+    part: str,
+    options: argparse.Namespace,
+    results: dict[str, Any],
+    seconds: float,
+    save: Callable[[], None],
 ) -> None:
     """Run what is not done yet of one part within some seconds."""
     rehearsal = options.rehearsal
@@ -178,7 +213,9 @@ def run_part(
             save()
 
         commands = commands_of(check_names(bool(rehearsal)), rehearsal or "cuda", bool(rehearsal))
-        results["card"] = {"rows": runner.run_checks(commands, seconds, before.get("rows", ()), keep)}
+        results["card"] = {
+            "rows": runner.run_checks(commands, seconds, before.get("rows", ()), keep)
+        }
     elif part == "tests":
         if not is_settled(before):
             results["tests"] = count_failures(before, run_tests(seconds, rehearsal))
@@ -186,14 +223,20 @@ def run_part(
         if not is_settled(before):
             results["demo"] = count_failures(before, run_demo(options.folder, seconds, rehearsal))
     elif part == "plan":
-        results["plan"] = gpu_check_plan.check_planner(options.folder, seconds, rehearsal, FIRST_WORKLOADS)
+        results["plan"] = gpu_check_plan.check_planner(
+            options.folder, seconds, rehearsal, FIRST_WORKLOADS
+        )
     elif part == "peers":
         results["peers"] = gpu_check_peers.measure_all(seconds, rehearsal, before)
     elif part == "features":
         results["features"] = gpu_check_features.try_all(seconds, rehearsal, before)
     elif part == "modes":
         check_configs(
-            [p for p in chosen_configs(options) if p.name in FIRST_CONFIGS], results, seconds, rehearsal, save
+            [p for p in chosen_configs(options) if p.name in FIRST_CONFIGS],
+            results,
+            seconds,
+            rehearsal,
+            save,
         )
     elif part == "rest":
         started = time.monotonic()
@@ -219,11 +262,19 @@ def is_settled(part: dict[str, Any]) -> bool:
 def count_failures(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return a part's results with how often it failed, and how often it found too little time, which is no failure."""
     failed, late = now["exit_code"] not in (0, 5, None), now["exit_code"] is None
-    return {**now, "failures": before.get("failures", 0) + failed, "late": before.get("late", 0) + late}
+    return {
+        **now,
+        "failures": before.get("failures", 0) + failed,
+        "late": before.get("late", 0) + late,
+    }
 
 
 def check_configs(
-    paths: list[Path], results: dict[str, Any], seconds: float, rehearsal: str, save: Callable[[], None]
+    paths: list[Path],
+    results: dict[str, Any],
+    seconds: float,
+    rehearsal: str,
+    save: Callable[[], None],
 ) -> None:
     """Measure the configs that have no whole entry yet, each with its share of the time; behind them what crashed."""
     deadline = time.monotonic() + seconds
@@ -236,7 +287,11 @@ def check_configs(
         share = left / (len(waiting) - number)
         if share < 5 and path.name in known:
             continue  # what there is says more
-        entry = run_worker(path, share, left, rehearsal) if share >= 5 else {"config": path.name, "error": NOT_REACHED}
+        entry = (
+            run_worker(path, share, left, rehearsal)
+            if share >= 5
+            else {"config": path.name, "error": NOT_REACHED}
+        )
         entry["failures"] = known.get(path.name, {}).get("failures", 0) + is_broken_config(entry)
         results["configs"] = [e for e in results["configs"] if e["config"] != path.name] + [entry]
         save()
@@ -250,7 +305,9 @@ def is_crashed_once(entry: dict[str, Any]) -> bool:
 def is_whole(entry: dict[str, Any]) -> bool:
     """Was a config measured in every mode, as far as time goes?"""
     late = (NOT_REACHED, "did not end in its time")
-    return entry.get("error") not in late and all(row.get("error") not in late for row in entry.get("modes", []))
+    return entry.get("error") not in late and all(
+        row.get("error") not in late for row in entry.get("modes", [])
+    )
 
 
 def all_configs() -> list[Path]:
@@ -280,8 +337,23 @@ def run_tests(seconds: float, rehearsal: str) -> dict[str, Any]:
     A rehearsal leaves out what takes a CPU too long, and takes one of those that are the same for many objectives.
     """
     # Only the files that have some: importing all the others would take a good part of the time.
-    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
+    files = [
+        str(path)
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if "mark.gpu" in path.read_text("utf-8")
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+    ]
     command += ["-o", "filterwarnings=default", "--import-mode=importlib", *files]
     left_out = " or ".join(FOR_A_GPU_ALONE)
     quick = f"not ({left_out}) and (not {SAME_FOR_MANY} or {SAME_FOR_MANY}[amp-wgan])"
@@ -301,9 +373,34 @@ def run_demo(folder: Path, seconds: float, rehearsal: str) -> dict[str, Any]:
     """Train the demo as it is shipped and infer from it in half precision; return what was said last."""
     folder = folder.absolute()  # the commands run in the checkout
     runs = folder / "runs"
-    train = [sys.executable, "-m", "mpt", "train", str(DEMO), "--runs", str(runs), "--name", "demo", "--resume", "auto"]
-    train += ["--device", rehearsal or "cuda", *(["train.steps=3", "train.batch_size=4"] if rehearsal else [])]
-    infer = [sys.executable, "-m", "mpt", "infer", str(runs / "demo"), "--half", "--output", str(folder / "demo")]
+    train = [
+        sys.executable,
+        "-m",
+        "mpt",
+        "train",
+        str(DEMO),
+        "--runs",
+        str(runs),
+        "--name",
+        "demo",
+        "--resume",
+        "auto",
+    ]
+    train += [
+        "--device",
+        rehearsal or "cuda",
+        *(["train.steps=3", "train.batch_size=4"] if rehearsal else []),
+    ]
+    infer = [
+        sys.executable,
+        "-m",
+        "mpt",
+        "infer",
+        str(runs / "demo"),
+        "--half",
+        "--output",
+        str(folder / "demo"),
+    ]
     deadline, said = time.monotonic() + seconds, ""
     for command in (train, infer):
         try:
@@ -320,7 +417,13 @@ def run_demo(folder: Path, seconds: float, rehearsal: str) -> dict[str, Any]:
 
 def run_worker(path: Path, share: float, left: float, rehearsal: str) -> dict[str, Any]:
     """Measure one config in a process of its own, so that a crash there costs one mode alone."""
-    command = [sys.executable, str(Path(gpu_check_modes.__file__).resolve()), str(path), "--seconds", str(share)]
+    command = [
+        sys.executable,
+        str(Path(gpu_check_modes.__file__).resolve()),
+        str(path),
+        "--seconds",
+        str(share),
+    ]
     command += [f"--rehearsal={rehearsal}"] if rehearsal else []
     print(f"{path.name}: {share:.0f} s", file=sys.stderr, flush=True)
     wrong: dict[str, str] = {}
@@ -328,13 +431,16 @@ def run_worker(path: Path, share: float, left: float, rehearsal: str) -> dict[st
         done = run(command, max(5.0, min(2 * share, left)))
         said = done.stdout
         if done.returncode:
-            wrong["crash"] = f"exit {done.returncode}: {' | '.join(done.stderr.strip().splitlines()[-3:])}"
+            wrong["crash"] = (
+                f"exit {done.returncode}: {' | '.join(done.stderr.strip().splitlines()[-3:])}"
+            )
     except subprocess.TimeoutExpired as error:
         said = error.stdout or ""  # bytes, whatever was asked for
         said = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
         wrong["error"] = "did not end in its time"
     try:
-        entry: dict[str, Any] = json.loads(said[: said.rindex("\n")].splitlines()[-1])  # the last whole line
+        # the last whole line
+        entry: dict[str, Any] = json.loads(said[: said.rindex("\n")].splitlines()[-1])
     except (ValueError, IndexError):
         return {"config": path.name, **(wrong or {"crash": "it said nothing"})}
     under_way = modes_of(path, rehearsal)[len(entry["modes"]) :][:1]
@@ -347,7 +453,8 @@ def write(folder: Path, results: dict[str, Any], started: float) -> None:
     results["seconds"] = round(results.get("seconds_before", 0.0) + time.monotonic() - started, 1)
     texts = {"gpu_check.json": json.dumps(tidy(results), indent=1, allow_nan=False)}
     texts["gpu_check.md"] = "\n".join(as_markdown(results))
-    for name, text in texts.items():  # replaced in one: a check that is killed here leaves the one before
+    # replaced in one: a check that is killed here leaves the one before
+    for name, text in texts.items():
         unfinished = folder / f"{name}.unfinished"
         unfinished.write_text(text + "\n", "utf-8")
         unfinished.replace(folder / name)
@@ -369,29 +476,51 @@ def summary(results: dict[str, Any]) -> list[str]:
     if tests.get("exit_code") not in (0, 5, None):
         found.append(f"tests marked gpu fail: {tests['said'].splitlines()[0]}")
     if demo.get("exit_code") not in (0, None):
-        found.append(f"the demo ends with {demo['exit_code']}: {demo['said'].strip().splitlines()[-1]}")
+        found.append(
+            f"the demo ends with {demo['exit_code']}: {demo['said'].strip().splitlines()[-1]}"
+        )
     found += runner.faults(results.get("card", {}).get("rows", ()))
     found += gpu_check_plan.faults(results["plan"]) if "plan" in results else []
     found += gpu_check_peers.faults(results["peers"]) if "peers" in results else []
     found += runner.faults(results.get("features", {}).get("rows", ()))
     for entry in results["configs"]:
         rows = [{"mode": "", **entry}, *entry.get("modes", [])]
-        found += [f"{entry['config']} {row['mode']}: {row['crash']}" for row in rows if "crash" in row]
-        overflowed = [
-            row for row in rows if row.get("steps", 0) >= SETTLED_STEPS and row.get("skipped") == row["steps"]
+        found += [
+            f"{entry['config']} {row['mode']}: {row['crash']}" for row in rows if "crash" in row
         ]
-        found += [f"{entry['config']} {row['mode']}: all {row['steps']} steps overflowed" for row in overflowed]
+        overflowed = [
+            row
+            for row in rows
+            if row.get("steps", 0) >= SETTLED_STEPS and row.get("skipped") == row["steps"]
+        ]
+        found += [
+            f"{entry['config']} {row['mode']}: all {row['steps']} steps overflowed"
+            for row in overflowed
+        ]
         late = not is_whole(entry)
-        found += [f"{entry['config']}: not measured in full; run this again to go on"] if late else []
+        found += (
+            [f"{entry['config']}: not measured in full; run this again to go on"] if late else []
+        )
     for name, part in (("tests", tests), ("demo", demo)):
         if part and part["exit_code"] is None:
-            found.append(f"{name}: {part['said'].strip().splitlines()[-1]}; run this again to go on")
+            found.append(
+                f"{name}: {part['said'].strip().splitlines()[-1]}; run this again to go on"
+            )
     for part in CHECKED:
         left = runner.left_over(results.get(part, {}).get("rows", ()))
         found += [f"{part}: left for the next run: {', '.join(left)}"] if left else []
-    missing = [part for part in ("card", "plan", "tests", "demo", "peers", "features") if part not in results]
+    missing = [
+        part
+        for part in ("card", "plan", "tests", "demo", "peers", "features")
+        if part not in results
+    ]
     found += [f"{part}: not done yet" for part in missing]
-    return ["## What to mend first", "", *([f"1. {line}" for line in found] or ["Nothing failed."]), ""]
+    return [
+        "## What to mend first",
+        "",
+        *([f"1. {line}" for line in found] or ["Nothing failed."]),
+        "",
+    ]
 
 
 def write_page(folder: Path, page: Path) -> int:
@@ -402,10 +531,14 @@ def write_page(folder: Path, page: Path) -> int:
         return 2
     results = read_results(kept)
     gpu = results["machine"].get("gpu", "cpu-rehearsal")
-    name = re.sub(r"[^a-z0-9]+", "-", gpu.lower().replace("nvidia", "").replace("geforce", "")).strip("-")
+    name = re.sub(
+        r"[^a-z0-9]+", "-", gpu.lower().replace("nvidia", "").replace("geforce", "")
+    ).strip("-")
     page = page if page.name else ROOT / "docs" / "benchmarks" / f"gpu-{name}.md"
     lines = as_markdown(results)
-    page.write_text("\n".join([*lines, "", "Made by `python scripts/gpu_check.py FOLDER`.", ""]), "utf-8")
+    page.write_text(
+        "\n".join([*lines, "", "Made by `python scripts/gpu_check.py FOLDER`.", ""]), "utf-8"
+    )
     print(f"wrote {page}")
     return 0
 
@@ -414,14 +547,21 @@ def as_markdown(results: dict[str, Any]) -> list[str]:
     """Return the results as Markdown."""
     machine = results["machine"]
     where = machine.get("gpu", "a CPU")
-    where += " (rehearsal: these figures say that the script runs, nothing else)" if results.get("rehearsal") else ""
+    where += (
+        " (rehearsal: these figures say that the script runs, nothing else)"
+        if results.get("rehearsal")
+        else ""
+    )
     lines = [f"# gpu_check: {where}", ""]
     lines += [", ".join(f"{key} {value}" for key, value in machine.items() if key != "gpu"), ""]
     lines += summary(results)
     if "card" in results:
         lines += runner.as_markdown("What is right and wrong on this card", results["card"]["rows"])
     if "tests" in results:
-        lines += [f"Tests marked gpu: exit {results['tests']['exit_code']}: {results['tests']['said']}", ""]
+        lines += [
+            f"Tests marked gpu: exit {results['tests']['exit_code']}: {results['tests']['said']}",
+            "",
+        ]
     if "demo" in results:
         demo = results["demo"]
         lines += [f"## Demo: exit {demo['exit_code']}", "", "```", demo["said"].strip(), "```", ""]

@@ -45,7 +45,9 @@ SHARDED_CONFIG = ROOT / "configs" / "classify_digits.yaml"
 def try_all(seconds: float, rehearsal: str, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """Try every feature that `before` does not settle, each in a process of its own, within some seconds."""
     rest = [f"--rehearsal={rehearsal}"] if rehearsal else []
-    tried = {name: [sys.executable, str(Path(__file__).resolve()), name, *rest] for name in FEATURES}
+    tried = {
+        name: [sys.executable, str(Path(__file__).resolve()), name, *rest] for name in FEATURES
+    }
     return {"rows": runner.run_checks(tried, seconds, (before or {}).get("rows", ()))}
 
 
@@ -59,7 +61,11 @@ def train_config(rehearsal: str, **sections: Any) -> Any:
         "dataset": {"name": "shapes", "size": 64},
         "optimizer": "adam",
         "precision": "bf16-pure",
-        "train": {"batch_size": 4 if rehearsal else 32, "steps": 1000, "device": rehearsal or "cuda"},
+        "train": {
+            "batch_size": 4 if rehearsal else 32,
+            "steps": 1000,
+            "device": rehearsal or "cuda",
+        },
     }
     if not has_bfloat16():
         data |= {"precision": "fp16-pure", "optimizer": {"name": "adam", "eps": 1e-4}}
@@ -97,7 +103,9 @@ def try_saves(rehearsal: str) -> dict[str, Any]:
         wait(device)
         started = time.perf_counter()
         state = checkpoint.encode(capture(built.run))
-        saver.start(step, state, lambda encoded: checkpoint.write(directory, step, encoded, keep_last=9))
+        saver.start(
+            step, state, lambda encoded: checkpoint.write(directory, step, encoded, keep_last=9)
+        )
         return time.perf_counter() - started
 
     count = SMALL_STEPS if rehearsal else STEPS
@@ -112,16 +120,23 @@ def try_saves(rehearsal: str) -> dict[str, Any]:
         second = stand_still(beside, directory, 3)
         crowded = take(count)
         beside.finish()
-        saved = [checkpoint.read_checkpoint(directory.checkpoint_path(step)).state["modules"] for step in (1, 2, 3)]
+        saved = [
+            checkpoint.read_checkpoint(directory.checkpoint_path(step)).state["modules"]
+            for step in (1, 2, 3)
+        ]
         size = sum(path.stat().st_size for path in directory.checkpoint_path(1).iterdir())
-    alike = [same(saved[0], saved[1]), same(saved[0], saved[2])]  # nothing was trained between the saves
+    # nothing was trained between the saves
+    alike = [same(saved[0], saved[1]), same(saved[0], saved[2])]
     said = (
         f"{size / 2**20:,.0f} MiB: the training stands still for {1000 * in_line:,.0f} ms where it writes itself, for "
         f"{1000 * first:,.0f} ms with the first copy and {1000 * second:,.0f} ms with the next "
         f"({size / second / 2**30:.1f} GiB/s); a step beside the writing takes {crowded / alone:.2f} times as long"
     )
     torch.cuda.empty_cache()
-    return {"said": said, **({} if all(alike) else {"wrong": "a checkpoint written beside the training is another"})}
+    return {
+        "said": said,
+        **({} if all(alike) else {"wrong": "a checkpoint written beside the training is another"}),
+    }
 
 
 def same(one: Any, other: Any) -> bool:
@@ -131,7 +146,9 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(
+            same(value, other[key]) for key, value in one.items()
+        )
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
@@ -148,8 +165,18 @@ def try_shards(rehearsal: str) -> dict[str, Any]:
         if not torch.distributed.is_nccl_available():
             raise Skipped("needs NCCL, which this torch does not have")
     device = rehearsal or "cuda"
-    words = ["parallel.strategy=fsdp", "train.steps=4", "train.epochs=null", "train.checkpoint_every=2"]
-    words += ["train.evaluate_every=0", "train.plan_memory=false", "precision=fp32", "train.keep_last=9"]
+    words = [
+        "parallel.strategy=fsdp",
+        "train.steps=4",
+        "train.epochs=null",
+        "train.checkpoint_every=2",
+    ]
+    words += [
+        "train.evaluate_every=0",
+        "train.plan_memory=false",
+        "precision=fp32",
+        "train.keep_last=9",
+    ]
     with tempfile.TemporaryDirectory() as folder:
 
         def mpt(*command: str) -> float:
@@ -158,7 +185,9 @@ def try_shards(rehearsal: str) -> dict[str, Any]:
             started = time.perf_counter()
             done = subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise SystemExit(f"{command[0]} {command[-1]}: {(done.stdout + done.stderr).strip().splitlines()[-1]}")
+                raise SystemExit(
+                    f"{command[0]} {command[-1]}: {(done.stdout + done.stderr).strip().splitlines()[-1]}"
+                )
             return time.perf_counter() - started
 
         train = ("train", str(SHARDED_CONFIG), *words, "--nproc", "2", "--quiet")
@@ -170,11 +199,16 @@ def try_shards(rehearsal: str) -> dict[str, Any]:
         mpt(*train, "--resume", str(runs[1]))
         mpt("train", str(SHARDED_CONFIG), *words[1:], "train.steps=5", "--resume", str(runs[1]))
         files = sorted(path.name for path in found[0].glob("*.safetensors"))
-        alike = all((found[0] / name).read_bytes() == (found[1] / name).read_bytes() for name in files)
+        alike = all(
+            (found[0] / name).read_bytes() == (found[1] / name).read_bytes() for name in files
+        )
     wrong = "" if alike else "a training that was stopped and resumed ends with other weights"
     wrong = wrong or ("" if len(files) == 3 else f"found the files {', '.join(files)}")
     said = f"two ranks wrote {len(files) - 1} shards, resumed from them to the bit, and one process read them"
-    return {"said": f"{said}; 4 steps took {seconds:.0f} s with their start", **({"wrong": wrong} if wrong else {})}
+    return {
+        "said": f"{said}; 4 steps took {seconds:.0f} s with their start",
+        **({"wrong": wrong} if wrong else {}),
+    }
 
 
 def try_triton(rehearsal: str) -> dict[str, Any]:
@@ -187,9 +221,15 @@ def try_triton(rehearsal: str) -> dict[str, Any]:
         raise Skipped("Triton is not installed") from None
     import torch
 
-    from mpt.systems.dain.nn.operators import correlation, filter_interpolation, projection, triton_operators
+    from mpt.systems.dain.nn.operators import (
+        correlation,
+        filter_interpolation,
+        projection,
+        triton_operators,
+    )
 
-    device = torch.device("cpu" if rehearsal else "cuda")  # the interpreter takes memory by its address
+    # the interpreter takes memory by its address
+    device = torch.device("cpu" if rehearsal else "cuda")
     batch, channels, height, width = SMALL_OPERATOR_SIZE if rehearsal else OPERATOR_SIZE
     radius = 1 if rehearsal else correlation.RADIUS
     numbers = torch.Generator().manual_seed(0)
@@ -216,11 +256,14 @@ def try_triton(rehearsal: str) -> dict[str, Any]:
     for name, (ours, theirs, leaves) in cases.items():
         results = [outcome(function, leaves) for function in (ours, theirs)]
         error = max(
-            float((one - two).abs().max() / two.abs().max().clamp_min(1e-30)) for one, two in zip(*results, strict=True)
+            float((one - two).abs().max() / two.abs().max().clamp_min(1e-30))
+            for one, two in zip(*results, strict=True)
         )
         again = outcome(ours, leaves)
         repeats = all(torch.equal(one, two) for one, two in zip(results[0], again, strict=True))
-        times = [time_of(function, leaves, 1 if rehearsal else STEPS) for function in (ours, theirs)]
+        times = [
+            time_of(function, leaves, 1 if rehearsal else STEPS) for function in (ours, theirs)
+        ]
         said.append(
             f"{name} {1000 * times[0]:.2f} ms, torch's {1000 * times[1]:.2f} ms, largest difference {error:.1e}"
         )
@@ -277,7 +320,9 @@ def try_streaming(rehearsal: str) -> dict[str, Any]:
             done = mpt.update(built, batch, step)
             wait(device)
             taken.append(time.perf_counter() - started)
-            values.append(sum(float(value) for one in done.values() for value in one.losses.values()))
+            values.append(
+                sum(float(value) for one in done.values() for value in one.losses.values())
+            )
         seconds.append(statistics.median(taken[2:]))
         losses.append(values)
         peaks.append(torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0)
@@ -310,7 +355,9 @@ def try_kernels(rehearsal: str) -> dict[str, Any]:
             if trial.reason:
                 wrong.append(f"{what}: {trial.reason}")
             else:
-                said.append(f"{what} {trial.ratio:.2f} ({trial.low:.2f} to {trial.high:.2f}) of the time of a step")
+                said.append(
+                    f"{what} {trial.ratio:.2f} ({trial.low:.2f} to {trial.high:.2f}) of the time of a step"
+                )
     return {"said": "; ".join(said), **({"wrong": "; ".join(wrong)} if wrong else {})}
 
 

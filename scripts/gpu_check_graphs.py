@@ -31,7 +31,9 @@ def try_graphs(rehearsal: str) -> dict[str, Any]:
         seconds, _ = take(name, {}, count)
         recorded, losses = take(name, {"cuda_graphs": True}, count)
         _, expected = take(name, {"cuda_graphs": {"warmup": WARM + count}}, count)
-        apart = max(abs(one - two) / max(abs(two), 1e-3) for one, two in zip(losses, expected, strict=True))
+        apart = max(
+            abs(one - two) / max(abs(two), 1e-3) for one, two in zip(losses, expected, strict=True)
+        )
         said.append(
             f"{name} {1000 * seconds:.2f} ms a step, recorded {1000 * recorded:.2f} ms "
             f"({seconds / recorded:.2f} times as fast), losses {apart:.1e} apart"
@@ -47,7 +49,10 @@ def take(name: str, memory: dict[str, Any], count: int) -> tuple[float, list[flo
     import mpt
     from mpt.config.load import load_config
 
-    words = ["train.device=cuda", *(f"memory.{key}={setting(value)}" for key, value in memory.items())]
+    words = [
+        "train.device=cuda",
+        *(f"memory.{key}={setting(value)}" for key, value in memory.items()),
+    ]
     built = mpt.build(load_config(ROOT / "configs" / f"{name}.yaml", words))
     batches = built.batches()
     done: Any = {}

@@ -74,7 +74,8 @@ def work(path: Path, seconds: float, labels: list[str], rehearsal: str) -> None:
                 continue
             append_measured(path, entry, plan, left, device)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # where the context broke, the next process plans anew
+        # where the context broke, the next process plans anew
+        pool.shutdown(wait=False, cancel_futures=True)
         elsewhere.close()
         pool.shutdown()
     if not budgets:
@@ -138,7 +139,9 @@ def with_batch(config: Any, batch_size: int) -> Any:
     return load_config(data, allow=ALLOW)
 
 
-def append_measured(path: Path, entry: dict[str, Any], plan: Future[Any], left: float, device: Any) -> None:
+def append_measured(
+    path: Path, entry: dict[str, Any], plan: Future[Any], left: float, device: Any
+) -> None:
     """Wait for the plan, measure what was planned, and write the row whatever came of it."""
     with written(path, entry):
         config, data, planned = plan.result(max(left, LAST_PLAN_SECONDS))
@@ -195,7 +198,8 @@ def measure(config: Any, data: Any, device: Any) -> dict[str, Any]:
         config.train.deterministic,
         not config.train.deterministic,
     )
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True  # as a process begins
+    # as a process begins
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
     if device.type == "cpu":
         recorder = Recorder("cpu")
         with torch.autograd.set_multithreading_enabled(False), recorder.recording():
@@ -210,9 +214,15 @@ def measure(config: Any, data: Any, device: Any) -> dict[str, Any]:
         peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     finally:
         if "expandable_segments" in config.memory.tricks:
-            torch._C._accelerator_setAllocatorSettings("expandable_segments:False")  # for the workloads after this
+            # for the workloads after this
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
         clear(device)
-    return {"allocated": peaks[0] - before[0], "reserved": peaks[1] - before[1], "left_over": before[0], **taken}
+    return {
+        "allocated": peaks[0] - before[0],
+        "reserved": peaks[1] - before[1],
+        "left_over": before[0],
+        **taken,
+    }
 
 
 def clear(device: Any) -> None:
@@ -240,7 +250,10 @@ def take_steps(config: Any, data: Any, device: Any) -> dict[str, Any]:
     def batches() -> Iterator[dict[str, Any]]:
         numbers = torch.Generator().manual_seed(0)
         while True:
-            batch = {name: draw(spec, config.train.batch_size, len(data.classes), numbers) for name, spec in fields}
+            batch = {
+                name: draw(spec, config.train.batch_size, len(data.classes), numbers)
+                for name, spec in fields
+            }
             yield pin(batch) if device.type == "cuda" else batch
 
     fields = list(data.fields.items())
@@ -273,7 +286,9 @@ def draw(spec: Any, count: int, classes: int, numbers: Any) -> Any:
     return torch.randint(max(1, classes), (count, *spec.shape), generator=numbers, dtype=spec.dtype)
 
 
-def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal: str) -> dict[str, Any]:
+def try_budget(
+    session: Any, workload: Any, part: float, device: Any, rehearsal: str
+) -> dict[str, Any]:
     """Allow the process a part of what a workload would reserve; find a recipe for that and train it there."""
     import torch
 
@@ -291,11 +306,18 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
             clear(device)
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(limit / total, device)
-            found = find_budget(torch.device("cuda"), "")  # as the report of a run that ran out would
+            # as the report of a run that ran out would
+            found = find_budget(torch.device("cuda"), "")
             limit = (found.limit_bytes or 0) - context
         recipes = search(session, config, session.gpu, limit + context).recipes
-        runs_low_bit = not rehearsal and any(find_spec(name) for name in ("bitsandbytes", "torchao"))
-        fitting = [r for r in recipes if r.fits and (runs_low_bit or CARD_ALONE not in r.config.memory.tricks)]
+        runs_low_bit = not rehearsal and any(
+            find_spec(name) for name in ("bitsandbytes", "torchao")
+        )
+        fitting = [
+            r
+            for r in recipes
+            if r.fits and (runs_low_bit or CARD_ALONE not in r.config.memory.tricks)
+        ]
         row: dict[str, Any] = {"budget_bytes": limit, "planned_bytes": wanted}
         row["as_it_stands"] = attempt(config, data, device)[0]
         row |= {"planned_to_fit": wanted <= limit, "did_fit": row["as_it_stands"] == "trains"}
@@ -303,7 +325,11 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
             return {**row, "recipe": "none", "outcome": "nothing fits"}
         outcome, figures = attempt(fitting[0].config, data, device)
         planned = fitting[0].plan.reserved_in_budget
-        names = {"recipe": describe_patch(fitting[0].patch), "recipe_bytes": planned, "outcome": outcome}
+        names = {
+            "recipe": describe_patch(fitting[0].patch),
+            "recipe_bytes": planned,
+            "outcome": outcome,
+        }
         return {**row, **names, **figures}
     finally:
         if on_cuda:
@@ -324,12 +350,15 @@ def attempt(config: Any, data: Any, device: Any) -> tuple[str, dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--worker", type=Path, help="append rows to this file, of the labels in standard input")
+    parser.add_argument(
+        "--worker", type=Path, help="append rows to this file, of the labels in standard input"
+    )
     parser.add_argument("--seconds", type=float, default=150)
     parser.add_argument("--rehearsal", choices=("cpu", "cuda"), default="")
     options = parser.parse_args()
     if options.worker is not None:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what `mpt train` sets for deterministic runs
+        # what `mpt train` sets for deterministic runs
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         work(options.worker, options.seconds, json.load(sys.stdin), options.rehearsal)
     else:
         parser.error("run scripts/gpu_check.py")

@@ -41,7 +41,9 @@ LARGE_PARAMETERS = 30_000_000
 """A rehearsal leaves out what a CPU would take minutes for."""
 
 
-def check_config(path: Path, seconds: float, rehearsal: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def check_config(
+    path: Path, seconds: float, rehearsal: str, tell: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     """Measure every mode of a config within about `seconds`; tell what there is after each, should the end be early."""
     started = time.monotonic()
     import torch
@@ -76,7 +78,8 @@ def check_config(path: Path, seconds: float, rehearsal: str, tell: Callable[[dic
             row["error"] = str(error).splitlines()[0]
         except Exception as error:
             text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            row["error" if is_out_of_memory(error) else "crash"] = text  # where the weights alone find no room
+            # where the weights alone find no room
+            row["error" if is_out_of_memory(error) else "crash"] = text
             traceback.print_exc()
         entry["modes"].append(row)
         tell(entry)
@@ -99,13 +102,19 @@ def read_config(path: Path, rehearsal: str) -> tuple[Any, str | None]:
     from mpt.engine.building.build import build_datasets
     from mpt.errors import DataError
 
-    overrides = ["train.epochs=null", f"train.steps={MOST_STEPS}", "train.evaluate_every=0", "train.sample_every=0"]
+    overrides = [
+        "train.epochs=null",
+        f"train.steps={MOST_STEPS}",
+        "train.evaluate_every=0",
+        "train.sample_every=0",
+    ]
     overrides += ["train.checkpoint_every=0", "train.on_non_finite=stop", "dataset.workers=0"]
     if rehearsal:
         overrides += [f"train.batch_size={REHEARSAL_BATCH}", f"train.device={rehearsal}"]
     config = load_config(path, overrides)
     data = config.to_data()
-    if data["task"].get("metric_samples"):  # thousands of samples in each mode would take the steps' time
+    # thousands of samples in each mode would take the steps' time
+    if data["task"].get("metric_samples"):
         most = REHEARSED_SAMPLES if rehearsal else METRIC_SAMPLES
         data["task"]["metric_samples"] = min(most, data["task"]["metric_samples"])
         config = load_config(data)
@@ -121,7 +130,9 @@ def read_config(path: Path, rehearsal: str) -> tuple[Any, str | None]:
     return load_config(data), str(substitute["name"])
 
 
-def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal: str) -> dict[str, Any]:
+def measure(
+    config: Any, mode: str, steps: int | None, seconds: float, rehearsal: str
+) -> dict[str, Any]:
     """Train a few steps in one mode and return its figures. `steps` None: find out how many the time allows."""
     import torch
 
@@ -142,7 +153,9 @@ def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal
     device = choose_device(rehearsal or "cuda")
     config = change_precision(config, mode)
     train_data, test_data = build_datasets(config)
-    loader = Loader(train_data, config.train.batch_size, config.seed, pin_memory=device.type == "cuda")
+    loader = Loader(
+        train_data, config.train.batch_size, config.seed, pin_memory=device.type == "cuda"
+    )
     torch.backends.cudnn.benchmark = True
 
     def train(count: int, evaluates: bool) -> dict[str, Any]:
@@ -158,15 +171,27 @@ def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal
             directory = create_run(Path(folder), "check")
             with Recorder(directory) as recorder:
                 training = Training(
-                    built, directory, recorder, console, loader, test_data, count, Boards((), directory, {})
+                    built,
+                    directory,
+                    recorder,
+                    console,
+                    loader,
+                    test_data,
+                    count,
+                    Boards((), directory, {}),
                 )
                 training.save = lambda: None  # type: ignore[method-assign]
                 if not evaluates:
                     training.evaluate = lambda: None  # type: ignore[method-assign]
                 fit(training, StopRequest())
-            rows = [json.loads(line) for line in directory.metrics_path.read_text("utf-8").splitlines()]
+            rows = [
+                json.loads(line) for line in directory.metrics_path.read_text("utf-8").splitlines()
+            ]
             summary = json.loads(directory.summary_path.read_text("utf-8"))
-        return {**summary, "windows": [row["step_seconds"] for row in rows if row["kind"] == "train"]}
+        return {
+            **summary,
+            "windows": [row["step_seconds"] for row in rows if row["kind"] == "train"],
+        }
 
     if steps is None:  # a short try gives the step time; its set-up counts against the time as well
         tried = train(WARM_UP_STEPS + 5, False)
@@ -218,11 +243,15 @@ def as_markdown(entry: dict[str, Any]) -> list[str]:
         text += f", with drawn data ({entry['substitute']}) in place of its own: the figure says nothing"
     metric = base.get("metric", "figure")
     lines += [f"{text}.", ""]
-    lines += [f"| mode | dtype | peak | ratio | reserved | step | speed-up | samples/s | skipped | {metric} |"]
+    lines += [
+        f"| mode | dtype | peak | ratio | reserved | step | speed-up | samples/s | skipped | {metric} |"
+    ]
     lines += ["|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
     for row in entry["modes"]:
         if "steps" not in row:
-            lines.append(f"| {row['mode']} | {row.get('error') or row.get('crash')} | | | | | | | | |")
+            lines.append(
+                f"| {row['mode']} | {row.get('error') or row.get('crash')} | | | | | | | | |"
+            )
             continue
         lines.append(f"| {' | '.join(cells(row, base))} |")
     return [*lines, ""]

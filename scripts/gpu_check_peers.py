@@ -33,13 +33,17 @@ WINDOWS, WINDOW_STEPS, BATCH = 8, 20, 128
 SMALL = (2, 2, 2)
 
 
-def measure_all(seconds: float, rehearsal: str, before: dict[str, Any] | None = None) -> dict[str, Any]:
+def measure_all(
+    seconds: float, rehearsal: str, before: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Measure every contestant that `before` does not settle, in a process of its own, within some seconds."""
     deadline, rows = time.monotonic() + seconds, []
     known = {row["name"]: row for row in (before or {}).get("rows", [])}
     for name in CONTESTANTS:
         row = known.get(name, {"name": name})
-        rows.append(row if is_settled(row) else try_contestant(row, deadline - time.monotonic(), rehearsal))
+        rows.append(
+            row if is_settled(row) else try_contestant(row, deadline - time.monotonic(), rehearsal)
+        )
     return {"rows": rows}
 
 
@@ -128,7 +132,12 @@ def make_step(name: str, device: Any, images: Any, labels: Any) -> Any:
     from mpt.vision_ops import import_torchvision
 
     if name in ("mpt", GRAPHS):
-        return mpt_step(device, images, labels, {"compile": {"mode": "reduce-overhead"}} if name == GRAPHS else {})
+        return mpt_step(
+            device,
+            images,
+            labels,
+            {"compile": {"mode": "reduce-overhead"}} if name == GRAPHS else {},
+        )
     net = import_torchvision("models").resnet18(num_classes=10).to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     if name == "accelerate":
@@ -162,9 +171,18 @@ def mpt_step(device: Any, images: Any, labels: Any, memory: dict[str, Any]) -> A
 
     fields = {"image": FieldSpec((3, 64, 64), torch.float32), "label": FieldSpec((), torch.int64)}
     data = DataSpec(fields, len(images), tuple(map(str, range(10))))
-    sections = {"model": "torchvision:resnet18", "dataset": "digits", "precision": "amp", "optimizer": "adam"}
+    sections = {
+        "model": "torchvision:resnet18",
+        "dataset": "digits",
+        "precision": "amp",
+        "optimizer": "adam",
+    }
     run = build_run(
-        load_config({**sections, "memory": memory, "train": {"batch_size": len(images), "steps": 1}}), device, data
+        load_config(
+            {**sections, "memory": memory, "train": {"batch_size": len(images), "steps": 1}}
+        ),
+        device,
+        data,
     )
     batch = {"image": images, "label": labels}
 
@@ -182,7 +200,9 @@ def accelerate_step(net: Any, optimizer: Any, device: Any, images: Any, labels: 
     from accelerate import Accelerator
     from torch.nn.functional import cross_entropy
 
-    accelerator = Accelerator(mixed_precision="fp16" if device.type == "cuda" else "bf16", cpu=device.type == "cpu")
+    accelerator = Accelerator(
+        mixed_precision="fp16" if device.type == "cuda" else "bf16", cpu=device.type == "cpu"
+    )
     net, optimizer = accelerator.prepare(net, optimizer)
 
     def step() -> None:
@@ -204,7 +224,9 @@ def lightning_step(net: Any, optimizer: Any, device: Any, images: Any, labels: A
 
     on_gpu = device.type == "cuda"
     fabric = Fabric(
-        accelerator="cuda" if on_gpu else "cpu", devices=1, precision="16-mixed" if on_gpu else "bf16-mixed"
+        accelerator="cuda" if on_gpu else "cpu",
+        devices=1,
+        precision="16-mixed" if on_gpu else "bf16-mixed",
     )
     net, optimizer = fabric.setup(net, optimizer)
 

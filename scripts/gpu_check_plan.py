@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from scripts.gpu_check_processes import run
-from scripts.gpu_check_workloads import BUDGETS, REHEARSED_BUDGETS, WORKLOADS, budget_label, rehearsed
+from scripts.gpu_check_workloads import (
+    BUDGETS,
+    REHEARSED_BUDGETS,
+    WORKLOADS,
+    budget_label,
+    rehearsed,
+)
 
 WORKER = Path(__file__).resolve().parent / "gpu_check_memory.py"
 ROWS = "gpu_check_plan.jsonl"
@@ -33,7 +39,9 @@ POISONED = 86
 """Exit code of a worker whose CUDA context is broken, after it wrote the row: nothing more can be measured there."""
 
 
-def check_planner(folder: Path, seconds: float, rehearsal: str, limit: int | None = None) -> dict[str, Any]:
+def check_planner(
+    folder: Path, seconds: float, rehearsal: str, limit: int | None = None
+) -> dict[str, Any]:
     """Measure what has no row yet within `seconds`, in as many processes as break on the way.
 
     What crashed has one more turn, behind all the others. `limit`: only so many of the first. Returns rows and sums.
@@ -72,9 +80,13 @@ def check_planner(folder: Path, seconds: float, rehearsal: str, limit: int | Non
 
 def waiting(path: Path, rehearsal: str, limit: int | None) -> list[str]:
     """Return the labels of what has no row yet and then of what crashed once, each in its order."""
-    labels = [workload.label for workload in (rehearsed(WORKLOADS) if rehearsal else WORKLOADS)[:limit]]
+    labels = [
+        workload.label for workload in (rehearsed(WORKLOADS) if rehearsal else WORKLOADS)[:limit]
+    ]
     if limit is None:
-        labels += [budget_label(*budget) for budget in BUDGETS[: REHEARSED_BUDGETS if rehearsal else None]]
+        labels += [
+            budget_label(*budget) for budget in BUDGETS[: REHEARSED_BUDGETS if rehearsal else None]
+        ]
     crashes = Counter(row["label"] for row in read_history(path) if "crash" in row)
     rows = {row["label"]: row for row in read_rows(path)}
     return [label for label in labels if label not in rows] + [
@@ -98,13 +110,21 @@ def keep_whole_rows(path: Path) -> None:
 
 def faults(results: dict[str, Any]) -> list[str]:
     """Return in words what is wrong: crashes, budgets not kept, medians too far off, what is late."""
-    found = [f"planner, {row['label']}: {row['crash']}" for row in results["rows"] if "crash" in row]
+    found = [
+        f"planner, {row['label']}: {row['crash']}" for row in results["rows"] if "crash" in row
+    ]
     budgets = [row for row in results["rows"] if row.get("budget") and "outcome" in row]
-    found += [f"planner, {row['label']}: {row['outcome']}" for row in budgets if row["outcome"] == "out of memory"]
+    found += [
+        f"planner, {row['label']}: {row['outcome']}"
+        for row in budgets
+        if row["outcome"] == "out of memory"
+    ]
     for name, error in results.get("errors", {}).items():
         wanted = ALLOCATED_WITHIN if name.startswith("allocated") else RESERVED_WITHIN
         if error["median"] > wanted:
-            found.append(f"planner: {name} memory is {error['median']:.1%} off in the median, wanted is {wanted:.0%}")
+            found.append(
+                f"planner: {name} memory is {error['median']:.1%} off in the median, wanted is {wanted:.0%}"
+            )
     late = sum(row.get("error") in LATE for row in results["rows"])
     found += [f"planner: not measured in time: {late}; run this again to go on"] if late else []
     return found
@@ -130,7 +150,9 @@ def sum_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
     Memory of a row that emptied the cache is what the card left it, and of one that ran out nothing: neither counts.
     """
     fits = count_fits(rows)
-    compared = [row for row in rows if row.get("planned") and row.get("allocated") and not row.get("error")]
+    compared = [
+        row for row in rows if row.get("planned") and row.get("allocated") and not row.get("error")
+    ]
     if not compared:
         return {"share": 0.0, "errors": {}, "fits": fits}
     whole = [row for row in compared if not row.get("retries")]
@@ -151,7 +173,11 @@ def sum_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
         name: {"median": statistics.median(values), "largest": max(values), "count": len(values)}
         for name, values in errors.items()
     }
-    times = [row["step_seconds"] / row["planned_step_seconds"] for row in whole if row.get("planned_step_seconds")]
+    times = [
+        row["step_seconds"] / row["planned_step_seconds"]
+        for row in whole
+        if row.get("planned_step_seconds")
+    ]
     spread = [statistics.median(times), min(times), max(times)] if times else []
     return {"share": share, "errors": figures, "fits": fits, "times": spread}
 
@@ -223,10 +249,14 @@ def as_markdown(results: dict[str, Any]) -> list[str]:
             continue
         wrong = row.get("error") or row.get("crash")
         if wrong:
-            lines.append(f"| {row['label']} | {row.get('batch_size', '')} | {wrong} | | | | | | | | |")
+            lines.append(
+                f"| {row['label']} | {row.get('batch_size', '')} | {wrong} | | | | | | | | |"
+            )
             continue
         allocated, reserved = between(row["planned"], 0.0)
-        calibrated = " / ".join(filter(None, (off(row, f"{name}, calibrated") for name in ("allocated", "reserved"))))
+        calibrated = " / ".join(
+            filter(None, (off(row, f"{name}, calibrated") for name in ("allocated", "reserved")))
+        )
         cells = [
             row["label"],
             str(row.get("batch_size", "")),
@@ -240,7 +270,10 @@ def as_markdown(results: dict[str, Any]) -> list[str]:
         lines.append(f"| {' | '.join(cells)} |")
     budgets = [row for row in results["rows"] if row.get("budget")]
     if budgets:
-        lines += ["", "| workload under a budget | budget | as it stands | recipe | recipe's run | reserved |"]
+        lines += [
+            "",
+            "| workload under a budget | budget | as it stands | recipe | recipe's run | reserved |",
+        ]
         lines += ["|---|---:|---|---|---|---:|"]
     for row in budgets:
         tail = [

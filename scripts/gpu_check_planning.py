@@ -67,7 +67,9 @@ class Planners:
         timer = threading.Timer(seconds, lambda: (late.set(), process.kill()))
         timer.start()
         try:
-            process.stdin.write(json.dumps(request(config, data, device, Path("unused"), ALLOW)) + "\n")
+            process.stdin.write(
+                json.dumps(request(config, data, device, Path("unused"), ALLOW)) + "\n"
+            )
             process.stdin.flush()
             line = process.stdout.readline()
         except OSError:  # it ended
@@ -79,7 +81,9 @@ class Planners:
         if not line:
             process.wait()
             self.mine.errors.seek(0)
-            raise MptError(f"not planned: {' | '.join(self.mine.errors.read().strip().splitlines()[-2:])}")
+            raise MptError(
+                f"not planned: {' | '.join(self.mine.errors.read().strip().splitlines()[-2:])}"
+            )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise MptError(f"not planned: {answer['error']}")
@@ -123,18 +127,25 @@ def plan_here(wish: dict[str, Any]) -> dict[str, Any]:
     batch_size = config.train.batch_size
     if wish["kind"] == "cpu":
         trace = trace_config(config, data, batch_size, gpu, None, torch.device("cpu")).trace
-        return {"planned": {"0": [live_peak(trace), None]}, "planning_seconds": time.perf_counter() - started}
+        return {
+            "planned": {"0": [live_peak(trace), None]},
+            "planning_seconds": time.perf_counter() - started,
+        }
     # The measuring process takes cuBLAS's deterministic workspaces for every workload, also where it measures kernels.
     unseen = Unseen(gpu.capability, deterministic=True, context_bytes=0, cudnn_share=1.0)
     fake = trace_config(config, data, batch_size, gpu, unseen)
-    scratch = [s.category == "workspace" and s.operator in CONVOLUTIONS for s in fake.trace.storages]
+    scratch = [
+        s.category == "workspace" and s.operator in CONVOLUTIONS for s in fake.trace.storages
+    ]
     planned = {}
     for share in SHARES:
         sizes = [
             int(share * storage.size) if is_scratch else storage.size
             for storage, is_scratch in zip(fake.trace.storages, scratch, strict=True)
         ]
-        found = replay(fake.trace, sizes=sizes, expandable="expandable_segments" in config.memory.tricks)
+        found = replay(
+            fake.trace, sizes=sizes, expandable="expandable_segments" in config.memory.tricks
+        )
         planned[str(share)] = [found.allocated, found.reserved]
     return {
         "planned": planned,

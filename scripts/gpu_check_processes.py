@@ -21,7 +21,10 @@ def refuse_without_packages() -> None:
     missing = [f"'{need}'" for need in needs() if not is_installed(need)]
     if missing:
         where = 'docs/how-to/gpu.md, "A machine without a network"'
-        print(f"error: not installed here: {' '.join(missing)}; install them with pip, or see {where}", file=sys.stderr)
+        print(
+            f"error: not installed here: {' '.join(missing)}; install them with pip, or see {where}",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
 

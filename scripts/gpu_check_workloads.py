@@ -20,10 +20,15 @@ ALLOW = ["tests"]
 SIZED_FOR_BYTES = 11.5 * 2**30
 """What a card of 12 GB gives to programs: the batches below are for it."""
 LARGEST_SCALE = 4.0
-AMP, O1, O2 = ({"mode": mode, "dtype": "float16", "init_scale": 1024.0} for mode in ("amp", "O1", "O2"))
+AMP, O1, O2 = (
+    {"mode": mode, "dtype": "float16", "init_scale": 1024.0} for mode in ("amp", "O1", "O2")
+)
 ADAM = {"name": "adam", "foreach": True}  # as a GPU gets it, in a rehearsal too
 ADABELIEF = {"name": "adabelief"}
-SHAPES, FACES = {"name": "shapes", "size": 16}, {"name": "procedural_faces", "count": 8, "test_count": 4}
+SHAPES, FACES = (
+    {"name": "shapes", "size": 16},
+    {"name": "procedural_faces", "count": 8, "test_count": 4},
+)
 
 
 @dataclass(frozen=True)
@@ -41,26 +46,58 @@ class Network:
 
 def image_network(name: str, batch_size: int, small: str = "torchvision:resnet18") -> Network:
     """Return a classifier of torchvision's; rehearsed on 64 pixels, by a smaller one where it is large."""
-    return Network({"name": f"torchvision:{name}", "image_size": 224}, batch_size, {"name": small, "image_size": 64})
+    return Network(
+        {"name": f"torchvision:{name}", "image_size": 224},
+        batch_size,
+        {"name": small, "image_size": 64},
+    )
 
 
 def own(name: str, image_size: int, **options: Any) -> dict[str, Any]:
     """Return the settings of a network of the tests, which the package does not ship."""
     options = {"channels": 3, **options}
-    return {"name": f"tests.planner.models:{name}", "image_size": image_size, "channels": 3, "options": options}
+    return {
+        "name": f"tests.planner.models:{name}",
+        "image_size": image_size,
+        "channels": 3,
+        "options": options,
+    }
 
 
 RESNET = image_network("resnet50", 64)
-VIT = Network({"name": "torchvision:vit_b_16", "image_size": 224}, 64, own("TinyViT", 32, width=32, depth=2))
+VIT = Network(
+    {"name": "torchvision:vit_b_16", "image_size": 224}, 64, own("TinyViT", 32, width=32, depth=2)
+)
 UNET = Network(own("UNet", 256, width=64), 16, own("UNet", 32, width=8))
-DCGAN = Network({"name": "dcgan", "image_size": 64, "features": 128}, 512, {"name": "dcgan", "image_size": 16})
+DCGAN = Network(
+    {"name": "dcgan", "image_size": 64, "features": 128}, 512, {"name": "dcgan", "image_size": 16}
+)
 STYLEGAN2 = Network(
-    {"name": "stylegan2", "image_size": 256, "channel_base": 16384, "num_fp16_res": 4, "conv_clamp": 256},
+    {
+        "name": "stylegan2",
+        "image_size": 256,
+        "channel_base": 16384,
+        "num_fp16_res": 4,
+        "conv_clamp": 256,
+    },
     16,
-    {"name": "stylegan2", "image_size": 16, "channel_base": 512, "latent_size": 16, "style_size": 16},
+    {
+        "name": "stylegan2",
+        "image_size": 16,
+        "channel_base": 512,
+        "latent_size": 16,
+        "style_size": 16,
+    },
 )
 SAEHD = Network(
-    {"name": "saehd", "image_size": 256, "ae_dims": 192, "e_dims": 64, "d_dims": 64, "d_mask_dims": 22},
+    {
+        "name": "saehd",
+        "image_size": 256,
+        "ae_dims": 192,
+        "e_dims": 64,
+        "d_dims": 64,
+        "d_mask_dims": 22,
+    },
     8,
     {"name": "saehd", "image_size": 64, "ae_dims": 16, "e_dims": 8, "d_dims": 8, "d_mask_dims": 8},
     2,
@@ -90,7 +127,9 @@ class Workload:
     def label(self) -> str:
         """The network, the mode and the tricks."""
         tricks = [key if value is True else f"{key}={value}" for key, value in self.memory.items()]
-        return ", ".join([self.name, self.mode, *tricks, *([] if self.deterministic else ["benchmark"])])
+        return ", ".join(
+            [self.name, self.mode, *tricks, *([] if self.deterministic else ["benchmark"])]
+        )
 
     def config(self, rehearsal: str = "", scale: float = 1.0) -> Config:
         """Return it as a configuration, its batch scaled. Raises ConfigError."""
@@ -132,7 +171,8 @@ def tricks(name: str, network: Network, *rows: tuple[Any, dict[str, Any]]) -> li
 
 
 WORKLOADS: list[Workload] = [
-    Workload("ResNet-50", RESNET, "fp32"),  # first: it calibrates cuDNN's share for the second column
+    # first: it calibrates cuDNN's share for the second column
+    Workload("ResNet-50", RESNET, "fp32"),
     Workload("ResNet-50", RESNET, AMP),
     Workload("ViT-B/16", VIT, AMP),
     Workload("U-Net", UNET, "fp32"),
@@ -166,13 +206,32 @@ WORKLOADS: list[Workload] = [
         ("bf16", {"offload_activations": True}),
         ("bf16-pure", {"stream_weights": 1.0}),
     ),
-    *tricks("DCGAN", DCGAN, ("fp32", {}), (O2, {"release_grads_after": ["disc"]}), ("fp32", {"micro_batch": True})),
-    *tricks("SAEHD", SAEHD, ("fp32", {}), (AMP, {"recompute": "all"}), ("bf16", {"offload_activations": True})),
+    *tricks(
+        "DCGAN",
+        DCGAN,
+        ("fp32", {}),
+        (O2, {"release_grads_after": ["disc"]}),
+        ("fp32", {"micro_batch": True}),
+    ),
+    *tricks(
+        "SAEHD",
+        SAEHD,
+        ("fp32", {}),
+        (AMP, {"recompute": "all"}),
+        ("bf16", {"offload_activations": True}),
+    ),
     *tricks("StyleGAN2", STYLEGAN2, ("fp32", {}), (AMP, {}), ("native", {"micro_batch": True})),
-    *tricks("U-Net", UNET, (AMP, {"recompute": "all"}), ("fp32", {"micro_batch": True, "recompute": "sqrt"})),
+    *tricks(
+        "U-Net",
+        UNET,
+        (AMP, {"recompute": "all"}),
+        ("fp32", {"micro_batch": True, "recompute": "sqrt"}),
+    ),
     Workload("ConvNeXt-T", image_network("convnext_tiny", 64), AMP),
     Workload("MobileNetV2", image_network("mobilenet_v2", 64, "torchvision:mobilenet_v2"), "fp32"),
-    Workload("EfficientNet-B0", image_network("efficientnet_b0", 64, "torchvision:efficientnet_b0"), AMP),
+    Workload(
+        "EfficientNet-B0", image_network("efficientnet_b0", 64, "torchvision:efficientnet_b0"), AMP
+    ),
     Workload("DenseNet-121", image_network("densenet121", 32), "fp32"),
     Workload("VGG-16", image_network("vgg16", 32), "fp32"),
     Workload("ResNet-50", RESNET, "fp32", deterministic=False, is_counted=False),
@@ -194,7 +253,9 @@ CARD_ALONE = "low_bit_optimizer"
 
 def scale_for(room_bytes: float) -> float:
     """Return by which power of two batches are scaled for a card that gives this much to programs."""
-    return min(LARGEST_SCALE, 2.0 ** math.floor(math.log2(max(room_bytes, 1) / SIZED_FOR_BYTES) + 0.1))
+    return min(
+        LARGEST_SCALE, 2.0 ** math.floor(math.log2(max(room_bytes, 1) / SIZED_FOR_BYTES) + 0.1)
+    )
 
 
 def rehearsed(workloads: Sequence[Workload]) -> list[Workload]:
@@ -205,7 +266,12 @@ def rehearsed(workloads: Sequence[Workload]) -> list[Workload]:
     seen: set[str] = set()
     chosen = []
     for one in (one for one in workloads if CARD_ALONE not in one.memory):
-        brings = {str(one.network.small), one.mode, *one.memory, *([] if one.deterministic else ["benchmark"])}
+        brings = {
+            str(one.network.small),
+            one.mode,
+            *one.memory,
+            *([] if one.deterministic else ["benchmark"]),
+        }
         if not brings <= seen:
             chosen.append(one)
             seen |= brings

@@ -47,7 +47,9 @@ def draw_picture(numbers: np.random.Generator) -> Tensor:
     size = (2 * HEIGHT, 2 * WIDTH)
     picture = torch.zeros(1, 3, *size)
     for cells in (6, 12, 24, 48, 96, 192):
-        grid = torch.from_numpy(numbers.standard_normal((1, 3, cells, 3 * cells // 2)).astype(np.float32))
+        grid = torch.from_numpy(
+            numbers.standard_normal((1, 3, cells, 3 * cells // 2)).astype(np.float32)
+        )
         grid = 0.8 * grid.mean(1, keepdim=True) * 3**0.5 + 0.4 * grid
         picture += cells**-0.5 * F.interpolate(grid, size=size, mode="bicubic", align_corners=False)
     return (0.5 + picture[0] / (5 * float(picture.std()))).clamp(0, 1)
@@ -55,7 +57,11 @@ def draw_picture(numbers: np.random.Generator) -> Tensor:
 
 def seen(picture: Tensor, kind: str, amount: float) -> Tensor:
     """Return the frame (1, 3, h, w) after a motion whose largest displacement in the frame is `amount` pixels."""
-    y, x = torch.meshgrid(torch.arange(HEIGHT) - (HEIGHT - 1) / 2, torch.arange(WIDTH) - (WIDTH - 1) / 2, indexing="ij")
+    y, x = torch.meshgrid(
+        torch.arange(HEIGHT) - (HEIGHT - 1) / 2,
+        torch.arange(WIDTH) - (WIDTH - 1) / 2,
+        indexing="ij",
+    )
     radius = math.hypot(HEIGHT / 2, WIDTH / 2)
     if kind == "pan":
         x, y = x + 0.8 * amount, y + 0.6 * amount
@@ -75,7 +81,8 @@ def draw_triplet(kind: str, speed: float, numbers: np.random.Generator) -> Tripl
     frames = [seen(picture, kind, amount) for amount in (-speed / 2, 0, speed / 2)]
     if kind == "occlusion":
         frames = [
-            with_disc(seen(picture, "still", 0), front, amount, direction) for amount in (-speed / 2, 0, speed / 2)
+            with_disc(seen(picture, "still", 0), front, amount, direction)
+            for amount in (-speed / 2, 0, speed / 2)
         ]
     first, middle, last = (rounded(frame) for frame in frames)
     return first, middle, last
@@ -84,7 +91,9 @@ def draw_triplet(kind: str, speed: float, numbers: np.random.Generator) -> Tripl
 def with_disc(frame: Tensor, front: Tensor, amount: float, direction: float) -> Tensor:
     """Return the frame with a textured disc in front that has moved by some pixels."""
     dx, dy = amount * math.cos(direction), amount * math.sin(direction)
-    y, x = torch.meshgrid(torch.arange(HEIGHT) - HEIGHT / 2, torch.arange(WIDTH) - WIDTH / 2, indexing="ij")
+    y, x = torch.meshgrid(
+        torch.arange(HEIGHT) - HEIGHT / 2, torch.arange(WIDTH) - WIDTH / 2, indexing="ij"
+    )
     inside = (HEIGHT / 4 + 0.5 - torch.hypot(x - dx, y - dy)).clamp(0, 1)
     grid = torch.stack(((x - dx) / WIDTH, (y - dy) / HEIGHT), dim=-1)[None].float()
     moved = F.grid_sample(front[None], grid, mode="bicubic", align_corners=False).clamp(0, 1)
@@ -97,10 +106,14 @@ def by_flow(estimate: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Method:
 
     def between(first: Tensor, last: Tensor) -> Tensor:
         grey = [
-            cv2.cvtColor((image[0] * 255).round().byte().permute(1, 2, 0).numpy(), cv2.COLOR_RGB2GRAY)
+            cv2.cvtColor(
+                (image[0] * 255).round().byte().permute(1, 2, 0).numpy(), cv2.COLOR_RGB2GRAY
+            )
             for image in (first, last)
         ]
-        flows = [torch.from_numpy(estimate(*pair)).permute(2, 0, 1)[None] for pair in (grey, grey[::-1])]
+        flows = [
+            torch.from_numpy(estimate(*pair)).permute(2, 0, 1)[None] for pair in (grey, grey[::-1])
+        ]
         made: Tensor = blend(first, last, torch.cat(flows, dim=1), torch.tensor([0.5]))
         return made
 
@@ -109,7 +122,9 @@ def by_flow(estimate: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Method:
 
 def dis(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return OpenCV's DIS flow."""
-    return np.asarray(cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM).calc(one, other, None))
+    return np.asarray(
+        cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM).calc(one, other, None)
+    )
 
 
 def farneback(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -131,7 +146,10 @@ def by_network(run: str) -> Method:
 
 def quality(method: Method, triplets: Sequence[Triplet]) -> float:
     """Return the mean PSNR in dB."""
-    figures = [peak_signal_to_noise(rounded(method(first, last)), middle) for first, middle, last in triplets]
+    figures = [
+        peak_signal_to_noise(rounded(method(first, last)), middle)
+        for first, middle, last in triplets
+    ]
     return float(torch.cat(figures).clamp(max=100).mean())
 
 
@@ -139,7 +157,10 @@ def demo_triplets() -> list[Triplet]:
     """Return the test set of the demos."""
     data = procedural_triplets.build(procedural_triplets.Settings(), "test", 0)
     batch = data.spec.as_floats(data.fetch(list(range(len(data))), 0))
-    return [tuple(batch[name][i : i + 1] for name in ("first", "middle", "last")) for i in range(len(data))]  # type: ignore[misc]
+    return [
+        tuple(batch[name][i : i + 1] for name in ("first", "middle", "last"))
+        for i in range(len(data))
+    ]  # type: ignore[misc]
 
 
 def main() -> None:

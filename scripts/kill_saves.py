@@ -62,17 +62,29 @@ def killed(size: int, rank: int, call: int, is_beside: bool, is_whole: bool) -> 
             end = kill_and_look(Path(name), size, rank, call, is_beside, is_whole)
         if end["ends"][rank] == -signal.SIGKILL:
             return end
-        print(f"{size} ranks, rank {rank}, call {call}: not killed, {end}", file=sys.stderr, flush=True)
+        print(
+            f"{size} ranks, rank {rank}, call {call}: not killed, {end}",
+            file=sys.stderr,
+            flush=True,
+        )
     raise SystemExit("the ranks lose each other before any is killed: is this machine too busy?")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4])
     parser.add_argument("--every", type=int, default=1, help="try only every so many calls")
-    parser.add_argument("--beside", action="store_true", help="save beside the training (train.asynchronous_save)")
-    parser.add_argument("--whole", action="store_true", help="save as ddp does: the first rank writes all")
-    parser.add_argument("--beat", type=float, default=0.1, help="seconds between a rank's signs of life")
+    parser.add_argument(
+        "--beside", action="store_true", help="save beside the training (train.asynchronous_save)"
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="save as ddp does: the first rank writes all"
+    )
+    parser.add_argument(
+        "--beat", type=float, default=0.1, help="seconds between a rank's signs of life"
+    )
     arguments = parser.parse_args()
     watch.BEAT_SECONDS = arguments.beat
     started = time.perf_counter()

@@ -38,7 +38,11 @@ WORDS = {
 PATTERNS = {name: re.compile(pattern, re.I) for name, pattern in WORDS.items()}
 REPEATS = "repeats its name"
 CODE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
-FILLERS = frozenset(re.findall(r"\w+", "a an the of and to in its it this that for from with by on as is are one all"))
+FILLERS = frozenset(
+    re.findall(
+        r"\w+", "a an the of and to in its it this that for from with by on as is are one all"
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,15 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     if path.suffix != ".py":
         yield from enumerate(text.splitlines(), 1)
         return
-    wanted = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+    wanted = (
+        tokenize.STRING,
+        tokenize.COMMENT,
+        getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING),
+    )
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in wanted and (" " in token.string.strip("\"'") or token.type == tokenize.COMMENT):
+        if token.type in wanted and (
+            " " in token.string.strip("\"'") or token.type == tokenize.COMMENT
+        ):
             yield from enumerate(token.string.splitlines(), token.start[0])
 
 
@@ -103,7 +113,10 @@ def files_of(place: Path) -> list[Path]:
 
 def count(places: list[Path]) -> dict[str, Counter[str]]:
     """Count the hits of each pattern by place."""
-    return {str(place): Counter(hit.pattern for path in files_of(place) for hit in find(path)) for place in places}
+    return {
+        str(place): Counter(hit.pattern for path in files_of(place) for hit in find(path))
+        for place in places
+    }
 
 
 def table(counts: dict[str, Counter[str]]) -> str:
@@ -118,10 +131,18 @@ def table(counts: dict[str, Counter[str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="*", type=Path, help="files and folders; by default all that a user reads")
-    parser.add_argument("--places", action="store_true", help="print each place instead of the table")
-    parser.add_argument("--only", nargs="+", choices=(*PATTERNS, REPEATS), help="count these patterns alone")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "paths", nargs="*", type=Path, help="files and folders; by default all that a user reads"
+    )
+    parser.add_argument(
+        "--places", action="store_true", help="print each place instead of the table"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=(*PATTERNS, REPEATS), help="count these patterns alone"
+    )
     arguments = parser.parse_args()
     paths = arguments.paths or [ROOT / name for name in FOLDERS]
     if not arguments.places:

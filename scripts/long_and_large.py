@@ -39,7 +39,14 @@ CONFIG: dict[str, Any] = {
     "model": {"name": "small_cnn", "image_size": 8, "features": 4},
     "dataset": {"name": "digits"},
     "precision": {"mode": "fp32"},
-    "train": {"steps": 2, "batch_size": 2, "threads": 1, "device": "cpu", "plan_memory": False, "log_every": 1},
+    "train": {
+        "steps": 2,
+        "batch_size": 2,
+        "threads": 1,
+        "device": "cpu",
+        "plan_memory": False,
+        "log_every": 1,
+    },
 }
 LINKS = 20_000
 """Hard links to one file; file systems allow some 65,000."""
@@ -82,7 +89,9 @@ class Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=[row.name.split(",")[0] for row in ROWS], help="these rows")
+    parser.add_argument(
+        "--only", nargs="+", choices=[row.name.split(",")[0] for row in ROWS], help="these rows"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="share of what is large")
     parser.add_argument("--output", type=Path, help="file for the table")
     options = parser.parse_args()
@@ -182,7 +191,13 @@ def make_run(place: Path, step: int, lines: int, name: str = "demo") -> RunDirec
 def resume(directory: RunDirectory) -> list[str]:
     """Return the command that goes on for two steps."""
     step = int(json.loads(directory.summary_path.read_text())["steps"])
-    words = [str(directory.config_path), f"train.steps={step + 2}", "train.evaluate_every=0", "--no-report", "--quiet"]
+    words = [
+        str(directory.config_path),
+        f"train.steps={step + 2}",
+        "train.evaluate_every=0",
+        "--no-report",
+        "--quiet",
+    ]
     return ["train", *words, "--resume", str(directory.path)]
 
 
@@ -211,13 +226,27 @@ def many_runs(place: Path, count: int) -> list[str]:
     source = make_run(place, 2, 2)
     for number in range(2, count + 1):
         shutil.copytree(source.path, place / "runs" / f"demo-{number}")
-    return ["train", str(place.parent / "first.yaml"), "--runs", str(place / "runs"), "--quiet", "--no-report"]
+    return [
+        "train",
+        str(place.parent / "first.yaml"),
+        "--runs",
+        str(place / "runs"),
+        "--quiet",
+        "--no-report",
+    ]
 
 
 def newest_of_many(place: Path, count: int) -> list[str]:
     """Two more steps of the newest of so many runs."""
     many_runs(place, count)
-    words = [str(place.parent / "first.yaml"), "--runs", str(place / "runs"), "train.steps=4", "--quiet", "--no-report"]
+    words = [
+        str(place.parent / "first.yaml"),
+        "--runs",
+        str(place / "runs"),
+        "train.steps=4",
+        "--quiet",
+        "--no-report",
+    ]
     return ["train", *words, "--resume"]
 
 
@@ -239,7 +268,14 @@ def image_files(place: Path, count: int) -> list[str]:
     dataset = {"name": "image_folder", "root": str(place / "images")}
     config = {**CONFIG, "dataset": dataset, "train": {**CONFIG["train"], "steps": 1}}
     (place / "images.yaml").write_text(json.dumps(config))
-    return ["train", str(place / "images.yaml"), "--runs", str(place / "runs"), "--quiet", "--no-report"]
+    return [
+        "train",
+        str(place / "images.yaml"),
+        "--runs",
+        str(place / "runs"),
+        "--quiet",
+        "--no-report",
+    ]
 
 
 def large_state(place: Path, size: int) -> RunDirectory:
@@ -250,7 +286,11 @@ def large_state(place: Path, size: int) -> RunDirectory:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
         data = file.read()
-        header["zeros"] = {"dtype": "U8", "shape": [size], "data_offsets": [len(data), len(data) + size]}
+        header["zeros"] = {
+            "dtype": "U8",
+            "shape": [size],
+            "data_offsets": [len(data), len(data) + size],
+        }
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         begin = len(text).to_bytes(8, "little") + text + data
@@ -289,11 +329,18 @@ def growth(folder: Path, steps: int) -> str:
     """Train so many steps and return a sentence on the memory after a tenth of them and at the end."""
     place = folder / "steps"
     place.mkdir()
-    train = {**CONFIG["train"], "steps": steps, "log_every": max(1, steps // 200), "evaluate_every": 0}
+    train = {
+        **CONFIG["train"],
+        "steps": steps,
+        "log_every": max(1, steps // 200),
+        "evaluate_every": 0,
+    }
     (place / "config.yaml").write_text(json.dumps({**CONFIG, "train": train}))
     seen: list[tuple[int, int]] = []
     metrics = place / "runs" / "demo" / "metrics.jsonl"
-    with begun(["train", str(place / "config.yaml"), "--runs", str(place / "runs"), "--quiet"]) as process:
+    with begun(
+        ["train", str(place / "config.yaml"), "--runs", str(place / "runs"), "--quiet"]
+    ) as process:
         while process.poll() is None:
             time.sleep(0.2)
             with contextlib.suppress(OSError, ValueError, IndexError):

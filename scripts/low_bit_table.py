@@ -34,8 +34,16 @@ VIT: dict[str, object] = {
 }
 FLUX: dict[str, object] = {
     "model": {"name": "diffusers", "shape": "flux_dev"},
-    "dataset": {"name": "latents", "assumed": {"latent": [16, 64, 64], "text": [512, 4096], "pooled": [768]}},
-    "task": {"name": "diffusion", "objective": "flow", "condition_dropout": 0.0, "sampler": "euler"},
+    "dataset": {
+        "name": "latents",
+        "assumed": {"latent": [16, 64, 64], "text": [512, 4096], "pooled": [768]},
+    },
+    "task": {
+        "name": "diffusion",
+        "objective": "flow",
+        "condition_dropout": 0.0,
+        "sampler": "euler",
+    },
     "precision": "bf16-pure",
     "optimizer": {"name": "adamw"},
     "train": {"batch_size": 1, "ema": None},
@@ -113,7 +121,9 @@ def measured() -> Iterator[str]:
 
 def main() -> None:
     """Plan, measure, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -21,7 +21,9 @@ def main() -> None:
     torch.manual_seed(0)
     images, labels = read_digits("train")
     inputs = images.flatten(1)
-    network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    network = nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
+    )
     optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
     for _ in range(STEPS):
         chosen = torch.randint(len(inputs), (BATCH_SIZE,))

@@ -19,10 +19,16 @@ def main(source: Path) -> None:
     table = numpy.loadtxt(text.decode().splitlines(), delimiter=",").astype(numpy.uint8)
     images, labels = table[:, :64].reshape(-1, 8, 8), table[:, 64]
     generator = numpy.random.Generator(numpy.random.PCG64(1797))
-    test = [generator.permutation(numpy.flatnonzero(labels == digit))[:TEST_PER_CLASS] for digit in range(10)]
+    test = [
+        generator.permutation(numpy.flatnonzero(labels == digit))[:TEST_PER_CLASS]
+        for digit in range(10)
+    ]
     target = Path(__file__).parents[1] / "mpt" / "data" / "digits.npz"
     numpy.savez_compressed(
-        target, images=images, labels=labels, test_indices=numpy.sort(numpy.concatenate(test)).astype(numpy.int16)
+        target,
+        images=images,
+        labels=labels,
+        test_indices=numpy.sort(numpy.concatenate(test)).astype(numpy.int16),
     )
     print(f"{target}: {len(images)} images, {target.stat().st_size} bytes")
 

@@ -30,14 +30,30 @@ PICTURES = ROOT / "docs" / "pictures"
 ROOMS = (
     ("commands, api", "words of the user in, messages and exit codes out"),
     ("workflows", "a training with its plan and report; a comparison of many runs"),
-    ("planner, doctor, report, inference", "the same step on fake tensors, under instruments; pages; results"),
+    (
+        "planner, doctor, report, inference",
+        "the same step on fake tensors, under instruments; pages; results",
+    ),
     ("engine", "the one step, the loop, evaluation, recovery, checkpoints"),
-    ("nn, tasks, data, losses, metrics, optim, precision, memory", "parts: one file each, found by name"),
+    (
+        "nn, tasks, data, losses, metrics, optim, precision, memory",
+        "parts: one file each, found by name",
+    ),
     ("seams", "the base classes that parts derive from"),
     ("config, run, errors", "settings, the run's folder, messages"),
 )
 """Rooms from the top; each imports only from those below."""
-BATCH = ("data set", "loader", "device", "task", "tricks", "precision", "losses", "backward", "optimizer")
+BATCH = (
+    "data set",
+    "loader",
+    "device",
+    "task",
+    "tricks",
+    "precision",
+    "losses",
+    "backward",
+    "optimizer",
+)
 """The way of a batch through one step."""
 
 
@@ -52,9 +68,13 @@ def draw_architecture(path: Path) -> None:
     shapes = ['<text x="20" y="24" class="h">Rooms: each imports only from those below</text>']
     for number, (name, text) in enumerate(ROOMS):
         y = top + row * number
-        shapes.append(f'<rect x="20" y="{y}" width="{width - 40}" height="{row - 8}" rx="6" class="room"/>')
+        shapes.append(
+            f'<rect x="20" y="{y}" width="{width - 40}" height="{row - 8}" rx="6" class="room"/>'
+        )
         shapes.append(f'<text x="34" y="{y + 24}"><tspan class="n">{escape(name)}</tspan>')
-        shapes.append(f'<tspan x="{width - 34}" text-anchor="end" class="t">{escape(text)}</tspan></text>')
+        shapes.append(
+            f'<tspan x="{width - 34}" text-anchor="end" class="t">{escape(text)}</tspan></text>'
+        )
     y = top + row * len(ROOMS) + 28
     shapes.append(
         f'<text x="20" y="{y}" class="h">The way of a batch: one step for training, planning and examining</text>'
@@ -62,8 +82,12 @@ def draw_architecture(path: Path) -> None:
     step = (width - 40) / len(BATCH)
     for number, name in enumerate(BATCH):
         x = 20 + number * step
-        shapes.append(f'<rect x="{x:.0f}" y="{y + 16}" width="{step - 12:.0f}" height="34" rx="6" class="step"/>')
-        shapes.append(f'<text x="{x + (step - 12) / 2:.0f}" y="{y + 37}" text-anchor="middle" class="s">{name}</text>')
+        shapes.append(
+            f'<rect x="{x:.0f}" y="{y + 16}" width="{step - 12:.0f}" height="34" rx="6" class="step"/>'
+        )
+        shapes.append(
+            f'<text x="{x + (step - 12) / 2:.0f}" y="{y + 37}" text-anchor="middle" class="s">{name}</text>'
+        )
         if number:
             shapes.append(f'<path d="M{x - 11:.0f} {y + 33}h8m-3 -3l3 3l-3 3" class="a"/>')
     style = (
@@ -73,7 +97,9 @@ def draw_architecture(path: Path) -> None:
     )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
     back = f'<rect width="{width}" height="{height}" fill="#fff"/>'
-    path.write_text("\n".join([head, f"<style>{style}</style>", back, *shapes, "</svg>"]) + "\n", "utf-8")
+    path.write_text(
+        "\n".join([head, f"<style>{style}</style>", back, *shapes, "</svg>"]) + "\n", "utf-8"
+    )
 
 
 def draw_timeline(path: Path) -> None:
@@ -84,9 +110,13 @@ def draw_timeline(path: Path) -> None:
     count = len(next(iter(lines.values())))
     values = [[value / 2**20 for value in lines[name]] for name in names]
     axes.stackplot(range(count), values, labels=names, colors=[COLOURS[name] for name in names])
-    axes.set(xlim=(0, count - 1), xticks=[], ylabel="MiB", xlabel="allocations and releases, in order")
+    axes.set(
+        xlim=(0, count - 1), xticks=[], ylabel="MiB", xlabel="allocations and releases, in order"
+    )
     axes.set_title(
-        "Tensors of a planned training, without cuBLAS's workspace: building, then two steps", loc="left", fontsize=11
+        "Tensors of a planned training, without cuBLAS's workspace: building, then two steps",
+        loc="left",
+        fontsize=11,
     )
     figure.legend(loc="outside lower center", ncols=5, fontsize=8)
     save(figure, path)
@@ -95,18 +125,32 @@ def draw_timeline(path: Path) -> None:
 def draw_loss_scale(path: Path) -> None:
     """Train a small GAN in float16 and write the scales of both its phases."""
     with tempfile.TemporaryDirectory() as folder:
-        changes = ("name=scale", "precision.mode=O1", "precision.dtype=float16", "precision.growth_interval=50")
-        changes += ("train.steps=300", "train.evaluate_every=0", "train.sample_every=0", "train.log_every=1")
+        changes = (
+            "name=scale",
+            "precision.mode=O1",
+            "precision.dtype=float16",
+            "precision.growth_interval=50",
+        )
+        changes += (
+            "train.steps=300",
+            "train.evaluate_every=0",
+            "train.sample_every=0",
+            "train.log_every=1",
+        )
         run = mpt.train(mpt.load("@lsgan", *changes), runs=folder)
         text = (run.path / "metrics.jsonl").read_text("utf-8")
     rows = [row for row in map(json.loads, text.splitlines()) if row["kind"] == "train"]
     figure, axes = pyplot.subplots(figsize=(8.2, 2.8), layout="constrained")
     for phase, style in (("disc", "-"), ("gen", "--")):
         scales = [row["scale"][phase] for row in rows]
-        axes.step([row["step"] for row in rows], scales, style, where="post", label=f"phase {phase}")
+        axes.step(
+            [row["step"] for row in rows], scales, style, where="post", label=f"phase {phase}"
+        )
     axes.set_yscale("log", base=2)
     axes.set(xlabel="step", ylabel="loss scale")
-    axes.set_title("Halved at an overflow, doubled after 50 steps without one", loc="left", fontsize=11)
+    axes.set_title(
+        "Halved at an overflow, doubled after 50 steps without one", loc="left", fontsize=11
+    )
     axes.legend(fontsize=8)
     save(figure, path)
 
@@ -123,12 +167,24 @@ def photograph(page: Path, picture: Path, width: int, height: int) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise SystemExit("--pages needs chromium")
-    words = [browser, "--headless", "--no-sandbox", "--hide-scrollbars", f"--window-size={width},{height}"]
-    subprocess.run([*words, f"--screenshot={picture}", page.resolve().as_uri()], check=True, capture_output=True)
+    words = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--hide-scrollbars",
+        f"--window-size={width},{height}",
+    ]
+    subprocess.run(
+        [*words, f"--screenshot={picture}", page.resolve().as_uri()],
+        check=True,
+        capture_output=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pages", type=Path, help="a folder with verdict.html and doctor.html")
     arguments = parser.parse_args()
     if arguments.pages:

@@ -85,7 +85,13 @@ class Workload:
 
     def config(self, memory: dict[str, Any]) -> Config:
         """Return the configuration with these tricks."""
-        return load_config({**self.sections, "memory": memory, "train": {"batch_size": self.batch_size, "steps": 2}})
+        return load_config(
+            {
+                **self.sections,
+                "memory": memory,
+                "train": {"batch_size": self.batch_size, "steps": 2},
+            }
+        )
 
     def batches(self) -> Iterator[Batch]:
         """Yield the same random batches each time."""
@@ -94,7 +100,9 @@ class Workload:
             shape = (self.batch_size, *self.data.fields["image"].shape)
             yield {
                 "image": torch.rand(shape, generator=generator),
-                "label": torch.randint(0, len(self.data.classes), (self.batch_size,), generator=generator),
+                "label": torch.randint(
+                    0, len(self.data.classes), (self.batch_size,), generator=generator
+                ),
             }
 
 
@@ -102,7 +110,10 @@ def workloads(quick: bool) -> list[Workload]:
     """Return a classifier and a GAN."""
 
     def data(channels: int, size: int) -> DataSpec:
-        fields = {"image": FieldSpec((channels, size, size), torch.float32), "label": FieldSpec((), torch.int64)}
+        fields = {
+            "image": FieldSpec((channels, size, size), torch.float32),
+            "label": FieldSpec((), torch.int64),
+        }
         return DataSpec(fields, 1000, tuple("0123456789"))
 
     size, batch_size = (32, 8) if quick else (64, 64)
@@ -117,8 +128,18 @@ def workloads(quick: bool) -> list[Workload]:
         "precision": "fp32",
     }
     return [
-        Workload(f"ResNet-18, {size} x {size}, batch {batch_size}, Adam, fp32", resnet, data(3, size), batch_size),
-        Workload(f"DCGAN, {size} x {size}, batch {batch_size}, Adam, fp32", gan, data(1, size), batch_size),
+        Workload(
+            f"ResNet-18, {size} x {size}, batch {batch_size}, Adam, fp32",
+            resnet,
+            data(3, size),
+            batch_size,
+        ),
+        Workload(
+            f"DCGAN, {size} x {size}, batch {batch_size}, Adam, fp32",
+            gan,
+            data(1, size),
+            batch_size,
+        ),
     ]
 
 
@@ -129,7 +150,11 @@ def all_kept() -> list[Kept]:
 
 def saved_bytes(run: Run, batch: Batch) -> int:
     """Return the largest number of bytes that one loss of the first phase keeps for its backward, weights aside."""
-    weights = {p.untyped_storage()._cdata for module in run.task.modules.values() for p in module.parameters()}
+    weights = {
+        p.untyped_storage()._cdata
+        for module in run.task.modules.values()
+        for p in module.parameters()
+    }
     phase, most = run.phases[0], 0
     kept: dict[int, Tensor] = {}
     others = all_kept()
@@ -137,14 +162,23 @@ def saved_bytes(run: Run, batch: Batch) -> int:
     def pack(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage()._cdata not in weights:
             kept[tensor.untyped_storage()._cdata] = tensor.detach()
-        return tensor.detach()  # a graph that holds its own output and is never walked would not be freed
+        # a graph that holds its own output and is never walked would not be freed
+        return tensor.detach()
 
-    part = {name: value[: run.adaptation.micro_batch_size] for name, value in run.task.draw(batch, phase).items()}
+    part = {
+        name: value[: run.adaptation.micro_batch_size]
+        for name, value in run.task.draw(batch, phase).items()
+    }
     pending = None
     while True:
         kept.clear()
-        with run.precision.forward(), saved_tensors_hooks(pack, lambda tensor: tensor), memory_forward(run.tricks):
-            pending = iter(phase.losses(part)) if pending is None else pending  # most tasks compute all at once
+        with (
+            run.precision.forward(),
+            saved_tensors_hooks(pack, lambda tensor: tensor),
+            memory_forward(run.tricks),
+        ):
+            # most tasks compute all at once
+            pending = iter(phase.losses(part)) if pending is None else pending
             loss = next(pending, None)
         if loss is None:
             return most
@@ -166,7 +200,9 @@ def measure(workload: Workload, memory: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     gpu = find_gpu("rtx2060")
     config = workload.config(memory)
-    traced = trace_placed(config, workload.data, gpu, Calibration(), Placement(), workload.batch_size)
+    traced = trace_placed(
+        config, workload.data, gpu, Calibration(), Placement(), workload.batch_size
+    )
     row["planned"] = replay(traced.trace).allocated
     try:
         run = build_run(config, CPU, workload.data)
@@ -181,7 +217,9 @@ def measure(workload: Workload, memory: dict[str, Any]) -> dict[str, Any]:
     row["flops"] = counter.get_total_flops()
     row["peak"] = measure_step(lambda: perform(run, second), lambda: known_tensors(run)).peak_bytes
     row["weights"] = [
-        value.detach().clone() for m in run.task.modules.values() for value in module_state(run.precision, m).values()
+        value.detach().clone()
+        for m in run.task.modules.values()
+        for value in module_state(run.precision, m).values()
     ]
     row["exact"] = all(trick.exact for trick in run.tricks)
     return row
@@ -210,25 +248,35 @@ def write_table(workload: Workload) -> str:
     for memory in TRICKS:
         row = measure(workload, memory)
         plain = plain or row
-        mebibytes = [f"{row[key] / 2**20:.1f}" if key in row else "-" for key in ("saved", "peak", "planned")]
+        mebibytes = [
+            f"{row[key] / 2**20:.1f}" if key in row else "-" for key in ("saved", "peak", "planned")
+        ]
         equal = "needs an extra"
         if "weights" in row:
-            same = all(torch.equal(a, b) for a, b in zip(plain["weights"], row["weights"], strict=True))
+            same = all(
+                torch.equal(a, b) for a, b in zip(plain["weights"], row["weights"], strict=True)
+            )
             equal = "yes" if same else "no"
             if row["exact"] and not same:
                 raise SystemExit(f"{describe(memory)} says that it is exact, and is not")
         flops = f"{row['flops'] / plain['flops']:.2f}" if "flops" in row else "-"
         cost = "; ".join(COSTS[name] for name in memory)
-        lines.append(f"| {describe(memory)} | {' | '.join(mebibytes)} | {flops} | {equal} | {cost} |")
+        lines.append(
+            f"| {describe(memory)} | {' | '.join(mebibytes)} | {flops} | {equal} | {cost} |"
+        )
         print(lines[-1], flush=True)
     return "\n".join(lines)
 
 
 def main() -> None:
     """Measure, and replace the tables in the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks/memory.md"))
-    parser.add_argument("--quick", action="store_true", help="small models: to try the script, not for the page")
+    parser.add_argument(
+        "--quick", action="store_true", help="small models: to try the script, not for the page"
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     text = arguments.output.read_text("utf-8")

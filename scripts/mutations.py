@@ -45,7 +45,15 @@ ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "scripts" / "mutations.yaml"
 PAGE = ROOT / "docs" / "benchmarks" / "mutations.md"
 WARM = (
-    *("torch", "torch.export", "torch._decomp", "torch._meta_registrations", "numpy", "pydantic.json_schema", "yaml"),
+    *(
+        "torch",
+        "torch.export",
+        "torch._decomp",
+        "torch._meta_registrations",
+        "numpy",
+        "pydantic.json_schema",
+        "yaml",
+    ),
     *("PIL.Image", "typer.testing", "rich.console", "scipy", "matplotlib"),
 )
 """What forks have imported already."""
@@ -82,13 +90,17 @@ class Mutation:
     @property
     def name(self) -> str:
         """A name that stays while the entry does."""
-        return hashlib.sha256("\0".join((self.file, self.text, self.becomes)).encode()).hexdigest()[:12]
+        return hashlib.sha256("\0".join((self.file, self.text, self.becomes)).encode()).hexdigest()[
+            :12
+        ]
 
     def apply(self, source: str) -> str:
         """Return the mutated source. Raises MutationError unless the text occurs exactly once."""
         count = source.count(self.text)
         if count != 1:
-            raise MutationError(f"{self.file}: {self.text!r} occurs {count} times; it must occur once")
+            raise MutationError(
+                f"{self.file}: {self.text!r} occurs {count} times; it must occur once"
+            )
         if self.becomes == self.text:
             raise MutationError(f"{self.file}: {self.text!r} is not changed")
         return source.replace(self.text, self.becomes)
@@ -122,7 +134,9 @@ def check_list(mutations: list[Mutation], root: Path = ROOT) -> list[str]:
             one.apply((root / one.file).read_text("utf-8"))
         except (OSError, MutationError) as error:
             problems.append(str(error))
-        problems += [f"{one.file}: {test} is gone" for test in one.tests if not is_there(test, root)]
+        problems += [
+            f"{one.file}: {test} is gone" for test in one.tests if not is_there(test, root)
+        ]
     return problems
 
 
@@ -192,7 +206,9 @@ class Campaign:
     def save(self) -> None:
         """Keep what was found."""
         results = {name: asdict(one) for name, one in self.results.items()}
-        text = json.dumps({"results": results, "sound": self.sound, "took": self.took, "tried": self.tried})
+        text = json.dumps(
+            {"results": results, "sound": self.sound, "took": self.took, "tried": self.tried}
+        )
         self.path.with_suffix(".new").write_text(text)
         self.path.with_suffix(".new").replace(self.path)
 
@@ -247,7 +263,9 @@ class Campaign:
             source, tests = (ROOT / one.file).read_text("utf-8"), self.chosen(one)
             files = [file for file in files_of(tests) if not self.is_tried(one, file)][:GROUP_FILES]
             if files and changed_functions(source, one.apply(source), one.file) is not None:
-                trials.append(Trial(one.name, one.file, source, one.apply(source), tuple(files), tests[0]))
+                trials.append(
+                    Trial(one.name, one.file, source, one.apply(source), tuple(files), tests[0])
+                )
         by_name = {trial.name: (self.named(trial.name), trial) for trial in trials}
         for name, report in try_group(self.lanes[0], trials) if trials else ():
             mutation, trial = by_name[name]
@@ -293,8 +311,16 @@ class Campaign:
 
     def doubted(self) -> list[str]:
         """Run the tests that have noticed something without any mutation; forget what those that fail have noticed."""
-        noticed = {name_of(one.by) for one in self.results.values() if one.by and not one.by.endswith("(collection)")}
-        unproved = sorted(test for test in noticed if self.sound.get(test) != digest_of(ROOT / test.split("::")[0]))
+        noticed = {
+            name_of(one.by)
+            for one in self.results.values()
+            if one.by and not one.by.endswith("(collection)")
+        }
+        unproved = sorted(
+            test
+            for test in noticed
+            if self.sound.get(test) != digest_of(ROOT / test.split("::")[0])
+        )
         if not unproved:
             return []
         lane = self.lanes[0]
@@ -302,12 +328,18 @@ class Campaign:
         self.wait({lane.child: (lane, None, "")})
         report = lane.end()
         failed = [test for test in unproved if test in report.failures or test not in report.took]
-        self.sound.update({test: digest_of(ROOT / test.split("::")[0]) for test in unproved if test not in failed})
+        self.sound.update(
+            {test: digest_of(ROOT / test.split("::")[0]) for test in unproved if test not in failed}
+        )
         self.broken += failed
-        self.results = {name: one for name, one in self.results.items() if name_of(one.by) not in failed}
+        self.results = {
+            name: one for name, one in self.results.items() if name_of(one.by) not in failed
+        }
         self.save()
         print(
-            f"{len(unproved) - len(failed)} tests pass without any mutation, {len(failed)} do not", *failed, flush=True
+            f"{len(unproved) - len(failed)} tests pass without any mutation, {len(failed)} do not",
+            *failed,
+            flush=True,
         )
         return failed
 
@@ -331,7 +363,11 @@ class Campaign:
         if report.ended == "died":
             by = f"{report.running} (does not end)"
         killer = name_of(by).split("::")[0]
-        relevant = [mutation.file, killer] if by else [mutation.file, *(name.split("::")[0] for name in files)]
+        relevant = (
+            [mutation.file, killer]
+            if by
+            else [mutation.file, *(name.split("::")[0] for name in files)]
+        )
         self.results[mutation.name] = Result(
             "killed" if by else "survived",
             by,
@@ -351,7 +387,9 @@ class Campaign:
         return f"{result.verdict:8} {mutation.file}:{line} {result.seconds:5.1f} s, {tail}"
 
 
-def page_of(mutations: list[Mutation], results: dict[str, Result], command: str, root: Path = ROOT) -> str:
+def page_of(
+    mutations: list[Mutation], results: dict[str, Result], command: str, root: Path = ROOT
+) -> str:
     """Return the page of the docs."""
     rows = {kind: [one for one in mutations if kind_of(one, results) == kind] for kind in KINDS}
     told = ", ".join(f"{len(rows[kind])} {words}" for kind, words in KINDS.items() if rows[kind])
@@ -368,20 +406,48 @@ def page_of(mutations: list[Mutation], results: dict[str, Result], command: str,
         "",
         f"**{len(mutations)} mutations: {told}**, {seconds / 60:.0f} minutes of processor time.",
     ]
-    lines += ["", "| what tests tend not to see | " + " | ".join(KINDS.values()) + " |", "|---|" + "---|" * len(KINDS)]
+    lines += [
+        "",
+        "| what tests tend not to see | " + " | ".join(KINDS.values()) + " |",
+        "|---|" + "---|" * len(KINDS),
+    ]
     for pattern, words in PATTERNS.items():
         counts = [sum(one.kind == pattern for one in rows[kind]) for kind in KINDS]
         lines.append(f"| {words} | " + " | ".join(map(str, counts)) + " |")
     if rows["survived"]:
-        lines += ["", "## Survived", "", "| line | change | what a user would meet | tests run |", "|---|---|---|---|"]
+        lines += [
+            "",
+            "## Survived",
+            "",
+            "| line | change | what a user would meet | tests run |",
+            "|---|---|---|---|",
+        ]
         lines += [row(one, results, root) for one in rows["survived"]]
     if rows["equivalent"]:
-        lines += ["", "## Equivalent", "", "| line | change | why nothing changes |", "|---|---|---|"]
+        lines += [
+            "",
+            "## Equivalent",
+            "",
+            "| line | change | why nothing changes |",
+            "|---|---|---|",
+        ]
         lines += [row(one, results, root) for one in rows["equivalent"]]
-    lines += ["", "## Killed", "", "| line | change | what a user would meet | by |", "|---|---|---|---|"]
+    lines += [
+        "",
+        "## Killed",
+        "",
+        "| line | change | what a user would meet | by |",
+        "|---|---|---|---|",
+    ]
     lines += [row(one, results, root) for one in rows["killed"]]
     if rows["open"]:
-        lines += ["", "## Not run", "", "| line | change | what a user would meet | |", "|---|---|---|---|"]
+        lines += [
+            "",
+            "## Not run",
+            "",
+            "| line | change | what a user would meet | |",
+            "|---|---|---|---|",
+        ]
         lines += [row(one, results, root) for one in rows["open"]]
     return "\n".join(lines) + "\n"
 
@@ -402,7 +468,9 @@ def killers_of(page: str) -> dict[tuple[str, str], str]:
     for line in page.partition("## Killed")[2].splitlines():
         cells = [cell.replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip("| "))]
         if len(cells) == 4 and "tests/" not in cells[3] and "::" in cells[3]:
-            found[cells[0].strip().rpartition(":")[0], cells[1].strip()] = "tests/" + cells[3].strip(" `")
+            found[cells[0].strip().rpartition(":")[0], cells[1].strip()] = "tests/" + cells[
+                3
+            ].strip(" `")
     return found
 
 
@@ -421,7 +489,9 @@ def is_there(test: str, root: Path) -> bool:
     file, _, name = test.partition("::")
     if not test or not (root / file).exists():
         return False
-    return not name or f"def {name.partition('[')[0].rpartition('::')[2]}(" in (root / file).read_text("utf-8")
+    return not name or f"def {name.partition('[')[0].rpartition('::')[2]}(" in (
+        root / file
+    ).read_text("utf-8")
 
 
 def row(mutation: Mutation, results: dict[str, Result], root: Path) -> str:
@@ -459,7 +529,12 @@ def change_of(mutation: Mutation) -> str:
 
 def commit_of(root: Path) -> str:
     """Return the commit, and whether files differ from it."""
-    run = subprocess.run(["git", "describe", "--always", "--dirty=+changes"], cwd=root, capture_output=True, text=True)
+    run = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+changes"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
     return run.stdout.strip() or "unknown"
 
 
@@ -472,13 +547,22 @@ def torch_version() -> str:
 
 def main() -> None:
     """Run, and print or write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1, help="mutations that are tested at the same time")
-    parser.add_argument("--limit", type=float, default=90.0, help="processor seconds of tests for each")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="mutations that are tested at the same time"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=90.0, help="processor seconds of tests for each"
+    )
     parser.add_argument("--only", default="", help="files whose path has this text")
     parser.add_argument("--again", action="store_true", help="forget earlier results")
     parser.add_argument(
-        "--state", type=Path, default=Path.home() / ".cache" / "mpt-mutations", help="results and copies"
+        "--state",
+        type=Path,
+        default=Path.home() / ".cache" / "mpt-mutations",
+        help="results and copies",
     )
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     arguments = parser.parse_args()

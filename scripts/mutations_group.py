@@ -47,7 +47,11 @@ def try_group(lane: Lane, trials: Sequence[Trial]) -> Iterator[tuple[str, Report
         try:
             lane.enter_tree()
             files = dict.fromkeys(file for trial in trials for file in trial.files)
-            options = [*OPTIONS, "--continue-on-collection-errors", f"--basetemp={lane.folder / 'base'}"]
+            options = [
+                *OPTIONS,
+                "--continue-on-collection-errors",
+                f"--basetemp={lane.folder / 'base'}",
+            ]
             pytest.main([*options, *files], plugins=[Group(lane, trials, reports)])
         except BaseException:
             traceback.print_exc()
@@ -92,7 +96,8 @@ class Group:
             if lane.child == 0:
                 try:
                     os.setsid()
-                    swap(changes)  # none, where tests import the file later: they find the mutated one
+                    # none, where tests import the file later: they find the mutated one
+                    swap(changes)
                     names = {code.co_name for code in changes if not code.co_name.startswith("<")}
                     run_all(session, Watch(lane.report_path, lane.limit, lane.took), trial, names)
                 except BaseException:

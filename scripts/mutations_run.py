@@ -23,7 +23,17 @@ from typing import Any
 
 import pytest
 
-COPIED = ("mpt", "tests", "scripts", "configs", "docs", "pyproject.toml", "setup.py", "README.md", "CONTRIBUTING.md")
+COPIED = (
+    "mpt",
+    "tests",
+    "scripts",
+    "configs",
+    "docs",
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "CONTRIBUTING.md",
+)
 OPTIONS = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=line", "--timeout=200")
 HANGS_AFTER = 20.0
 """Processor seconds in one test that is counted as one that does not end."""
@@ -66,7 +76,9 @@ class Watch:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Run the quick tests of each file first: an arithmetic error costs milliseconds and not a training."""
-        files = {name: place for place, name in enumerate(dict.fromkeys(file_of(item) for item in items))}
+        files = {
+            name: place for place, name in enumerate(dict.fromkeys(file_of(item) for item in items))
+        }
         items.sort(key=lambda item: (files[file_of(item)], self.expected(item)))
 
     def expected(self, item: pytest.Item) -> float:
@@ -121,7 +133,10 @@ def doubled(tests: list[str]) -> Iterator[list[str]]:
 
 def processor_seconds() -> float:
     """Return the processor time of this process and of those that it has waited for."""
-    own, others = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    own, others = (
+        resource.getrusage(resource.RUSAGE_SELF),
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    )
     return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
 
 
@@ -157,7 +172,9 @@ class Lane:
 
     def fill(self, root: Path) -> None:
         """Copy the files that git knows or would take."""
-        listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard", *COPIED], cwd=root, text=True)
+        listed = subprocess.check_output(
+            ["git", "ls-files", "-co", "--exclude-standard", *COPIED], cwd=root, text=True
+        )
         for name in listed.splitlines():
             if (root / name).is_file():
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +227,9 @@ class Lane:
         os.chdir(self.tree)
         os.environ["PYTHONPATH"] = str(self.tree)
         sys.path[:] = [str(self.tree), *(one for one in sys.path[1:] if one)]
-        for name in [name for name in sys.modules if name.split(".")[0] in ("mpt", "tests", "scripts")]:
+        for name in [
+            name for name in sys.modules if name.split(".")[0] in ("mpt", "tests", "scripts")
+        ]:
             del sys.modules[name]
 
     def is_hanging(self) -> bool:
@@ -218,7 +237,9 @@ class Lane:
         noted = self.report_path.stat().st_mtime if self.report_path.exists() else self.began
         if time.time() - noted > WAITS_AFTER:
             return True
-        return self.report_path.exists() and seconds_of(self.child) - self.read().seconds > HANGS_AFTER
+        return (
+            self.report_path.exists() and seconds_of(self.child) - self.read().seconds > HANGS_AFTER
+        )
 
     def kill(self) -> None:
         """End the fork and what it has started."""

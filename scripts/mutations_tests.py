@@ -15,7 +15,17 @@ from collections import defaultdict
 from pathlib import Path
 
 FOLDERS = ("mpt", "tests", "scripts")
-PART_FOLDERS = ("nn", "tasks", "data", "losses", "metrics", "optim", "precision", "memory", "commands")
+PART_FOLDERS = (
+    "nn",
+    "tasks",
+    "data",
+    "losses",
+    "metrics",
+    "optim",
+    "precision",
+    "memory",
+    "commands",
+)
 LEFT_OUT = (
     "tests/scripts/test_mutations.py",  # would see that the text is gone
     "tests/test_architecture.py",  # rules about source text
@@ -46,7 +56,9 @@ class TestsOf:
         self.tests = [
             name
             for name in self.files
-            if Path(name).name.startswith("test_") and name.startswith("tests/") and not name.startswith(LEFT_OUT)
+            if Path(name).name.startswith("test_")
+            and name.startswith("tests/")
+            and not name.startswith(LEFT_OUT)
         ]
 
     @functools.cached_property
@@ -81,7 +93,11 @@ class TestsOf:
                 distances.setdefault(test, distance)
 
         def farness(test: str) -> tuple[float, str]:
-            apart = distances[test] - SAME_FOLDER * shared_folders(test, file) + test.startswith("tests/scripts/")
+            apart = (
+                distances[test]
+                - SAME_FOLDER * shared_folders(test, file)
+                + test.startswith("tests/scripts/")
+            )
             return (apart if distances[test] else -1.0), test
 
         return sorted(distances, key=farness)

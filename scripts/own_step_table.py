@@ -31,7 +31,9 @@ Step = Callable[[], Any]
 
 
 def train_step(
-    model: nn.Module, loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module,
+    loss: Callable[[], torch.Tensor],
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Step:
     """Return a plain step: zero_grad, forward and loss, backward, clipping, the optimizer's step."""
     model.train()
@@ -52,7 +54,9 @@ def classifier(model: nn.Module, size: int, classes: int) -> Step:
     """Return the step of a classifier of pictures."""
 
     def loss() -> torch.Tensor:
-        return functional.cross_entropy(model(torch.randn(2, 3, size, size)), torch.randint(0, classes, (2,)))
+        return functional.cross_entropy(
+            model(torch.randn(2, 3, size, size)), torch.randint(0, classes, (2,))
+        )
 
     return train_step(model, loss)
 
@@ -112,7 +116,12 @@ def transformers_llama() -> Step:
     """transformers' LlamaForCausalLM."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=500, **sizes))
     ids = torch.randint(0, 500, (2, 64))
     return train_step(model, lambda: model(input_ids=ids, labels=ids).loss)
@@ -122,7 +131,12 @@ def transformers_bert() -> Step:
     """transformers' BertForSequenceClassification."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     model = BertForSequenceClassification(BertConfig(vocab_size=500, **sizes))
     ids, labels = torch.randint(0, 500, (2, 32)), torch.tensor([0, 1])
     return train_step(model, lambda: model(input_ids=ids, labels=labels).loss)
@@ -140,7 +154,9 @@ def diffusers_unet() -> Step:
     def loss() -> torch.Tensor:
         images, noise = torch.randn(2, 3, 16, 16), torch.randn(2, 3, 16, 16)
         times = torch.randint(0, 1000, (2,))
-        return functional.mse_loss(model(schedule.add_noise(images, noise, times), times).sample, noise)
+        return functional.mse_loss(
+            model(schedule.add_noise(images, noise, times), times).sample, noise
+        )
 
     return train_step(model, loss)
 
@@ -151,7 +167,10 @@ def segmentation_unet() -> Step:
 
     model = smp.Unet("resnet18", encoder_weights=None, classes=4)
     return train_step(
-        model, lambda: functional.cross_entropy(model(torch.randn(2, 3, 64, 64)), torch.randint(0, 4, (2, 64, 64)))
+        model,
+        lambda: functional.cross_entropy(
+            model(torch.randn(2, 3, 64, 64)), torch.randint(0, 4, (2, 64, 64))
+        ),
     )
 
 
@@ -219,8 +238,14 @@ def write_page(rows: dict[str, dict[str, Any]], left_out: list[str]) -> str:
         if "problem" in row:
             lines.append(f"| {words.rstrip('.')} | | | {row['problem']} |")
         else:
-            equal = "equal" if row["planned"] == row["measured"] else f"{row['planned'] / row['measured'] - 1:+.2%}"
-            lines.append(f"| {words.rstrip('.')} | {row['planned']:,} | {row['measured']:,} | {equal} |")
+            equal = (
+                "equal"
+                if row["planned"] == row["measured"]
+                else f"{row['planned'] / row['measured'] - 1:+.2%}"
+            )
+            lines.append(
+                f"| {words.rstrip('.')} | {row['planned']:,} | {row['measured']:,} | {equal} |"
+            )
     if left_out:
         lines += ["", f"Not installed here: {', '.join(left_out)}."]
     return "\n".join(lines) + "\n"
@@ -228,7 +253,9 @@ def write_page(rows: dict[str, dict[str, Any]], left_out: list[str]) -> str:
 
 def main() -> None:
     """Measure each step in a process of its own and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="")
     parser.add_argument("--measure")
     parser.add_argument("-o", "--output", type=Path)
@@ -240,12 +267,21 @@ def main() -> None:
     rows = {}
     for name in (name for name in STEPS if asked.only in name and name.partition("_")[0] in there):
         done = subprocess.run(
-            [sys.executable, __file__, "--measure", name], capture_output=True, text=True, check=False
+            [sys.executable, __file__, "--measure", name],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         lines = done.stdout.strip().splitlines()
-        rows[name] = json.loads(lines[-1]) if done.returncode == 0 else {"problem": done.stderr.strip()[-200:]}
+        rows[name] = (
+            json.loads(lines[-1])
+            if done.returncode == 0
+            else {"problem": done.stderr.strip()[-200:]}
+        )
         print(name, rows[name], file=sys.stderr)
-    page = write_page(rows, [package for prefix, package in PACKAGES.items() if prefix not in there])
+    page = write_page(
+        rows, [package for prefix, package in PACKAGES.items() if prefix not in there]
+    )
     if asked.output:
         asked.output.write_text(page, "utf-8")
     else:

@@ -57,13 +57,20 @@ from tests.parallel.test_faults import injected, saved_step
 
 TASKS: dict[str, tuple[str, ...]] = {
     "classifier": ("classify_digits", "model.features=8"),
-    "class weights": ("classify_digits", "model.features=8", 'task.class_weights={"0": 0.01, "1": 40}'),
+    "class weights": (
+        "classify_digits",
+        "model.features=8",
+        'task.class_weights={"0": 0.01, "1": 40}',
+    ),
     "mixup": ("classify_digits", "model.features=8", "task.mixup=0.4", "task.cutmix=1.0"),
     "vae": ("vae",),
     "cvae": ("vae", "model.name=cvae"),
     "dvae": ("vae", "model.name=dvae"),
     "lsgan": ("lsgan",),
-    **{name: ("lsgan", f"model.name={name}") for name in ("vanilla_gan", "cgan", "acgan", "infogan")},
+    **{
+        name: ("lsgan", f"model.name={name}")
+        for name in ("vanilla_gan", "cgan", "acgan", "infogan")
+    },
     **{name: ("lsgan", f"model.name={name}") for name in ("aae", "bigan", "ebgan", "wgan")},
     "wgan_gp": ("wgan_gp",),
     "began": ("began",),
@@ -72,7 +79,12 @@ TASKS: dict[str, tuple[str, ...]] = {
     "path lengths": ("stylegan2_16",),
     "stylegan2 ada": ("stylegan2_16", "task.path_weight=0", "task.ada_target=0.6"),
     "saehd": ("saehd_demo",),
-    "saehd, gan": ("saehd_demo", "model.gan_power=0.1", "model.gan_dims=8", "model.true_face_power=0.1"),
+    "saehd, gan": (
+        "saehd_demo",
+        "model.gan_power=0.1",
+        "model.gan_dims=8",
+        "model.true_face_power=0.1",
+    ),
     "yolofuse": ("yolofuse_demo", "dataset.count=40", "dataset.test_count=8"),
     "one camera": ("yolofuse_demo", "model.fusion=ir", "dataset.count=40", "dataset.test_count=8"),
     "dain": ("dain_demo", "task.flow_steps=1"),
@@ -131,12 +143,25 @@ FIRST = re.compile(r"; |\. ")
 FAULTS = ("memory", "nan", "inf", "signal", "error", "kill", "hang")
 
 
-def make_config(task: str, mode: str, way: str, batch_size: int, ranks: int, *changes: str) -> Config:
+def make_config(
+    task: str, mode: str, way: str, batch_size: int, ranks: int, *changes: str
+) -> Config:
     """Return a task's small configuration; hybrid is over two groups of ranks."""
     name, *own = TASKS[task]
-    parallel = [*WAYS[way], *([f"parallel.shard_ranks={ranks // 2}"] if way.endswith("hybrid") else [])]
+    parallel = [
+        *WAYS[way],
+        *([f"parallel.shard_ranks={ranks // 2}"] if way.endswith("hybrid") else []),
+    ]
     split = [f"memory.micro_batch={batch_size // 4}"] if way == "micro-batches" else []
-    words = [*own, "precision=null", *MODES[mode], f"train.batch_size={batch_size}", *parallel, *split, *changes]
+    words = [
+        *own,
+        "precision=null",
+        *MODES[mode],
+        f"train.batch_size={batch_size}",
+        *parallel,
+        *split,
+        *changes,
+    ]
     return load_config(f"@{name}", words)
 
 
@@ -159,7 +184,9 @@ def batches(run: Run, config: Config, data: Dataset) -> Iterator[Batch]:
     start, stop = run.world.place(count)
     for whole in Loader(data, count, config.seed).batches():
         order = weight_of(whole).argsort(stable=True)
-        part = inputs_of(run, {name: value[order][start:stop] for name, value in whole.items()}, count)
+        part = inputs_of(
+            run, {name: value[order][start:stop] for name, value in whole.items()}, count
+        )
         yield {name: in_default_dtype(value) for name, value in part.items()}
 
 
@@ -184,18 +211,32 @@ def train_before(config: Config, steps: int, path: Path) -> None:
     torch.save({"modules": modules, "task": run.task.state_dict()}, path)
 
 
-def perform(world: World, config: Config, data: Dataset, steps: int, start: Path, keeps_norms: bool) -> dict[str, Any]:
+def perform(
+    world: World, config: Config, data: Dataset, steps: int, start: Path, keeps_norms: bool
+) -> dict[str, Any]:
     """Go on from trained networks for some steps, and return what they came to."""
     run = build_run(config, torch.device("cpu"), data.spec, world=world)
     saved = torch.load(start, weights_only=True)
     restore_modules(run, {"modules": saved["modules"]})
-    run.task.load_state_dict({name: in_default_dtype(value) for name, value in saved["task"].items()})
-    for norm in (m for module in run.task.modules.values() for m in module.modules() if isinstance(m, _BatchNorm)):
+    run.task.load_state_dict(
+        {name: in_default_dtype(value) for name, value in saved["task"].items()}
+    )
+    for norm in (
+        m
+        for module in run.task.modules.values()
+        for m in module.modules()
+        if isinstance(m, _BatchNorm)
+    ):
         norm.train(not keeps_norms)
     first = weights_of(run)
     skipped = take_steps(run, config, data, steps)
     last = weights_of(run)
-    return {"first": first.numpy(), "last": last.numpy(), "skipped": skipped, "scales": loss_scales(run.precision)}
+    return {
+        "first": first.numpy(),
+        "last": last.numpy(),
+        "skipped": skipped,
+        "scales": loss_scales(run.precision),
+    }
 
 
 @contextlib.contextmanager
@@ -226,13 +267,19 @@ def perform_both(world: World, config: Config, mode: str, *more: Any) -> list[di
 def in_default_dtype(value: Any) -> Any:
     """Return a number that a task has counted in the dtype of the comparison."""
     return (
-        value.to(torch.get_default_dtype()) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        value.to(torch.get_default_dtype())
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        else value
     )
 
 
 def weights_of(run: Run) -> torch.Tensor:
     """Return all trained weights of a task, whole, one after the other."""
-    found = [full(p).detach().double().flatten() for m in run.task.trainable.values() for p in m.parameters()]
+    found = [
+        full(p).detach().double().flatten()
+        for m in run.task.trainable.values()
+        for p in m.parameters()
+    ]
     return torch.cat([one.clone() for one in found])
 
 
@@ -288,26 +335,38 @@ def compared(of_one: list[dict[str, Any]], told: list[list[dict[str, Any]]]) -> 
     """Return the last four cells of a row: the distances of the first rank from one process, and what is alike."""
     alone, first = of_one[0], told[0][0]
     same = all(
-        numpy.array_equal(ours["last"], one["last"]) for one in told for ours, one in zip(told[0], one, strict=True)
+        numpy.array_equal(ours["last"], one["last"])
+        for one in told
+        for ours, one in zip(told[0], one, strict=True)
     )
     moved = numpy.linalg.norm(alone["last"] - alone["first"]) / numpy.linalg.norm(alone["first"])
     equal = first["skipped"] == alone["skipped"] and first["scales"] == alone["scales"]
-    distances = [f"{distance(alone, other):.1e}" for alone, other in zip(of_one, told[0], strict=True)]
+    distances = [
+        f"{distance(alone, other):.1e}" for alone, other in zip(of_one, told[0], strict=True)
+    ]
     in_float64 = distances[1] if len(distances) > 1 else ""
     words = f"{'equal' if equal else 'DIFFERENT'}, {sum(alone['skipped'])} skipped"
-    return f"{distances[0]}{'' if same else ' (RANKS DIFFER)'} | {in_float64} | {moved:.1e} | {words}"
+    return (
+        f"{distances[0]}{'' if same else ' (RANKS DIFFER)'} | {in_float64} | {moved:.1e} | {words}"
+    )
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, str, int, str]]:
     """Yield task, mode, number of ranks and way of each row."""
-    for mode, task, way, ranks in itertools.product(arguments.modes, arguments.tasks, arguments.ways, arguments.ranks):
-        if mode != "fp32" and (task not in SMALL or ranks > 2 or way not in ("micro-batches", "ddp", "fsdp full")):
+    for mode, task, way, ranks in itertools.product(
+        arguments.modes, arguments.tasks, arguments.ways, arguments.ranks
+    ):
+        if mode != "fp32" and (
+            task not in SMALL or ranks > 2 or way not in ("micro-batches", "ddp", "fsdp full")
+        ):
             continue
         if way == "micro-batches":
             if ranks == arguments.ranks[0]:
                 yield task, mode, 1, way
             continue
-        if (way.endswith("hybrid") and ranks < 4) or (way in ("fsdp grad", "ddp, sync") and ranks > 2):
+        if (way.endswith("hybrid") and ranks < 4) or (
+            way in ("fsdp grad", "ddp, sync") and ranks > 2
+        ):
             continue
         if way == "ddp, sync" and not has_norm(task):
             continue
@@ -318,7 +377,9 @@ def has_norm(task: str) -> bool:
     """Return whether a task's networks have BatchNorm."""
     config = make_config(task, "fp32", "ddp", 8, 1)
     run = build_run(config, torch.device("cpu"), build_datasets(config)[0].spec)
-    return any(isinstance(m, _BatchNorm) for module in run.task.modules.values() for m in module.modules())
+    return any(
+        isinstance(m, _BatchNorm) for module in run.task.modules.values() for m in module.modules()
+    )
 
 
 def fault_rows() -> Iterator[str]:
@@ -332,19 +393,29 @@ def fault_rows() -> Iterator[str]:
             ends, events = injected(Path(name), rank, kind, precision)
             seconds = time.perf_counter() - started
             codes = ", ".join("0" if end == "done" else str(end) for end in ends)
-            said = [kind for kind in ("out_of_memory", "rollback", "overflow", "rank_lost") if kind in events]
+            said = [
+                kind
+                for kind in ("out_of_memory", "rollback", "overflow", "rank_lost")
+                if kind in events
+            ]
             saved = saved_step(Path(name))
         yield f"| {kind} | {rank} | {codes} | {saved} | {seconds:.0f} | {', '.join(said) or '-'} |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", nargs="+", choices=("equality", "faults"), default=["equality", "faults"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--what", nargs="+", choices=("equality", "faults"), default=["equality", "faults"]
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["fp32", "amp"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--trained", type=int, default=160, help="steps before those that are compared")
+    parser.add_argument(
+        "--trained", type=int, default=160, help="steps before those that are compared"
+    )
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8)
     arguments = parser.parse_args()

@@ -58,7 +58,10 @@ def declared(plugins: Sequence[Plugin]) -> Iterator[tuple[str, str]]:
         yield "makes smaller", str(literals["RELIEVES"])
     if "LOSSY" in literals:
         lossy = literals["LOSSY"]
-        yield "changes the learned result", ("yes" if lossy else "no") if isinstance(lossy, bool) else names_of(lossy)
+        yield (
+            "changes the learned result",
+            ("yes" if lossy else "no") if isinstance(lossy, bool) else names_of(lossy),
+        )
     if literals.get("PROPOSALS"):
         yield "proposed by `mpt plan` as", names_of(literals["PROPOSALS"])
     if literals.get("LADDER"):
@@ -96,12 +99,26 @@ def measured(names: Sequence[str], pages: Sequence[str]) -> Iterator[str]:
             found = [row for row in rows if names_part(row, names)]
             if found and len(found) < len(rows):
                 title = HEADING.findall(text[: table.start()])[-1]
-                yield "\n".join([f"Measured: {title} ([all rows](../../benchmarks/{page})).", "", head, rule, *found])
+                yield "\n".join(
+                    [
+                        f"Measured: {title} ([all rows](../../benchmarks/{page})).",
+                        "",
+                        head,
+                        rule,
+                        *found,
+                    ]
+                )
 
 
 def names_part(row: str, names: Sequence[str]) -> bool:
     """Does the first cell of a row begin with one of the names, alone or as `name: value`?"""
-    first = row.split("|")[1].strip().strip("`").removeprefix("optimizer.name=").removeprefix("precision=")
+    first = (
+        row.split("|")[1]
+        .strip()
+        .strip("`")
+        .removeprefix("optimizer.name=")
+        .removeprefix("precision=")
+    )
     return any(re.match(rf"{re.escape(name)}(?![\w-])", first) for name in names)
 
 
@@ -138,14 +155,20 @@ def system_cards() -> Iterator[str]:
         text = read_docstring(folder / "__init__.py")
         rows = []
         for kind in ("nn", "tasks", "data", "losses", "metrics", "optim", "precision", "memory"):
-            found = sorted(path.stem for path in (folder / kind).glob("*.py") if path.stem != "__init__")
+            found = sorted(
+                path.stem for path in (folder / kind).glob("*.py") if path.stem != "__init__"
+            )
             if found:
                 rows.append(f"| {kind} | {names_of(found)} |")
-        commands = sorted(path.stem for path in (folder / "commands").glob("*.py") if path.stem != "__init__")
+        commands = sorted(
+            path.stem for path in (folder / "commands").glob("*.py") if path.stem != "__init__"
+        )
         if commands:
             said = ", ".join(f"`mpt {folder.name} {name.replace('_', '-')}`" for name in commands)
             rows.append(f"| commands | {said} |")
-        yield "\n\n".join([f"## {folder.name}", text, "\n".join(["| parts | |", "|---|---|", *rows])])
+        yield "\n\n".join(
+            [f"## {folder.name}", text, "\n".join(["| parts | |", "|---|---|", *rows])]
+        )
 
 
 def write_cards(registry: Registry | None = None) -> dict[Path, str]:

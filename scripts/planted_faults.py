@@ -111,7 +111,11 @@ def long_sum(h: Tensor) -> Tensor:
 def squared_distance(h: Tensor) -> Tensor:
     """|a|^2 + |b|^2 - 2ab of near points."""
     a, b = h + 30, h.roll(1, 0) + 30
-    distance = (a * a).sum(1, keepdim=True) + (b * b).sum(1, keepdim=True) - 2 * (a * b).sum(1, keepdim=True)
+    distance = (
+        (a * a).sum(1, keepdim=True)
+        + (b * b).sum(1, keepdim=True)
+        - 2 * (a * b).sum(1, keepdim=True)
+    )
     return h * (distance.abs() + 0.1).sqrt()
 
 
@@ -293,7 +297,8 @@ FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     *REFUSED,
 )
 RIGHT_ON_CUDA = tuple(
-    f"plant_{function.__name__}" for function in (exponential, log_sum_exp, long_sum, softplus_by_hand, softmax_by_hand)
+    f"plant_{function.__name__}"
+    for function in (exponential, log_sum_exp, long_sum, softplus_by_hand, softmax_by_hand)
 )
 """Networks that only break where exp and sum are computed in half, which CUDA's autocast does not."""
 _ALL = (*(f"plant_{function.__name__}" for function in FUNCTIONS), "plant_explosion", "plant_twice")
@@ -339,7 +344,9 @@ def plant_twice(num_classes: int) -> nn.Module:
 
 def harmless(num_classes: int, depth: int = 1) -> nn.Module:
     """Build the same network without a fault, with some depth."""
-    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)) for _ in range(depth)]
+    layers = [
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)) for _ in range(depth)
+    ]
     return Network(nn.Sequential(*layers), num_classes)
 
 

@@ -19,7 +19,12 @@ from torch.nn import functional
 from mpt.config.load import change_precision, load_config
 from mpt.planner.device.fake_device import header_path, read_operator_lists
 
-POLICY_WORDS = {"LOWER_PRECISION_FP": "half", "FP32": "float32", "FP32_SET_OPT_DTYPE": "float32", "PROMOTE": "widest"}
+POLICY_WORDS = {
+    "LOWER_PRECISION_FP": "half",
+    "FP32": "float32",
+    "FP32_SET_OPT_DTYPE": "float32",
+    "PROMOTE": "widest",
+}
 
 Operator = Callable[[Tensor, Callable[..., Tensor]], Any]
 
@@ -37,7 +42,10 @@ def operators() -> dict[str, tuple[str, Operator]]:
         "softmax": ("softmax", lambda x, new: functional.softmax(x, -1)),
         "layer_norm": ("layer_norm", lambda x, new: functional.layer_norm(x, (8,), new(8), new(8))),
         "group_norm": ("group_norm", lambda x, new: functional.group_norm(x, 2, new(4), new(4))),
-        "batch_norm": ("batch_norm", lambda x, new: functional.batch_norm(x, None, None, new(4), new(4), True)),
+        "batch_norm": (
+            "batch_norm",
+            lambda x, new: functional.batch_norm(x, None, None, new(4), new(4), True),
+        ),
         "exp, log, pow": ("exp", lambda x, new: torch.exp(x)),
         "rsqrt": ("rsqrt", lambda x, new: torch.rsqrt(x)),
         "sum": ("sum", lambda x, new: torch.sum(x)),
@@ -72,7 +80,12 @@ def main() -> None:
     lists = read_operator_lists(header_path().read_text())
     cuda = {name: POLICY_WORDS[policy] for policy, entries in lists.items() for name, _ in entries}
     # Beside the lists: two with kernels of their own, two that PyTorch's type promotion decides without autocast.
-    cuda |= {"binary_cross_entropy": "refused", "norm": "float32", "add": "float32", "cat": "float32"}
+    cuda |= {
+        "binary_cross_entropy": "refused",
+        "norm": "float32",
+        "add": "float32",
+        "cat": "float32",
+    }
     base = load_config({"model": {"name": "dcgan"}, "dataset": {"name": "digits"}})
     modes = {name: change_precision(base, name).precision for name in ("bf16", "O1")}
     built = {

@@ -44,7 +44,13 @@ FURTHER = ("task.flow_steps=0", "optimizer.lr=1.5e-3", "train.batch_size=2")
 PLAN = {
     "dcgan": Entry("dcgan_fp32", "frechet_distance", ("train.steps=400",), 100),
     "lsgan": Entry("lsgan", "frechet_distance", ("train.steps=2000", "precision=fp32"), 500),
-    "dain": Entry("dain_demo", "psnr", ("train.steps=350", "task.flow_steps=250", "precision=fp32"), 40, FURTHER),
+    "dain": Entry(
+        "dain_demo",
+        "psnr",
+        ("train.steps=350", "task.flow_steps=250", "precision=fp32"),
+        40,
+        FURTHER,
+    ),
     "rife": Entry(
         "rife_demo",
         "psnr",
@@ -58,7 +64,9 @@ PUBLISHED = {"`@dain_vimeo`": ("dain_vimeo", ())}
 
 def main() -> None:
     """Train and prune what is missing, plan, and write both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, default=Path("runs") / "pruning")
     parser.add_argument("--only", nargs="*", default=list(PLAN), choices=list(PLAN))
     parser.add_argument("--measured", action="store_true", help="leave the table of plans as it is")
@@ -93,7 +101,12 @@ def rows(work: Path, name: str) -> list[str]:
             "--runs",
             str(work),
         )
-    further = [f"train.steps={entry.steps}", f"train.evaluate_every={entry.steps}", "train.epochs=null", *entry.further]
+    further = [
+        f"train.steps={entry.steps}",
+        f"train.evaluate_every={entry.steps}",
+        "train.epochs=null",
+        *entry.further,
+    ]
     unpruned = work / f"{name}-further"
     if not (unpruned / "summary.json").is_file():
         start = [str(folder / "config.yaml"), f"model.weights={folder}", *further]
@@ -105,17 +118,50 @@ def rows(work: Path, name: str) -> list[str]:
     for share in SHARES:
         kept = work / f"{name}-{share}.md"
         if not kept.is_file():
-            words = ["prune", str(folder), "--share", str(share), "--steps", str(entry.steps), "--name", kept.stem]
+            words = [
+                "prune",
+                str(folder),
+                "--share",
+                str(share),
+                "--steps",
+                str(entry.steps),
+                "--name",
+                kept.stem,
+            ]
             text = typed(*words, *entry.further, "--runs", str(work), "--device", "cpu")
             kept.write_text(text, "utf-8")
         stages = read_table(kept.read_text("utf-8"))
         measured = [stages[row] for row in ("parameters", entry.metric, "evaluation, processor s")]
         if share == SHARES[0]:
             count, figure, seconds = (one[0] for one in measured)
-            found.append(row(name, "all", count, f"{entry.metric} {figure}", "", "", alone, seconds, whole_peak))
+            found.append(
+                row(
+                    name,
+                    "all",
+                    count,
+                    f"{entry.metric} {figure}",
+                    "",
+                    "",
+                    alone,
+                    seconds,
+                    whole_peak,
+                )
+            )
         peak = stages["training step, peak"][-1].removesuffix(" MiB")
         pruned_figure, after = stages[entry.metric][1:]
-        found.append(row("", f"{share:.0%}", measured[0][-1], "", pruned_figure, after, "", measured[2][-1], peak))
+        found.append(
+            row(
+                "",
+                f"{share:.0%}",
+                measured[0][-1],
+                "",
+                pruned_figure,
+                after,
+                "",
+                measured[2][-1],
+                peak,
+            )
+        )
     return found
 
 
@@ -127,7 +173,10 @@ def row(*cells: str) -> str:
 def read_table(text: str) -> dict[str, list[str]]:
     """Return the rows of the table that `mpt prune` prints: before, pruned, trained on."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    return {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
+    return {
+        cells[0]: cells[1:]
+        for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    }
 
 
 def typed(*words: str) -> str:
@@ -151,9 +200,13 @@ def planned() -> list[str]:
         for label, (config, changes) in PUBLISHED.items():
             for share in (None, *SHARES):
                 trick = (
-                    () if share is None else (f"memory.prune.share={share}", f"memory.prune.networks={pruned(config)}")
+                    ()
+                    if share is None
+                    else (f"memory.prune.share={share}", f"memory.prune.networks={pruned(config)}")
                 )
-                plan = session.plan([load_config(find_shipped(config), [*changes, *trick])])[0].get()
+                plan = session.plan([load_config(find_shipped(config), [*changes, *trick])])[
+                    0
+                ].get()
                 total = (plan.reserved + plan.context_bytes) / MEBI
                 kept = "all" if share is None else f"{share:.0%}"
                 lines.append(

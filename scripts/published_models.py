@@ -43,7 +43,11 @@ class Layer(nn.Module):
         self.heads, self.dropout = heads, dropout
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.out, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
-        self.widen, self.narrow, self.norm_out = nn.Linear(width, wide), nn.Linear(wide, width), nn.LayerNorm(width)
+        self.widen, self.narrow, self.norm_out = (
+            nn.Linear(width, wide),
+            nn.Linear(wide, width),
+            nn.LayerNorm(width),
+        )
 
     def attend(self, x_btd: Tensor, mask_b11t: Tensor) -> Tensor:
         """Return (b, t, d), before the output's projection. A function of its own: what it made dies with it."""
@@ -63,29 +67,48 @@ class Layer(nn.Module):
         context = self.out(self.attend(x_btd, mask_b11t))
         x_btd = self.norm(functional.dropout(context, self.dropout, self.training) + x_btd)
         wide = functional.gelu(self.widen(x_btd))
-        return self.norm_out(functional.dropout(self.narrow(wide), self.dropout, self.training) + x_btd)
+        return self.norm_out(
+            functional.dropout(self.narrow(wide), self.dropout, self.training) + x_btd
+        )
 
 
 class BertLarge(nn.Module):
     """24 layers of 1024; tokens in the first row of images (b, 1, t, t) to logits."""
 
-    def __init__(self, num_classes: int = 2, layers: int = 24, width: int = 1024, recompute: bool = False) -> None:
+    def __init__(
+        self, num_classes: int = 2, layers: int = 24, width: int = 1024, recompute: bool = False
+    ) -> None:
         super().__init__()
         self.recompute = recompute
-        self.tokens, self.positions = nn.Embedding(30522, width, padding_idx=0), nn.Embedding(512, width)
+        self.tokens, self.positions = (
+            nn.Embedding(30522, width, padding_idx=0),
+            nn.Embedding(512, width),
+        )
         self.types, self.norm = nn.Embedding(2, width), nn.LayerNorm(width)
-        self.layers = nn.ModuleList(Layer(width, width // 64, 4 * width, 0.1) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            Layer(width, width // 64, 4 * width, 0.1) for _ in range(layers)
+        )
         self.pool, self.head = nn.Linear(width, width), nn.Linear(width, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
         """Return logits (b, classes)."""
         token_bt = image[:, 0, 0].long()
         position_t = torch.arange(token_bt.shape[1], device=image.device)
-        x_btd = self.tokens(token_bt) + self.types(torch.zeros_like(token_bt)) + self.positions(position_t)
+        x_btd = (
+            self.tokens(token_bt)
+            + self.types(torch.zeros_like(token_bt))
+            + self.positions(position_t)
+        )
         x_btd = functional.dropout(self.norm(x_btd), 0.1, self.training)
-        mask = torch.zeros(len(token_bt), 1, 1, token_bt.shape[1], device=image.device, dtype=x_btd.dtype)
+        mask = torch.zeros(
+            len(token_bt), 1, 1, token_bt.shape[1], device=image.device, dtype=x_btd.dtype
+        )
         for layer in self.layers:
-            x_btd = checkpoint(layer, x_btd, mask, use_reentrant=False) if self.recompute else layer(x_btd, mask)
+            x_btd = (
+                checkpoint(layer, x_btd, mask, use_reentrant=False)
+                if self.recompute
+                else layer(x_btd, mask)
+            )
         pooled = functional.dropout(torch.tanh(self.pool(x_btd[:, 0])), 0.1, self.training)
         logits: Tensor = self.head(pooled)
         return logits

@@ -53,8 +53,13 @@ class Mistake:
 def pages() -> list[Path]:
     """The pages that people write, those of docs/benchmarks aside, and the shipped configurations, for their heads."""
     found = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-    configs = [*sorted(ROOT.glob("configs/*.yaml")), *sorted(ROOT.glob("mpt/systems/*/configs/*.yaml"))]
-    return [page for page in found if page.name not in WRITTEN and page.parent.name not in GENERATED] + configs
+    configs = [
+        *sorted(ROOT.glob("configs/*.yaml")),
+        *sorted(ROOT.glob("mpt/systems/*/configs/*.yaml")),
+    ]
+    return [
+        page for page in found if page.name not in WRITTEN and page.parent.name not in GENERATED
+    ] + configs
 
 
 def paragraphs_of(page: Path) -> list[str]:
@@ -95,7 +100,8 @@ def not_in_their_table(page: Path) -> Iterator[Mistake]:
     for paragraph in paragraphs_of(page):
         for sentence in SENTENCES.split(paragraph):
             tables = [
-                page.parent / relative if relative else ROOT / named for relative, named in LINK.findall(sentence)
+                page.parent / relative if relative else ROOT / named
+                for relative, named in LINK.findall(sentence)
             ]
             if not tables:
                 continue
@@ -120,7 +126,11 @@ def without_source(page: Path) -> Iterator[Mistake]:
 
 
 def main() -> None:
-    mistakes = [mistake for page in pages() for mistake in (*not_in_their_table(page), *without_source(page))]
+    mistakes = [
+        mistake
+        for page in pages()
+        for mistake in (*not_in_their_table(page), *without_source(page))
+    ]
     print("\n".join(map(str, mistakes)) or "every quoted figure is in its table")
     sys.exit(bool(mistakes))
 

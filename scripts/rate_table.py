@@ -85,7 +85,11 @@ def say(found: dict[str, Any], *, is_ratio: bool = False) -> str:
         return "–"
     if found["beyond"]:
         count = found["beyond"]
-        return "beyond the grid" if is_ratio else f"at the grid's end or beyond in {count} seed{'s' * (count != 1)}"
+        return (
+            "beyond the grid"
+            if is_ratio
+            else f"at the grid's end or beyond in {count} seed{'s' * (count != 1)}"
+        )
     return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
@@ -101,7 +105,11 @@ def rows(subject: Subject, sweep: dict[str, Any]) -> list[str]:
         mode = short(window["mode"])
         own = window["mode"] == sweep["baseline"]
         cells = [subject.name, mode, window["said"], say(window["upper_edge"]), say(window["best"])]
-        cells += ["", ""] if own else [say(window[name], is_ratio=True) for name in ("upper_ratio", "best_ratio")]
+        cells += (
+            ["", ""]
+            if own
+            else [say(window[name], is_ratio=True) for name in ("upper_ratio", "best_ratio")]
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -113,7 +121,10 @@ def answer(sweeps: dict[str, dict[str, Any]]) -> list[str]:
         for window in sweep["windows"]:
             if window["mode"] == sweep["baseline"]:
                 continue
-            for key, what in (("best_ratio", "best rate"), ("upper_ratio", "highest rate that trains")):
+            for key, what in (
+                ("best_ratio", "best rate"),
+                ("upper_ratio", "highest rate that trains"),
+            ):
                 found = window[key]
                 if found["low"] is None:
                     said = "not known within this grid"
@@ -128,8 +139,12 @@ def answer(sweeps: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     """Train what is not there and print the table, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="where the comparisons lie, or are trained")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="where the comparisons lie, or are trained"
+    )
     parser.add_argument("--only", nargs="*", default=[one.name for one in SUBJECTS])
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
@@ -150,10 +165,20 @@ def main() -> int:
         written = PAGE.read_text("utf-8").splitlines() if PAGE.is_file() else []
         names = [one.name for one in SUBJECTS]
         lines, answers, metrics = (
-            in_order(names, own, [line for line in written if not belongs(line, options.only)], start)
+            in_order(
+                names, own, [line for line in written if not belongs(line, options.only)], start
+            )
             for own, start in ((lines, "| {} |"), (answers, "- {}, "), (metrics, "- {}: "))
         )
-    heads = ("network", "mode", "on the grid", "upper edge", "best rate", "edge over fp32's", "best over fp32's")
+    heads = (
+        "network",
+        "mode",
+        "on the grid",
+        "upper edge",
+        "best rate",
+        "edge over fp32's",
+        "best over fp32's",
+    )
     table = "\n".join([f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *lines])
     print(table, *answers, sep="\n")
     if options.write:
@@ -168,12 +193,16 @@ def belongs(line: str, names: list[str]) -> bool:
 
 def in_order(names: list[str], own: list[str], written: list[str], start: str) -> list[str]:
     """Return the new lines and those of other networks that the page has, in the order of the networks."""
-    return [line for name in names for line in [*own, *written] if line.startswith(start.format(name))]
+    return [
+        line for name in names for line in [*own, *written] if line.startswith(start.format(name))
+    ]
 
 
 def describe(subject: Subject, sweep: dict[str, Any]) -> str:
     """Say what was trained, judged by what."""
-    command = " ".join(f"'{word}'" if " " in word else word for word in subject.command(Path("DIR")))
+    command = " ".join(
+        f"'{word}'" if " " in word else word for word in subject.command(Path("DIR"))
+    )
     return f"- {subject.name}: {sweep['metric']}, seeds {', '.join(map(str, sweep['seeds']))}. `{command}`"
 
 
@@ -181,7 +210,9 @@ def processor() -> str:
     """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.processor()
 

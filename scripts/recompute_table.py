@@ -40,7 +40,10 @@ from mpt.planner.trace.replay import replay
 from mpt.seams import DataSpec, FieldSpec, Task
 from scripts.memory_table import saved_bytes
 
-START, END = "<!-- tables by scripts/recompute_table.py -->", "<!-- end of the tables of scripts/recompute_table.py -->"
+START, END = (
+    "<!-- tables by scripts/recompute_table.py -->",
+    "<!-- end of the tables of scripts/recompute_table.py -->",
+)
 VIT: dict[str, Any] = {
     "model": {"name": "torchvision:vit_b_16", "image_size": 224},
     "dataset": {"name": "image_folder", "root": "data/imagenet"},
@@ -90,7 +93,9 @@ class Traces:
         played = replay(fake.trace)
         return Point(memory, played.allocated, played.reserved, fake.work.seconds(self.gpu))
 
-    def find(self, good: Callable[[Point], bool], gentle: bool, beside: dict[str, Any]) -> Point | None:
+    def find(
+        self, good: Callable[[Point], bool], gentle: bool, beside: dict[str, Any]
+    ) -> Point | None:
         """Return the point of `per: tensor` that is good, with the largest budget where `gentle`, else the smallest."""
         low, high, found = 0.0, 1.0, None
         for _ in range(ROUNDS):
@@ -107,7 +112,12 @@ class Traces:
 
 def write_rows(title: str, traces: Traces) -> str:
     """Return the table of one model."""
-    lines = [f"### {title}", "", "| Way | allocated MiB | reserved MiB | step |", "|---|---:|---:|---:|"]
+    lines = [
+        f"### {title}",
+        "",
+        "| Way | allocated MiB | reserved MiB | step |",
+        "|---|---:|---:|---:|",
+    ]
     points = {str(way): traces.take({} if way is None else {"recompute": way}) for way in WAYS}
     plain, root = points["None"], points["sqrt"]
 
@@ -122,7 +132,10 @@ def write_rows(title: str, traces: Traces) -> str:
     for way in WAYS:
         add("nothing" if way is None else f"`recompute: {describe(way)}`", points[str(way)])
     host = {"offload_activations": {"at_most_gib": HOST_GIB}}
-    for words, beside in (("", {}), (f", `offload_activations: {describe(host['offload_activations'])}`", host)):
+    for words, beside in (
+        ("", {}),
+        (f", `offload_activations: {describe(host['offload_activations'])}`", host),
+    ):
         within = traces.find(lambda one: one.seconds <= root.seconds, False, beside)
         add(f"per tensor{words}: sqrt's time, {budget_of(within)}", within)
         within = traces.find(lambda one: one.allocated <= root.allocated, True, beside)
@@ -148,7 +161,10 @@ def compare_with_torch() -> str:
             "model": {"name": f"torchvision:{name}", "image_size": size}, "dataset": "shapes",
             "precision": "fp32", "optimizer": {"name": "sgd", "lr": 0.1}, "train": {"batch_size": batch, "steps": 1},
         }  # fmt: skip
-        fields = {"image": FieldSpec((3, size, size), torch.float32), "label": FieldSpec((), torch.int64)}
+        fields = {
+            "image": FieldSpec((3, size, size), torch.float32),
+            "label": FieldSpec((), torch.int64),
+        }
         data = DataSpec(fields, 1000, tuple("0123456789"))
         plain = 0
         for budget in (None, *SHARES):
@@ -163,13 +179,20 @@ def compare_with_torch() -> str:
             plain = plain or flops
             words = "-" if budget is None else f"{budget}"
             chosen = "nothing" if budget is None else "`per: tensor`"
-            lines.append(f"| {name} | {chosen} | {words} | {kept / 2**20:,.1f} | ×{flops / plain:.3f} |")
+            lines.append(
+                f"| {name} | {chosen} | {words} | {kept / 2**20:,.1f} | ×{flops / plain:.3f} |"
+            )
             print(lines[-1], flush=True)
         for budget in (1.0, *SHARES):
             kept, flops = partition(
-                build_run(load_config(settings), torch.device("cpu"), data).task, batch, size, budget
+                build_run(load_config(settings), torch.device("cpu"), data).task,
+                batch,
+                size,
+                budget,
             )
-            lines.append(f"| {name} | torch | {budget} | {kept / 2**20:,.1f} | ×{flops / plain:.3f} |")
+            lines.append(
+                f"| {name} | torch | {budget} | {kept / 2**20:,.1f} | ×{flops / plain:.3f} |"
+            )
             print(lines[-1], flush=True)
     return "\n".join(lines)
 
@@ -178,24 +201,39 @@ def plan_with_torch(gpu: Gpu) -> str:
     """Return the table of both choices in a planned step: what the backward holds and computes again is counted."""
     import torch._functorch.config as functorch_config
 
-    lines = ["| Model | Chosen by | budget | allocated MiB | reserved MiB | step |", "|---|---|---:|---:|---:|---:|"]
+    lines = [
+        "| Model | Chosen by | budget | allocated MiB | reserved MiB | step |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
     for name in PLANNED:
         title, config = MODELS[name]
         traces = Traces(load_config(config), gpu)
         plain = traces.take({})
 
-        def add(words: str, budget: Any, point: Point, title: str = title, plain: Point = plain) -> None:
+        def add(
+            words: str, budget: Any, point: Point, title: str = title, plain: Point = plain
+        ) -> None:
             sizes = f"{point.allocated / 2**20:,.0f} | {point.reserved / 2**20:,.0f}"
-            lines.append(f"| {title} | {words} | {budget} | {sizes} | ×{point.seconds / plain.seconds:.3f} |")
+            lines.append(
+                f"| {title} | {words} | {budget} | {sizes} | ×{point.seconds / plain.seconds:.3f} |"
+            )
             print(lines[-1], flush=True)
 
         add("nothing", "-", plain)
         for budget in SHARES:
-            add("`per: tensor`", budget, traces.take({"recompute": {"budget": budget, "per": "tensor"}}))
+            add(
+                "`per: tensor`",
+                budget,
+                traces.take({"recompute": {"budget": budget, "per": "tensor"}}),
+            )
         for backend in ("aot_eager", "inductor"):
             for budget in (1.0, *SHARES):
                 with functorch_config.patch(activation_memory_budget=budget):
-                    add(f"torch, `{backend}`", budget, traces.take({"compile": {"backend": backend}}))
+                    add(
+                        f"torch, `{backend}`",
+                        budget,
+                        traces.take({"compile": {"backend": backend}}),
+                    )
     return "\n".join(lines)
 
 
@@ -207,18 +245,31 @@ def partition(task: Task, batch: int, size: int, budget: float) -> tuple[int, in
 
     network = task.modules["net"]
     for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):  # its statistics are written to, which is not what is compared
+        # its statistics are written to, which is not what is compared
+        if isinstance(module, nn.BatchNorm2d):
             module.track_running_stats = False
             module.running_mean = module.running_var = module.num_batches_tracked = None
     found = {"kept": 0, "flops": 0}
 
     def look(graph: torch.fx.GraphModule, is_forward: bool) -> Any:
         if is_forward:
-            given = {storage_of(node.meta["val"]) for node in graph.graph.find_nodes(op="placeholder")}
-            outputs = [one.meta["val"] for one in graph.graph.find_nodes(op="output")[0].args[0] if one is not None]
-            kept = {storage_of(one): one.untyped_storage().nbytes() for one in outputs if isinstance(one, Tensor)}
+            given = {
+                storage_of(node.meta["val"]) for node in graph.graph.find_nodes(op="placeholder")
+            }
+            outputs = [
+                one.meta["val"]
+                for one in graph.graph.find_nodes(op="output")[0].args[0]
+                if one is not None
+            ]
+            kept = {
+                storage_of(one): one.untyped_storage().nbytes()
+                for one in outputs
+                if isinstance(one, Tensor)
+            }
             found["kept"] = sum(size for storage, size in kept.items() if storage not in given)
-        found["flops"] += sum(flops_of(node) for node in graph.graph.nodes if node.op == "call_function")
+        found["flops"] += sum(
+            flops_of(node) for node in graph.graph.nodes if node.op == "call_function"
+        )
         return make_boxed_func(graph.forward)
 
     with functorch_config.patch(activation_memory_budget=budget):
@@ -250,21 +301,32 @@ def flops_of(node: torch.fx.Node) -> int:
 
 def main() -> None:
     """Measure, print, and replace the tables in the file where one is named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--gpu", default="rtx3060")
-    parser.add_argument("--torch", action="store_true", help="compare with torch's activation_memory_budget as well")
-    parser.add_argument("--output", type=Path, help="a page with the two lines to write between; other tables stay")
+    parser.add_argument(
+        "--torch", action="store_true", help="compare with torch's activation_memory_budget as well"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="a page with the two lines to write between; other tables stay"
+    )
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     warnings.simplefilter("ignore")
     gpu = find_gpu(options.gpu)
-    tables = [write_rows(MODELS[name][0], Traces(load_config(MODELS[name][1]), gpu)) for name in options.only]
+    tables = [
+        write_rows(MODELS[name][0], Traces(load_config(MODELS[name][1]), gpu))
+        for name in options.only
+    ]
     if options.torch:
         tables.append(f"### Beside torch's `activation_memory_budget`\n\n{compare_with_torch()}")
         tables.append(f"### The same choice in a planned step\n\n{plan_with_torch(gpu)}")
     if options.output is not None:
-        options.output.write_text(replace_tables(options.output.read_text("utf-8"), tables), "utf-8")
+        options.output.write_text(
+            replace_tables(options.output.read_text("utf-8"), tables), "utf-8"
+        )
 
 
 def replace_tables(page: str, tables: list[str]) -> str:

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mpt.config.json_schema import read_notes_of_schema
-from mpt.config.options import DatasetOptions, OptimizerOptions, Options, PrecisionOptions, options_within
+from mpt.config.options import (
+    DatasetOptions,
+    OptimizerOptions,
+    Options,
+    PrecisionOptions,
+    options_within,
+)
 from mpt.config.part_source import read_notes
 from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
 from mpt.config.schema import GeneralOptions, MemoryOptions, Parallel, Train
@@ -48,11 +54,20 @@ def write_yaml(kind: Kind, scalar: Scalar, registry: Registry | None = None) -> 
     lines = [HEAD]
     lines += [heading("top level"), *settings_of(GeneralOptions, notes, "", kind, scalar)]
     for name, settings in (("train", Train), ("parallel", Parallel)):
-        lines += ["", heading(name), f"# {name}:", *settings_of(settings, notes, "  ", kind, scalar)]
+        lines += [
+            "",
+            heading(name),
+            f"# {name}:",
+            *settings_of(settings, notes, "  ", kind, scalar),
+        ]
     for subpackage, section, common in TOPICS:
         lines += ["", heading(section), f"# {section}:"]
         if common is not None:
-            source = notes if common is MemoryOptions else read_notes(PACKAGE_FOLDER / "config" / "options.py")
+            source = (
+                notes
+                if common is MemoryOptions
+                else read_notes(PACKAGE_FOLDER / "config" / "options.py")
+            )
             lines += settings_of(common, source, "  ", kind, scalar)
         for plugin, names in files_of(registry, subpackage):
             lines += part_lines(plugin, names, section, common, kind, scalar)
@@ -74,7 +89,12 @@ def files_of(registry: Registry, subpackage: str) -> Iterator[tuple[Plugin, list
 
 
 def part_lines(
-    plugin: Plugin, names: list[str], section: str, common: type[Options] | None, kind: Kind, scalar: Scalar
+    plugin: Plugin,
+    names: list[str],
+    section: str,
+    common: type[Options] | None,
+    kind: Kind,
+    scalar: Scalar,
 ) -> Iterator[str]:
     """Yield the lines of one part: its name and its own settings."""
     trick = section == "memory"
@@ -83,12 +103,21 @@ def part_lines(
     selector = SELECTOR.get(section, "name")
     yield f"#   {names[0]}:" if trick else f"#   {selector}: {' | '.join(names)}"
     shared = common.model_fields if common and not trick else {}
-    own = {key for key, field in plugin.settings_class.model_fields.items() if not same(field, shared.get(key))}
-    yield from settings_of(plugin.settings_class, plugin.notes, "    " if trick else "  ", kind, scalar, own)
+    own = {
+        key
+        for key, field in plugin.settings_class.model_fields.items()
+        if not same(field, shared.get(key))
+    }
+    yield from settings_of(
+        plugin.settings_class, plugin.notes, "    " if trick else "  ", kind, scalar, own
+    )
 
 
 def same(field: Any, shared: Any) -> bool:
-    return shared is not None and (field.annotation, field.default) == (shared.annotation, shared.default)
+    return shared is not None and (field.annotation, field.default) == (
+        shared.annotation,
+        shared.default,
+    )
 
 
 def settings_of(
@@ -113,13 +142,17 @@ def settings_of(
             inner_notes = read_notes(PACKAGE_FOLDER / "config" / "schema.py", inner.__name__)
             yield from settings_of(inner, inner_notes, f"{indent}  ", kind, scalar)
             continue
-        default = "REQUIRED" if own.is_required() else scalar(own.get_default(call_default_factory=True))
+        default = (
+            "REQUIRED" if own.is_required() else scalar(own.get_default(call_default_factory=True))
+        )
         yield f"# {indent}{name}: {default}  # {re.sub('`', '', words)}"
 
 
 def first_sentence(text: str) -> str:
     """Cut a note after its first sentence; docs/reference/settings.md has all of it."""
-    return re.split(r"(?<=[a-z)`])[.;:] (?=[A-Z`a-z])", " ".join(text.split()), maxsplit=1)[0].rstrip(".")
+    return re.split(r"(?<=[a-z)`])[.;:] (?=[A-Z`a-z])", " ".join(text.split()), maxsplit=1)[
+        0
+    ].rstrip(".")
 
 
 def wrapped(text: str, start: str) -> Iterator[str]:

@@ -50,9 +50,15 @@ SETTLED = ("noticed", "limit")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="NAME")
-    parser.add_argument("--state", type=Path, help="keep the verdicts in this file, and go on from it")
-    parser.add_argument("--page", action="store_true", help=f"write {PAGE.relative_to(ROOT)} from the state's file")
+    parser.add_argument(
+        "--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="NAME"
+    )
+    parser.add_argument(
+        "--state", type=Path, help="keep the verdicts in this file, and go on from it"
+    )
+    parser.add_argument(
+        "--page", action="store_true", help=f"write {PAGE.relative_to(ROOT)} from the state's file"
+    )
     options = parser.parse_args()
     known = read_state(options.state)
     if options.page:
@@ -60,7 +66,11 @@ def main() -> int:
         print(f"wrote {PAGE}")
         return 0
     chosen = [fault for fault in FAULTS if not options.only or fault.name in options.only]
-    waiting = [fault for fault in chosen if not known.get(fault.name, {}).get("verdict", "").startswith(SETTLED)]
+    waiting = [
+        fault
+        for fault in chosen
+        if not known.get(fault.name, {}).get("verdict", "").startswith(SETTLED)
+    ]
     with tempfile.TemporaryDirectory(prefix="rehearse-faults-") as folder:
         copy = copy_repository(Path(folder))
         passing = find_passing({fault.test for fault in waiting}, copy)
@@ -69,7 +79,12 @@ def main() -> int:
             verdict = try_fault(fault, copy, fault.test in passing)
             seconds = round(time.monotonic() - started)
             print(f"{fault.name}: {verdict} ({seconds} s)", flush=True)
-            known[fault.name] = {"name": fault.name, "verdict": verdict, "seconds": seconds, **described()}
+            known[fault.name] = {
+                "name": fault.name,
+                "verdict": verdict,
+                "seconds": seconds,
+                **described(),
+            }
             if options.state:
                 with options.state.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(known[fault.name]) + "\n")
@@ -86,8 +101,14 @@ def described() -> dict[str, str]:
     """Return the date, the commit and the version of torch."""
     import torch
 
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return {"on": time.strftime("%Y-%m-%d"), "commit": commit.stdout.strip(), "torch": torch.__version__}
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+    )
+    return {
+        "on": time.strftime("%Y-%m-%d"),
+        "commit": commit.stdout.strip(),
+        "torch": torch.__version__,
+    }
 
 
 def as_page(known: dict[str, dict[str, Any]]) -> list[str]:
@@ -95,7 +116,10 @@ def as_page(known: dict[str, dict[str, Any]]) -> list[str]:
     rows = [known.get(fault.name, {"verdict": "not run"}) for fault in FAULTS]
     kinds = [str(row["verdict"]).partition(":")[0] for row in rows]
     counts = ", ".join(f"{kind}: {kinds.count(kind)}" for kind in dict.fromkeys(kinds))
-    run = {name: sorted({str(row[name]) for row in rows if name in row}) for name in ("on", "commit", "torch")}
+    run = {
+        name: sorted({str(row[name]) for row in rows if name in row})
+        for name in ("on", "commit", "torch")
+    }
     return [
         "# Faults that a rehearsal must notice",
         "",
@@ -122,14 +146,18 @@ def table(faults: Sequence[Fault], known: dict[str, dict[str, Any]]) -> list[str
     for fault in faults:
         verdict = str(known.get(fault.name, {"verdict": "not run"})["verdict"])
         said = verdict if verdict.startswith("limit") else verdict.partition(":")[0]
-        lines.append(f"| {fault.name} | {fault.words} | `{fault.test.removeprefix('tests/')}` | {said} |")
+        lines.append(
+            f"| {fault.name} | {fault.words} | `{fault.test.removeprefix('tests/')}` | {said} |"
+        )
     return lines
 
 
 def copy_repository(folder: Path) -> Path:
     """Copy what git knows, as it stands, and what it does not know and does not ignore."""
     known = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(known, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+    for name in subprocess.run(
+        known, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines():
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
@@ -141,7 +169,11 @@ def find_passing(tests: set[str], copy: Path) -> set[str]:
     if not tests:
         return set()
     done, said = run_tests(sorted(tests), copy, LIMIT_SECONDS * len(tests))
-    return {test for test in tests if f"PASSED {test}" in said.splitlines()} if done is not None else set()
+    return (
+        {test for test in tests if f"PASSED {test}" in said.splitlines()}
+        if done is not None
+        else set()
+    )
 
 
 def try_fault(fault: Fault, copy: Path, passes: bool) -> str:
@@ -150,7 +182,9 @@ def try_fault(fault: Fault, copy: Path, passes: bool) -> str:
         return "broken run: the test does not pass without the fault"
     path = copy / fault.file
     text = path.read_text("utf-8")
-    assert text.count(fault.mended) == 1, f"{fault.file}: {fault.mended!r} does not stand there once"
+    assert text.count(fault.mended) == 1, (
+        f"{fault.file}: {fault.mended!r} does not stand there once"
+    )
     path.write_text(text.replace(fault.mended, fault.broken), "utf-8")
     try:
         code, said = run_tests([fault.test], copy, LIMIT_SECONDS)
@@ -174,16 +208,37 @@ def judge(fault: Fault, passed: bool, said: str) -> str:
 
 def run_tests(tests: Sequence[str], copy: Path, seconds: float) -> tuple[int | None, str]:
     """Run tests in the copy; return the exit code, None if they did not end in time, and what was printed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-n", "0", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(copy), "CI": "1"}  # CI: without a compiler they fail, not skip
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rA",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
+    # CI: without a compiler they fail, not skip
+    environment = {**os.environ, "PYTHONPATH": str(copy), "CI": "1"}
     environment |= {FOR_ONE: "1"} if len(tests) == 1 else {}
     try:
         done = subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+            command,
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return None, f"no end within {seconds:.0f} s"
-    return done.returncode, done.stdout if done.stdout.strip() else f"exit {done.returncode}: {done.stderr}"
+    return (
+        done.returncode,
+        done.stdout if done.stdout.strip() else f"exit {done.returncode}: {done.stderr}",
+    )
 
 
 if __name__ == "__main__":

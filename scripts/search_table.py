@@ -77,7 +77,9 @@ class Found:
 
 def main() -> None:
     """Search, compare, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--before", required=True, metavar="COMMIT")
     parser.add_argument("--only", nargs="*", choices=SEARCHES, default=list(SEARCHES))
     parser.add_argument("--with", dest="again", nargs="*", choices=SEARCHES, default=[])
@@ -87,7 +89,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = options.results or Path(folder) / "results"
         results.mkdir(exist_ok=True)
-        archive = subprocess.run(["git", "archive", options.before], cwd=ROOT, capture_output=True, check=True)
+        archive = subprocess.run(
+            ["git", "archive", options.before], cwd=ROOT, capture_output=True, check=True
+        )
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         rows = [row_of(name, Path(folder), results, name in options.again) for name in options.only]
     text = page(rows, options)
@@ -132,7 +136,9 @@ def search(tree: Path, words: str) -> Found:
         ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if ended.returncode not in (0, 7):
-        raise SystemExit(f"{' '.join(command)}: exit {ended.returncode}: {ended.stderr.strip()[-400:]}")
+        raise SystemExit(
+            f"{' '.join(command)}: exit {ended.returncode}: {ended.stderr.strip()[-400:]}"
+        )
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     data = json.loads(ended.stdout)
     return Found(seconds, os.getloadavg()[0], data["plan"], data["recipes"])
@@ -145,7 +151,10 @@ def describe(recipe: dict[str, Any]) -> str:
 
 def describe_difference(old: Found, new: Found) -> str:
     """Return how the results of two searches differ."""
-    was, now = ({json.dumps(one["patch"]): as_compared(one) for one in found.recipes} for found in (old, new))
+    was, now = (
+        {json.dumps(one["patch"]): as_compared(one) for one in found.recipes}
+        for found in (old, new)
+    )
     changed = [patch for patch in was.keys() & now.keys() if was[patch] != now[patch]]
     if as_compared(old.plan) != as_compared(new.plan) or changed:
         return f"{len(changed)} recipes have other figures"
@@ -181,7 +190,9 @@ def plan_again(name: str, found: Found) -> str:
 
 def page(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
     """Return the page."""
-    commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
     lines = [
         "# How long a search for recipes takes",
         "",
@@ -198,9 +209,22 @@ def page(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
     ]
     for row in rows:
         counts = f"{row['recipes'][0]}, then {row['recipes'][1]}"
-        cells = [row["name"], row["before"], row["after"], counts, row["first"], row["same"], row["again"]]
+        cells = [
+            row["name"],
+            row["before"],
+            row["after"],
+            counts,
+            row["first"],
+            row["same"],
+            row["again"],
+        ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "The searches:", "", *(f"- {row['name']}: `mpt plan {SEARCHES[row['name']]}`" for row in rows)]
+    lines += [
+        "",
+        "The searches:",
+        "",
+        *(f"- {row['name']}: `mpt plan {SEARCHES[row['name']]}`" for row in rows),
+    ]
     return "\n".join(lines) + "\n"
 
 

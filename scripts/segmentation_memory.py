@@ -44,7 +44,11 @@ TERMS = {
     "gradient buckets of DistributedDataParallel": "has_buckets",
     "gradients filled with zeros": "keeps_gradients",
 }
-SHOWN = ("fcn, ResNet-50, Cityscapes", "pspnet, ResNet-101, Pascal VOC", "deeplabv3, ResNet-50, ADE20K")
+SHOWN = (
+    "fcn, ResNet-50, Cityscapes",
+    "pspnet, ResNet-101, Pascal VOC",
+    "deeplabv3, ResNet-50, ADE20K",
+)
 """Rows whose terms are planned one by one."""
 
 
@@ -71,18 +75,43 @@ class Row:
 
     def arguments(self) -> dict[str, Any]:
         """Return the factory's arguments."""
-        return {"head": self.head, "depth": self.depth, "is_deep_stem": self.is_deep_stem, **self.settings}
+        return {
+            "head": self.head,
+            "depth": self.depth,
+            "is_deep_stem": self.is_deep_stem,
+            **self.settings,
+        }
 
 
-def rows(head: str, data: str, settings: dict[str, int], *figures: tuple[float, int, bool]) -> list[Row]:
+def rows(
+    head: str, data: str, settings: dict[str, int], *figures: tuple[float, int, bool]
+) -> list[Row]:
     """Return rows of one head and data set, from (GB, depth, deep stem)."""
     return [Row(figure, head, depth, data, settings, is_deep) for figure, depth, is_deep in figures]
 
 
 PUBLISHED = [
-    *rows("fcn", "Cityscapes", CITYSCAPES, (5.7, 50, True), (9.2, 101, True), (5.6, 50, False), (9.1, 101, False)),
-    *rows("pspnet", "Cityscapes", CITYSCAPES, (6.1, 50, True), (9.6, 101, True), (6.0, 50, False), (9.5, 101, False)),
-    *rows("deeplabv3", "Cityscapes", CITYSCAPES, (6.1, 50, True), (9.6, 101, True), (6.0, 50, False)),
+    *rows(
+        "fcn",
+        "Cityscapes",
+        CITYSCAPES,
+        (5.7, 50, True),
+        (9.2, 101, True),
+        (5.6, 50, False),
+        (9.1, 101, False),
+    ),
+    *rows(
+        "pspnet",
+        "Cityscapes",
+        CITYSCAPES,
+        (6.1, 50, True),
+        (9.6, 101, True),
+        (6.0, 50, False),
+        (9.5, 101, False),
+    ),
+    *rows(
+        "deeplabv3", "Cityscapes", CITYSCAPES, (6.1, 50, True), (9.6, 101, True), (6.0, 50, False)
+    ),
     *rows("deeplabv3", "Cityscapes", CITYSCAPES, (9.5, 101, False)),
     *rows("fcn", "Pascal VOC", PASCAL, (5.7, 50, True), (9.2, 101, True)),
     *rows("pspnet", "Pascal VOC", PASCAL, (6.1, 50, True), (9.6, 101, True)),
@@ -111,7 +140,9 @@ class Winograd(Unseen):
         is_backward = operator == "aten::convolution_backward"
         if operator not in CONVOLUTIONS:
             return super().scratch(operator, args, result)
-        image, weight, stride, _, dilation, *_, groups = args[1:10] if is_backward else args[:2] + args[3:9]
+        image, weight, stride, _, dilation, *_, groups = (
+            args[1:10] if is_backward else args[:2] + args[3:9]
+        )
         if weight.shape[2:] != (3, 3) or max(*stride, *dilation, groups) > 1:
             return 0
         tiles = image.shape[0] * math.prod(-(-side // 4) for side in image.shape[2:])
@@ -132,7 +163,9 @@ def plan(arguments: dict[str, Any], unseen: type[Unseen] = Unseen) -> Planned:
     """Plan a step on a V100."""
     gpu = find_gpu("v100")
     source = Source("scripts.segmentation_models", "training", str(ROOT))
-    fake = trace_own(source, arguments, gpu, unseen(gpu.capability), Changes(), all_on_gpu=False).fake
+    fake = trace_own(
+        source, arguments, gpu, unseen(gpu.capability), Changes(), all_on_gpu=False
+    ).fake
     workspace = int(ASSUMED_SHARE * fake.largest_convolution)
     return Planned(replay(fake.trace).allocated // MIB, workspace // MIB)
 
@@ -144,11 +177,15 @@ def percent(planned: int, measured: int) -> float:
 
 def main() -> None:
     """Plan all rows, of which those in --work are there already, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("runs") / "segmentation_memory.json")
     options = parser.parse_args()
-    found: dict[str, list[int]] = json.loads(options.work.read_text("utf-8")) if options.work.is_file() else {}
+    found: dict[str, list[int]] = (
+        json.loads(options.work.read_text("utf-8")) if options.work.is_file() else {}
+    )
     options.work.parent.mkdir(parents=True, exist_ok=True)
     for row in PUBLISHED:
         if row.label not in found:
@@ -166,7 +203,13 @@ def figures_of(row: Row) -> list[int]:
     terms = TERMS.values() if row.label in SHOWN else ()
     without = [plan(row.arguments() | {name: False}).allocated for name in terms]
     whole = then.allocated
-    return [today.allocated, whole, whole + then.workspace, winograd.allocated, *(whole - one for one in without)]
+    return [
+        today.allocated,
+        whole,
+        whole + then.workspace,
+        winograd.allocated,
+        *(whole - one for one in without),
+    ]
 
 
 def summary(name: str, errors: list[float]) -> str:
@@ -185,10 +228,20 @@ def page(found: dict[str, list[int]]) -> str:
     lines, errors = [], []
     for row in PUBLISHED:
         errors.append([percent(figure, row.measured) for figure in found[row.label][:4]])
-        cells = [f"{figure:,} ({error:+.1f} %)" for figure, error in zip(found[row.label], errors[-1], strict=False)]
+        cells = [
+            f"{figure:,} ({error:+.1f} %)"
+            for figure, error in zip(found[row.label], errors[-1], strict=False)
+        ]
         lines.append(f"| {row.label} | {row.measured:,} | {' | '.join(cells)} |")
-    steps = ("of today", "of 2020", "of 2020, with the assumed workspace", "of 2020, with Winograd's workspace")
-    worth = [f"| {label} | {' | '.join(f'{one:,}' for one in found[label][4:])} |" for label in SHOWN]
+    steps = (
+        "of today",
+        "of 2020",
+        "of 2020, with the assumed workspace",
+        "of 2020, with Winograd's workspace",
+    )
+    worth = [
+        f"| {label} | {' | '.join(f'{one:,}' for one in found[label][4:])} |" for label in SHOWN
+    ]
     return "\n".join(
         [
             "# Segmentation on four cards, against published memory",
@@ -208,7 +261,10 @@ def page(found: dict[str, list[int]]) -> str:
             "",
             "| Step | Median error | 90 % within | Lowest | Highest | Too low |",
             "|---|---:|---:|---:|---:|---:|",
-            *(summary(name, list(one)) for name, one in zip(steps, zip(*errors, strict=True), strict=True)),
+            *(
+                summary(name, list(one))
+                for name, one in zip(steps, zip(*errors, strict=True), strict=True)
+            ),
             "",
             "What the step of 2020 holds in addition (`scripts/segmentation_models.py`), each term alone:",
             "",

@@ -38,7 +38,9 @@ class LogSoftmaxOf2020(torch.autograd.Function):
         return torch._log_softmax_backward_data(gradient, result, 1, scores.dtype)
 
 
-def convolved(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, dilation: int = 1) -> nn.Sequential:
+def convolved(
+    inputs: int, outputs: int, kernel: int = 1, stride: int = 1, dilation: int = 1
+) -> nn.Sequential:
     """Return convolution, norm and ReLU in place, of the same size unless strided."""
     padding = dilation * (kernel // 2)
     layer = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, bias=False)
@@ -53,12 +55,16 @@ def without_relu(*arguments: int) -> nn.Sequential:
 class Block(nn.Module):
     """A residual block: three convolutions with a bottleneck, or two."""
 
-    def __init__(self, inputs: int, width: int, stride: int, dilation: int, is_bottleneck: bool) -> None:
+    def __init__(
+        self, inputs: int, width: int, stride: int, dilation: int, is_bottleneck: bool
+    ) -> None:
         super().__init__()
         outputs = 4 * width if is_bottleneck else width
         spatial = convolved(inputs if not is_bottleneck else width, width, 3, stride, dilation)
         if is_bottleneck:
-            self.path = nn.Sequential(convolved(inputs, width), spatial, without_relu(width, outputs))
+            self.path = nn.Sequential(
+                convolved(inputs, width), spatial, without_relu(width, outputs)
+            )
         else:
             self.path = nn.Sequential(spatial, without_relu(width, width, 3, 1, dilation))
         is_same = stride == 1 and inputs == outputs
@@ -80,10 +86,16 @@ class ResNet(nn.Module):
         counts = (BOTTLENECKS if is_bottleneck else BASICS)[depth]
         stem = [convolved(3, 32, 3, 2), convolved(32, 32, 3), convolved(32, 64, 3)]
         if not is_deep_stem:
-            stem = [nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True))]
+            stem = [
+                nn.Sequential(
+                    nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)
+                )
+            ]
         self.stem = nn.Sequential(*stem, nn.MaxPool2d(3, 2, 1))
         inputs, stages = 64, []
-        for width, count, stride, dilation in zip((64, 128, 256, 512), counts, (1, 2, 1, 1), (1, 1, 2, 4), strict=True):
+        for width, count, stride, dilation in zip(
+            (64, 128, 256, 512), counts, (1, 2, 1, 1), (1, 1, 2, 4), strict=True
+        ):
             blocks = []
             for number in range(count):
                 first = number == 0
@@ -126,7 +138,9 @@ class FcnHead(nn.Module):
 
     def __init__(self, inputs: int, channels: int, classes: int, count: int = 2) -> None:
         super().__init__()
-        layers = [convolved(inputs if number == 0 else channels, channels, 3) for number in range(count)]
+        layers = [
+            convolved(inputs if number == 0 else channels, channels, 3) for number in range(count)
+        ]
         self.layers = nn.Sequential(*layers)
         self.again = convolved(inputs + channels, channels, 3) if count > 1 else None
         self.classifier = Classifier(channels, classes)
@@ -144,7 +158,10 @@ class PspHead(nn.Module):
 
     def __init__(self, inputs: int, channels: int, classes: int) -> None:
         super().__init__()
-        pools = [nn.Sequential(nn.AdaptiveAvgPool2d(side), convolved(inputs, channels)) for side in (1, 2, 3, 6)]
+        pools = [
+            nn.Sequential(nn.AdaptiveAvgPool2d(side), convolved(inputs, channels))
+            for side in (1, 2, 3, 6)
+        ]
         self.pools = nn.ModuleList(pools)
         self.joined = convolved(inputs + 4 * channels, channels, 3)
         self.classifier = Classifier(channels, classes)
@@ -172,7 +189,11 @@ class AsppHead(nn.Module):
         return self.classifier(self.joined(torch.cat(parts, 1)))
 
 
-HEADS: dict[str, Callable[..., nn.Module]] = {"fcn": FcnHead, "pspnet": PspHead, "deeplabv3": AsppHead}
+HEADS: dict[str, Callable[..., nn.Module]] = {
+    "fcn": FcnHead,
+    "pspnet": PspHead,
+    "deeplabv3": AsppHead,
+}
 
 
 class Segmenter(nn.Module):
@@ -215,7 +236,9 @@ def training(
 ) -> Callable[[], None]:
     """Return the training step of one card among several: `batch_size` is that card's."""
     model = Segmenter(head, depth, is_deep_stem, classes).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=5e-4, foreach=False)
+    optimizer = torch.optim.SGD(
+        model.parameters(), 0.01, momentum=0.9, weight_decay=5e-4, foreach=False
+    )
     count = sum(weight.numel() for weight in model.parameters())
     buckets = torch.empty(count if has_buckets else 0, device="cuda")
 

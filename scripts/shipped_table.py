@@ -46,7 +46,9 @@ PLANS = (
     "@yolofuse_mid --with @yolofuse_mid_10gb --gpu rtx3080",
     "@dain_vimeo --gpu rtx2060",
 )
-NEEDS = re.compile(r"(does not fit|may fit|fits) in ([\d.,]+ [MG]iB).*?needs ([\d.,]+ [MG]iB)", re.S)
+NEEDS = re.compile(
+    r"(does not fit|may fit|fits) in ([\d.,]+ [MG]iB).*?needs ([\d.,]+ [MG]iB)", re.S
+)
 
 
 def rows_of(marker: str) -> dict[str, str]:
@@ -71,21 +73,31 @@ def train(name: str, changes: list[str]) -> str:
     subprocess.run([*COMMAND, "train", f"@{name}", *options, *changes], check=True, cwd=ROOT)
     after = os.times()
     seconds = sum(after[2:4]) - sum(before[2:4])
-    newest = max((ROOT / "runs" / "shipped").glob(f"{name}*/results.csv"), key=lambda path: path.stat().st_mtime)
+    newest = max(
+        (ROOT / "runs" / "shipped").glob(f"{name}*/results.csv"),
+        key=lambda path: path.stat().st_mtime,
+    )
     head, *_, last = newest.read_text("utf-8").splitlines()
     figures = dict(zip(head.split(","), last.split(","), strict=True))
     config = json.loads((newest.parent / "summary.json").read_text("utf-8"))
-    metric = str(config.get("metric") or next(key for key in figures if key not in ("step", "seconds", "time")))
+    metric = str(
+        config.get("metric")
+        or next(key for key in figures if key not in ("step", "seconds", "time"))
+    )
     words, figure = " ".join([f"@{name}", *changes]), f"{metric} {float(figures[metric]):.3f}"
     return f"| `mpt train {words}` | {figures['step']} | {figure} | {seconds:.0f} | {made()} |"
 
 
 def main() -> None:
     """Make what is asked for and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plans", action="store_true")
     parser.add_argument("--demos", nargs="*", default=[], metavar="NAME")
-    parser.add_argument("--changes", nargs="*", default=[], metavar="KEY=VALUE", help="settings of these trainings")
+    parser.add_argument(
+        "--changes", nargs="*", default=[], metavar="KEY=VALUE", help="settings of these trainings"
+    )
     arguments = parser.parse_args()
     (ROOT / "runs").mkdir(exist_ok=True)
     for name in arguments.demos:

@@ -35,7 +35,9 @@ class PreNormTransformer(Pixels):
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
         layer = nn.TransformerEncoderLayer(32, 4, 64, 0.1, batch_first=True, norm_first=True)
-        self.layers = nn.ModuleList([layer, nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)])
+        self.layers = nn.ModuleList(
+            [layer, nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)]
+        )
 
     def body(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -137,7 +139,11 @@ class TiedAutoencoder(Pixels):
 def convolutions(norm: type[nn.Module] | None, **options: int) -> nn.Sequential:
     def one(before: int, after: int) -> list[nn.Module]:
         made: list[nn.Module] = [nn.Conv2d(before, after, 3, padding=1)]
-        return [*made, norm(**options) if options else norm(after), nn.SiLU()] if norm else [*made, nn.SiLU()]
+        return (
+            [*made, norm(**options) if options else norm(after), nn.SiLU()]
+            if norm
+            else [*made, nn.SiLU()]
+        )
 
     return nn.Sequential(*one(1, 16), nn.MaxPool2d(2), *one(16, 16), nn.MaxPool2d(2), *one(16, 16))
 
@@ -220,12 +226,20 @@ class Siren(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.first, self.second, self.fc = nn.Linear(3, 64), nn.Linear(64, 64), nn.Linear(64, num_classes)
+        self.first, self.second, self.fc = (
+            nn.Linear(3, 64),
+            nn.Linear(64, 64),
+            nn.Linear(64, num_classes),
+        )
         nn.init.uniform_(self.second.weight, -math.sqrt(6 / 64) / 30, math.sqrt(6 / 64) / 30)
 
     def forward(self, x: Tensor) -> Tensor:
         axis = torch.linspace(-1, 1, 16, device=x.device)
-        place = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1).view(1, -1, 2).expand(len(x), -1, -1)
+        place = (
+            torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1)
+            .view(1, -1, 2)
+            .expand(len(x), -1, -1)
+        )
         x = torch.cat((place, x.flatten(1)[..., None]), -1)
         return self.fc(torch.sin(30 * self.second(torch.sin(30 * self.first(x) / 3))).mean(1))
 
@@ -260,7 +274,9 @@ class DeepResidual(nn.Module):
         self.stem = nn.Conv2d(1, 16, 3, stride=2)
         self.blocks = nn.ModuleList()
         for _ in range(40):
-            block = nn.Sequential(nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16))
+            block = nn.Sequential(
+                nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+            )
             nn.init.constant_(block[3].weight, 0.1)
             self.blocks.append(block)
         self.fc = nn.Linear(16, num_classes)
@@ -295,13 +311,18 @@ class SoftDecisions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         s = 20 * self.split(x.flatten(1))
-        paths = torch.stack([F.logsigmoid(s[:, n % 15]) + F.logsigmoid(-s[:, (n + 1) % 15]) for n in range(16)], 1)
+        paths = torch.stack(
+            [F.logsigmoid(s[:, n % 15]) + F.logsigmoid(-s[:, (n + 1) % 15]) for n in range(16)], 1
+        )
         return torch.logsumexp(paths[..., None] + self.leaf.log_softmax(1), 1)
 
 
 SOUND = tuple(
     name
     for name, one in list(globals().items())
-    if isinstance(one, type) and issubclass(one, nn.Module) and one.__module__ == __name__ and name != "Pixels"
+    if isinstance(one, type)
+    and issubclass(one, nn.Module)
+    and one.__module__ == __name__
+    and name != "Pixels"
 )
 """The names of all networks here."""

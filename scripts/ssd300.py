@@ -26,9 +26,13 @@ HALVED = 3
 
 def narrowing(width: int, inner: int, out: int, is_halved: bool) -> nn.Sequential:
     """Return what makes the next, smaller feature map."""
-    last = nn.Conv2d(inner, out, 3, stride=2 if is_halved else 1, padding=1 if is_halved else 0, bias=False)
+    last = nn.Conv2d(
+        inner, out, 3, stride=2 if is_halved else 1, padding=1 if is_halved else 0, bias=False
+    )
     first = nn.Conv2d(width, inner, 1, bias=False)
-    return nn.Sequential(first, nn.BatchNorm2d(inner), nn.ReLU(True), last, nn.BatchNorm2d(out), nn.ReLU(True))
+    return nn.Sequential(
+        first, nn.BatchNorm2d(inner), nn.ReLU(True), last, nn.BatchNorm2d(out), nn.ReLU(True)
+    )
 
 
 class Ssd300(nn.Module):
@@ -42,17 +46,30 @@ class Ssd300(nn.Module):
         wide = self.backbone[-1][0]
         wide.conv2.stride = wide.downsample[0].stride = (1, 1)
         sizes = zip(WIDTHS, INNER, WIDTHS[1:], range(len(INNER)), strict=False)
-        self.further = nn.ModuleList(narrowing(width, inner, out, at < HALVED) for width, inner, out, at in sizes)
+        self.further = nn.ModuleList(
+            narrowing(width, inner, out, at < HALVED) for width, inner, out, at in sizes
+        )
         heads = list(zip(WIDTHS, BOXES, strict=True))
-        self.places = nn.ModuleList(nn.Conv2d(width, boxes * 4, 3, padding=1) for width, boxes in heads)
-        self.labels = nn.ModuleList(nn.Conv2d(width, boxes * LABELS, 3, padding=1) for width, boxes in heads)
+        self.places = nn.ModuleList(
+            nn.Conv2d(width, boxes * 4, 3, padding=1) for width, boxes in heads
+        )
+        self.labels = nn.ModuleList(
+            nn.Conv2d(width, boxes * LABELS, 3, padding=1) for width, boxes in heads
+        )
 
     def forward(self, image_bchw: Tensor) -> Tensor:
         """Return logits."""
         maps = [self.backbone(image_bchw)]
         for block in self.further:
             maps.append(block(maps[-1]))
-        places = [head(one).reshape(len(one), 4, -1) for head, one in zip(self.places, maps, strict=True)]
-        labels = [head(one).reshape(len(one), LABELS, -1) for head, one in zip(self.labels, maps, strict=True)]
-        logits: Tensor = torch.cat(labels, 2).logsumexp(2) + torch.cat(places, 2).mean((1, 2))[:, None]
+        places = [
+            head(one).reshape(len(one), 4, -1) for head, one in zip(self.places, maps, strict=True)
+        ]
+        labels = [
+            head(one).reshape(len(one), LABELS, -1)
+            for head, one in zip(self.labels, maps, strict=True)
+        ]
+        logits: Tensor = (
+            torch.cat(labels, 2).logsumexp(2) + torch.cat(places, 2).mean((1, 2))[:, None]
+        )
         return functional.pad(logits, (0, self.unused))

@@ -23,17 +23,27 @@ def picture(random: numpy.random.Generator, label: int, side: int = 40) -> Pictu
     """Draw a coloured picture of a class (side, side, 3): a shaded ground, spots, a stripe as its class says."""
     y, x = numpy.mgrid[0:side, 0:side] / side
     colours = random.uniform(30, 220, (6, 3)) * (1.0, 0.85, 0.6)
-    ground = colours[0] + (colours[1] - colours[0]) * (x * random.random() + y * random.random())[..., None]
+    ground = (
+        colours[0]
+        + (colours[1] - colours[0]) * (x * random.random() + y * random.random())[..., None]
+    )
     for colour in colours[2:5]:
         centre, radius = random.random(2), random.uniform(0.08, 0.25)
-        ground = numpy.where(((x - centre[0]) ** 2 + (y - centre[1]) ** 2 < radius**2)[..., None], colour, ground)
+        ground = numpy.where(
+            ((x - centre[0]) ** 2 + (y - centre[1]) ** 2 < radius**2)[..., None], colour, ground
+        )
     stripe = (x, y, (x + y) / 2)[label % 3]
-    ground = numpy.where((abs(stripe - random.uniform(0.3, 0.7)) < 0.05)[..., None], colours[5], ground)
+    ground = numpy.where(
+        (abs(stripe - random.uniform(0.3, 0.7)) < 0.05)[..., None], colours[5], ground
+    )
     return (ground + random.normal(0, 6, ground.shape)).clip(0, 255).astype(numpy.uint8)
 
 
 def fill(
-    folder: Path, per_class: int = 24, change: Callable[[Picture, str], Picture] | None = None, **options: Any
+    folder: Path,
+    per_class: int = 24,
+    change: Callable[[Picture, str], Picture] | None = None,
+    **options: Any,
 ) -> None:
     """Fill `train` and `test`; `change` is applied to each picture with its set's name."""
     random = numpy.random.default_rng(options.pop("seed", 7))
@@ -44,7 +54,9 @@ def fill(
             for number in range(count):
                 made = picture(random, label)
                 made = made if change is None else change(made, split)
-                Image.fromarray(made).save(folder / split / name / f"{number:04d}.{suffix}", **options)
+                Image.fromarray(made).save(
+                    folder / split / name / f"{number:04d}.{suffix}", **options
+                )
 
 
 def first(folder: Path, split: str, name: str, number: int = 0) -> Path:
@@ -53,14 +65,20 @@ def first(folder: Path, split: str, name: str, number: int = 0) -> Path:
 
 def mean_and_deviation_of_bytes(folder: Path) -> Made:
     fill(folder)
-    return {"task": {"mean": [123.7, 116.3, 103.5], "std": [58.4, 57.1, 57.4]}}, ["in the units of pixels from 0 to 1?"]
+    return {"task": {"mean": [123.7, 116.3, 103.5], "std": [58.4, 57.1, 57.4]}}, [
+        "in the units of pixels from 0 to 1?"
+    ]
 
 
 def divided_twice(folder: Path) -> Made:
     fill(folder)
-    return {"model": {"name": "scripts.stranger_data_models:DividesAgain", "image_size": 32, "channels": 3}}, [
-        "divided by 255 twice"
-    ]
+    return {
+        "model": {
+            "name": "scripts.stranger_data_models:DividesAgain",
+            "image_size": 32,
+            "channels": 3,
+        }
+    }, ["divided by 255 twice"]
 
 
 def twelve_bits_in_sixteen(folder: Path) -> Made:
@@ -95,7 +113,11 @@ def lens_caps(folder: Path) -> Made:
 
 
 def test_by_opencv(folder: Path) -> Made:
-    fill(folder, per_class=60, change=lambda image, split: image[..., ::-1].copy() if split == "test" else image)
+    fill(
+        folder,
+        per_class=60,
+        change=lambda image, split: image[..., ::-1].copy() if split == "test" else image,
+    )
     return {}, ["BGR"]
 
 
@@ -111,7 +133,9 @@ def test_pictures_made_smaller(folder: Path) -> Made:
     fill(folder)
     for name in CLASSES:
         with Image.open(first(folder, "test", name)) as image:
-            image.resize((34, 34), Image.Resampling.BICUBIC).save(folder / "train" / name / "thumb.jpg", quality=85)
+            image.resize((34, 34), Image.Resampling.BICUBIC).save(
+                folder / "train" / name / "thumb.jpg", quality=85
+            )
     return {}, ["3 pictures are in the training and in the test set"]
 
 
@@ -119,7 +143,9 @@ def one_in_a_thousand(folder: Path) -> Made:
     fill(folder, per_class=8)
     random = numpy.random.default_rng(5)
     for number in range(1000):
-        Image.fromarray(picture(random, 1)[:32, :32]).save(folder / "train" / "car" / f"more-{number}.png")
+        Image.fromarray(picture(random, 1)[:32, :32]).save(
+            folder / "train" / "car" / f"more-{number}.png"
+        )
     for path in sorted((folder / "train" / "dog").iterdir())[1:]:
         path.unlink()
     return {}, ["class car has 1008 samples and the rarest, dog, 1"]
@@ -150,7 +176,9 @@ def darker_test_set(folder: Path) -> Made:
     fill(
         folder,
         per_class=60,
-        change=lambda image, split: (255 * (image / 255) ** 2.2).astype(numpy.uint8) if split == "test" else image,
+        change=lambda image, split: (
+            (255 * (image / 255) ** 2.2).astype(numpy.uint8) if split == "test" else image
+        ),
     )
     return {}, ["were the two sets prepared in the same way?"]
 

@@ -11,7 +11,11 @@ class DividesAgain(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, num_classes)
+            nn.Conv2d(3, 8, 3, stride=2),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32, num_classes),
         )
 
     def forward(self, image_bchw: Tensor) -> Tensor:

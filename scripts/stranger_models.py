@@ -13,13 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SIDES = {"GramStyle": 32, "LinearAttention": 64, "RotaryPositions": 48, "IntegralImage": 64, "FourierOperator": 28}
+SIDES = {
+    "GramStyle": 32,
+    "LinearAttention": 64,
+    "RotaryPositions": 48,
+    "IntegralImage": 64,
+    "FourierOperator": 28,
+}
 """The picture's side where it is not 16."""
 MARK = "# <- fault"
 
 
 def stem(channels: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(1, channels, 3, padding=1), nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1))
+    return nn.Sequential(
+        nn.Conv2d(1, channels, 3, padding=1), nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1)
+    )
 
 
 class BilinearCnn(nn.Module):
@@ -142,7 +150,9 @@ class FourierFeatures(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.register_buffer("B", torch.randn(2, 64, generator=torch.Generator().manual_seed(0)) * 300)
+        self.register_buffer(
+            "B", torch.randn(2, 64, generator=torch.Generator().manual_seed(0)) * 300
+        )
         self.mlp = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 64))
         self.fc = nn.Linear(64, num_classes)
 
@@ -189,7 +199,9 @@ class StandardisedChannels(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.features = nn.Sequential(stem(48), nn.ReLU(), stem_block(48), nn.MaxPool2d(4), stem_block(48))
+        self.features = nn.Sequential(
+            stem(48), nn.ReLU(), stem_block(48), nn.MaxPool2d(4), stem_block(48)
+        )
         self.mix = nn.Conv2d(48, 48, 3, padding=1)
         self.fc = nn.Linear(48, num_classes)
 
@@ -209,7 +221,9 @@ class SumAggregation(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(5))
         self.norm = nn.LayerNorm(16)
         self.fc = nn.Linear(16, num_classes)
-        place = torch.stack(torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij"), -1).view(-1, 2)
+        place = torch.stack(
+            torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij"), -1
+        ).view(-1, 2)
         self.register_buffer("adjacency", (torch.cdist(place, place) < 4).float())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -259,7 +273,9 @@ class IntegralImage(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.corners = nn.Conv2d(1, 32, 9, dilation=3, bias=False)
-        self.head = nn.Sequential(nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
+        self.head = nn.Sequential(
+            nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()
+        )
         self.fc = nn.Linear(512, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -347,7 +363,9 @@ class SpatialTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         theta = self.locate(x.flatten(1)).view(-1, 2, 2)
         back = torch.inverse(theta)  # <- fault
-        grid = F.affine_grid(torch.cat((back, torch.zeros_like(back[..., :1])), -1).float(), x.shape, False)
+        grid = F.affine_grid(
+            torch.cat((back, torch.zeros_like(back[..., :1])), -1).float(), x.shape, False
+        )
         return self.fc(F.grid_sample(x, grid, align_corners=False).flatten(1))
 
 
@@ -403,4 +421,11 @@ NUMBERS = (
     IntegralImage,
     PlainContrast,
 )
-EXCEPTIONS = (FourierOperator, SuperpixelPool, MovingCodebook, SpatialTransformer, CausalPixels, MemoryBank)
+EXCEPTIONS = (
+    FourierOperator,
+    SuperpixelPool,
+    MovingCodebook,
+    SpatialTransformer,
+    CausalPixels,
+    MemoryBank,
+)

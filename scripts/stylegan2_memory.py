@@ -54,7 +54,9 @@ class Row:
     @property
     def key(self) -> str:
         """The run in words."""
-        return f"{self.pixels} pixels, batch {self.batch}{'' if self.augments else ', not augmented'}"
+        return (
+            f"{self.pixels} pixels, batch {self.batch}{'' if self.augments else ', not augmented'}"
+        )
 
     @property
     def measured(self) -> int:
@@ -83,7 +85,9 @@ def kernel_for_each_picture(weight_oikk: Tensor, style_bi: Tensor) -> Tensor:
 
 def plan(row: Row, has_kernels: bool) -> tuple[int, str]:
     """Return the allocated MiB of a step, and the moment of the peak."""
-    task: dict[str, Any] = {"ada_target": 0.6, "ada_filter": True} if row.augments else {"ada_target": None}
+    task: dict[str, Any] = (
+        {"ada_target": 0.6, "ada_filter": True} if row.augments else {"ada_target": None}
+    )
     config = load_config(
         {
             "model": {
@@ -97,7 +101,9 @@ def plan(row: Row, has_kernels: bool) -> tuple[int, str]:
             "train": {"batch_size": row.batch, "ema": {"half_life_kimg": 10}},
         }
     )  # fmt: skip
-    data = DataSpec({"image": FieldSpec((3, row.pixels, row.pixels), torch.float32, "image")}, 1000, ())
+    data = DataSpec(
+        {"image": FieldSpec((3, row.pixels, row.pixels), torch.float32, "image")}, 1000, ()
+    )
     gpu = find_gpu("v100")
     norms = kernel_for_each_picture if has_kernels else stylegan2_layers.demodulate
     with mock.patch.object(stylegan2_layers, "demodulate", norms):
@@ -113,7 +119,9 @@ def page(found: dict[str, list[Any]]) -> str:
         own, theirs, moment = found[row.key]
         errors = [f"{one:,} ({100 * (one / row.measured - 1):+.1f} %)" for one in (own, theirs)]
         earlier = "" if row.earlier is None else f"{round(row.earlier * 1024):,}"
-        lines.append(f"| {row.key} | {row.measured:,} | {earlier} | {errors[0]} | {errors[1]} | {moment} |")
+        lines.append(
+            f"| {row.key} | {row.measured:,} | {earlier} | {errors[0]} | {errors[1]} | {moment} |"
+        )
     return "\n".join(
         [
             "# StyleGAN2's published memory, planned",
@@ -134,11 +142,15 @@ def page(found: dict[str, list[Any]]) -> str:
 
 def main() -> None:
     """Plan all rows, of which those in --work are there already, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("runs") / "stylegan2_memory.json")
     options = parser.parse_args()
-    found: dict[str, list[Any]] = json.loads(options.work.read_text("utf-8")) if options.work.is_file() else {}
+    found: dict[str, list[Any]] = (
+        json.loads(options.work.read_text("utf-8")) if options.work.is_file() else {}
+    )
     options.work.parent.mkdir(parents=True, exist_ok=True)
     for row in ROWS:
         if row.key not in found:

@@ -35,21 +35,36 @@ GPU = "rtx3060"
 MEBI = 2**20
 SIZES_GB = (6, 8, 10, 12)
 """Cards, whose room for programs is `usable_bytes`."""
-COMMON = {"name": "stylegan2", "channels": 3, "classes": 0, "published": True, "num_fp16_res": 4, "conv_clamp": 256}
+COMMON = {
+    "name": "stylegan2",
+    "channels": 3,
+    "classes": 0,
+    "published": True,
+    "num_fp16_res": 4,
+    "conv_clamp": 256,
+}
 NETWORK = {**COMMON, "channel_base": 32768, "mapping_layers": 8}
 SIZES = (256, 512, 1024)
 FROZEN = 10
-RECIPES: dict[str, tuple[str, ...]] = {"as it stands": (), "micro-batches of a half": ("memory.micro_batch={half}",)}
+RECIPES: dict[str, tuple[str, ...]] = {
+    "as it stands": (),
+    "micro-batches of a half": ("memory.micro_batch={half}",),
+}
 """The gentlest first."""
 
 
 def main() -> None:
     """Plan every row and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, default=Path("runs") / "stylegan2_transfers.json")
     work = parser.parse_args().work
     found: dict[str, Any] = json.loads(work.read_text("utf-8")) if work.is_file() else {}
-    with tempfile.TemporaryDirectory() as folder, Session(find_gpu(GPU), load_calibration(GPU)) as session:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Session(find_gpu(GPU), load_calibration(GPU)) as session,
+    ):
         for size in SIZES:
             for recipe, words in RECIPES.items():
                 key = f"{size}|{recipe}"
@@ -69,10 +84,14 @@ def plan(session: Session, size: int, words: tuple[str, ...], folder: Path) -> d
     pictures.mkdir(exist_ok=True)
     for number in range(2):
         Image.new("RGB", (size, size), (90 * number, 60, 30)).save(pictures / f"{number}.png")
-    data = configuration(Command(Path("ffhq.pkl"), pictures, freeze_d=FROZEN), {**NETWORK, "image_size": size})
+    data = configuration(
+        Command(Path("ffhq.pkl"), pictures, freeze_d=FROZEN), {**NETWORK, "image_size": size}
+    )
     batch = data["train"]["batch_size"]
     try:
-        made = session.plan([load_config(data, [word.format(half=batch // 2) for word in words])])[0].get()
+        made = session.plan([load_config(data, [word.format(half=batch // 2) for word in words])])[
+            0
+        ].get()
     except MptError as error:
         return {"batch": batch, "error": str(error)}
     return {"batch": batch, "bytes": made.reserved + made.context_bytes, "step": made.step_seconds}

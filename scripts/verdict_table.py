@@ -114,7 +114,9 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
     allowed = LEVEL + 0.01 + 2 * math.sqrt(LEVEL * (1 - LEVEL) / options.trials)
-    lines = ["| differences between seeds | 0.05 claimed | 3 seeds | 5 seeds | 8 seeds | until decided, 16 at most |"]
+    lines = [
+        "| differences between seeds | 0.05 claimed | 3 seeds | 5 seeds | 8 seeds | until decided, 16 at most |"
+    ]
     lines.append("|---|---|---|---|---|---|")
     broken = []
     for case in CASES:

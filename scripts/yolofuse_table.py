@@ -48,7 +48,9 @@ HEAD = (
 
 def main() -> None:
     """Train what is asked for and rewrite the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, default=Path("runs") / "yolofuse")
     parser.add_argument("--only", nargs="*", default=[*FUSIONS, "compare"])
     parser.add_argument("--read", action="store_true")
@@ -58,7 +60,10 @@ def main() -> None:
         for words in commands_of(name, arguments.work, arguments.seeds):
             print(*words, flush=True)
             run(words)
-    rows = {line.split("|")[1].strip(): line for line in between("table:fusions")[1].strip().splitlines()[2:]}
+    rows = {
+        line.split("|")[1].strip(): line
+        for line in between("table:fusions")[1].strip().splitlines()[2:]
+    }
     for name in FUSIONS:
         finished = sorted(path.parent for path in arguments.work.glob(f"{name}-seed*/summary.json"))
         if finished:
@@ -79,7 +84,10 @@ def commands_of(name: str, work: Path, seeds: int) -> list[list[str]]:
         return [[*compared, "--name", "compare", *where]]
     cameras = [f"dataset.cameras={name}"] if name in ("rgb", "ir") else []
     words = ["train", CONFIG, f"model.fusion={name}", *cameras]
-    return [[*words, "--seed", str(seed), "--name", f"{name}-seed{seed}", *where] for seed in range(seeds)]
+    return [
+        [*words, "--seed", str(seed), "--name", f"{name}-seed{seed}", *where]
+        for seed in range(seeds)
+    ]
 
 
 def run(words: list[str]) -> None:
@@ -129,7 +137,11 @@ def comparison(content: dict[str, Any]) -> list[str]:
     lines = ["| Mode | mAP50 | Peak, MiB | ms per step | Verdict |", "|---|---:|---:|---:|---|"]
     for mode in content["modes"]:
         final, verdict = mode["final"], mode["verdict"]
-        said = "baseline" if mode["mode"] == content["baseline"] else (verdict or {}).get("outcome", "one seed")
+        said = (
+            "baseline"
+            if mode["mode"] == content["baseline"]
+            else (verdict or {}).get("outcome", "one seed")
+        )
         spread = f" ± {final['deviation']:.4f}" if final["deviation"] is not None else ""
         lines.append(
             f"| {mode['mode']} | {final['mean']:.4f}{spread} | {mode['peak_bytes'] / 2**20:.1f} | "

@@ -23,7 +23,9 @@ def check_that_what_gives_nothing_goes(net: nn.Module, given: Sequence[Tensor]) 
     """Narrow a network in evaluation mode to half, and compare its output with that before."""
     for hidden in hidden_channels(net):
         half = width_of(hidden.producer) // 2
-        makes, reads = (int(isinstance(one, nn.ConvTranspose2d)) for one in (hidden.producer, hidden.consumer))
+        makes, reads = (
+            int(isinstance(one, nn.ConvTranspose2d)) for one in (hidden.producer, hidden.consumer)
+        )
         with torch.no_grad():
             hidden.producer.get_parameter("weight").narrow(makes, half, half).mul_(1e-3)
             hidden.consumer.get_parameter("weight").narrow(1 - reads, half, half).zero_()

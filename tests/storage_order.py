@@ -66,17 +66,27 @@ class StorageOrder:
             self.synced[os.fstat(descriptor).st_ino] = content_of(path)
             self.add(f"sync {name}{'/' * path.is_dir()}")
 
-    def note_rename(self, old: str | Path, new: str | Path, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> None:
+    def note_rename(
+        self, old: str | Path, new: str | Path, *, src_dir_fd: Any = None, dst_dir_fd: Any = None
+    ) -> None:
         """Note a new name."""
-        folders = ["" if one is None else os.readlink(f"/proc/self/fd/{one}") for one in (src_dir_fd, dst_dir_fd)]
-        names = [self.name_of(os.path.join(folder, one)) for folder, one in zip(folders, (old, new), strict=True)]
+        folders = [
+            "" if one is None else os.readlink(f"/proc/self/fd/{one}")
+            for one in (src_dir_fd, dst_dir_fd)
+        ]
+        names = [
+            self.name_of(os.path.join(folder, one))
+            for folder, one in zip(folders, (old, new), strict=True)
+        ]
         if names[1] is not None:
             self.add(f"rename {names[0]} > {names[1]}")
 
     def not_durable(self, path: Path) -> list[str]:
         """Return what below a path, itself too, has other content or names than at its last sync."""
         places = [path, *path.rglob("*")] if path.is_dir() else [path]
-        found = [place for place in places if self.synced.get(place.stat().st_ino) != content_of(place)]
+        found = [
+            place for place in places if self.synced.get(place.stat().st_ino) != content_of(place)
+        ]
         return sorted(str(place.relative_to(self.folder)) for place in found)
 
 

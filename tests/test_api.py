@@ -14,7 +14,11 @@ import mpt
 from mpt.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "reference" / "api.md").read_text("utf-8"), re.M | re.S)
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```",
+    (ROOT / "docs" / "reference" / "api.md").read_text("utf-8"),
+    re.M | re.S,
+)
 SMALL = {
     "model": "small_cnn",
     "dataset": "digits",
@@ -48,7 +52,9 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_the_page_s_long_examples_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_s_long_examples_run_as_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_page(tmp_path, monkeypatch, [BLOCKS[0], *(block for block in BLOCKS if takes_long(block))])
 
 
@@ -77,7 +83,9 @@ def test_a_state_put_back_goes_on_as_if_never_stopped() -> None:
     for built in (first, second):
         for step in (2, 3):
             mpt.update(built, batches[step], step)
-    for a, b in zip(first.modules["net"].parameters(), second.modules["net"].parameters(), strict=True):
+    for a, b in zip(
+        first.modules["net"].parameters(), second.modules["net"].parameters(), strict=True
+    ):
         assert torch.equal(a, b)
 
 
@@ -99,7 +107,9 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_the_doctor_is_called_whether_or_not_its_package_was_imported_before(tmp_path: Path) -> None:
+def test_the_doctor_is_called_whether_or_not_its_package_was_imported_before(
+    tmp_path: Path,
+) -> None:
     import mpt.doctor.findings
 
     (section,) = mpt.doctor(mpt.load(SMALL), only=["data"])  # type: ignore[operator]
@@ -110,7 +120,10 @@ def test_the_doctor_is_called_whether_or_not_its_package_was_imported_before(tmp
 
 
 def test_runs_and_variants_are_compared_as_on_the_command_line(tmp_path: Path) -> None:
-    runs = [mpt.train(mpt.load(SMALL, f"seed={seed}", f"name=seed-{seed}"), runs=tmp_path) for seed in (0, 1)]
+    runs = [
+        mpt.train(mpt.load(SMALL, f"seed={seed}", f"name=seed-{seed}"), runs=tmp_path)
+        for seed in (0, 1)
+    ]
     comparison = mpt.compare([run.path for run in runs], runs=tmp_path)
     assert [row.group.label for row in comparison.rows] == ["seed-0", "seed-1"]
     assert mpt.diff(*(run.path for run in runs), only_files=True).verdict == "apart"

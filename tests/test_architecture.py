@@ -30,7 +30,10 @@ HEAVY_PACKAGES = {"torch", "torchvision", "timm", "torchmetrics", "safetensors"}
 def read_packages(document: str) -> list[str]:
     """Return the packages that the document's table lists, lowest first."""
     table = document.split("## Packages, lowest first")[1].split("\n## ")[0]
-    return [cell.removesuffix(".py").rstrip("/") for cell in re.findall(r"^\| `([a-z_/.]+)` \|", table, re.M)]
+    return [
+        cell.removesuffix(".py").rstrip("/")
+        for cell in re.findall(r"^\| `([a-z_/.]+)` \|", table, re.M)
+    ]
 
 
 PACKAGES = read_packages((ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8"))
@@ -66,7 +69,11 @@ def imports_of(source: str) -> list[tuple[int, str]]:
             names = [f"mpt.{alias.name}" for alias in node.names] if module == "mpt" else [module]
             found += [(node.lineno, name) for name in names]
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             if called == "import_module":
                 found.append((node.lineno, str(node.args[0].value)))
     return found
@@ -127,7 +134,9 @@ def import_graph() -> dict[str, set[str]]:
 
     Packages' own files are left out.
     """
-    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in package_files()}
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in package_files()
+    }
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
         found: set[str] = set()
@@ -148,7 +157,9 @@ def test_a_training_s_batches_are_supplied_in_one_place() -> None:
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Loader"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Loader"
     }
     assert found == allowed
 
@@ -171,7 +182,11 @@ def test_every_file_of_a_part_folder_is_a_part() -> None:
             parts = {path.stem for path in package.paths(folder) if is_part(path, folder)}
             if package.folder == PACKAGE and folder == "commands":
                 assert parts == set(COMMANDS.values())
-            wrong += [str(path.relative_to(ROOT)) for path in package.paths(folder) if path.stem not in parts]
+            wrong += [
+                str(path.relative_to(ROOT))
+                for path in package.paths(folder)
+                if path.stem not in parts
+            ]
     assert len(packages) == 1 + len(list(PACKAGE.glob("systems/*/__init__.py")))
     assert not wrong, f"neither a part nor in a room of its folder: {wrong}"
 
@@ -191,7 +206,9 @@ def test_rooms_of_a_package_import_each_other_in_one_direction() -> None:
     for name, needed in import_graph().items():
         package, room = room_of(name)
         rooms = graph.setdefault(package, {})
-        rooms.setdefault(room, set()).update(r for p, r in map(room_of, needed) if p == package and r != room)
+        rooms.setdefault(room, set()).update(
+            r for p, r in map(room_of, needed) if p == package and r != room
+        )
     assert len(graph["mpt.planner"]) >= 8
     for package, rooms in graph.items():
         while leaves := [room for room, needed in rooms.items() if not needed & set(rooms)]:
@@ -217,7 +234,9 @@ def test_what_a_part_may_have_is_not_probed_for() -> None:
         for path in package_files()
         if package_of(path) in ("engine", "commands", "report", "doctor", "inference", "data")
         for node in ast.walk(parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("getattr", "hasattr")
         if isinstance(node.args[1], ast.Constant) and node.args[1].value != "inplace"
         if not ast.unparse(node.args[0]).endswith(("settings", "own", "choice"))
         if ast.unparse(node.args[0])
@@ -243,7 +262,10 @@ def test_light_packages_name_no_heavy_package(package: str) -> None:
     files = [path for path in package_files() if package_of(path) == package]
     assert files
     for path in files:
-        assert not {name.split(".")[0] for _, name in imports_of(path.read_text("utf-8"))} & HEAVY_PACKAGES, path
+        assert (
+            not {name.split(".")[0] for _, name in imports_of(path.read_text("utf-8"))}
+            & HEAVY_PACKAGES
+        ), path
 
 
 @pytest.mark.parametrize(
@@ -259,13 +281,17 @@ def test_light_packages_name_no_heavy_package(package: str) -> None:
 )
 def test_an_upward_import_is_found_in_every_spelling(source: str) -> None:
     assert upward_imports("nn", source, PACKAGES)
-    assert not upward_imports("nn", "from mpt import errors\nfrom mpt.config.options import Options", PACKAGES)
+    assert not upward_imports(
+        "nn", "from mpt import errors\nfrom mpt.config.options import Options", PACKAGES
+    )
 
 
 def heavy_modules_after(code: str) -> set[str]:
     """Return which heavy packages a fresh interpreter has imported after running the code."""
     code += f"\nimport sys; print('heavy', *sorted({HEAVY_PACKAGES!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split()[1:])
 
@@ -273,18 +299,35 @@ def heavy_modules_after(code: str) -> set[str]:
 @pytest.mark.tier("full")
 def test_importing_the_light_packages_imports_no_torch() -> None:
     light_commands = ("cli/arguments", "init", "listing", "report", "schema", "validate")
-    files = [path for path in package_files() if package_of(path) in ("errors", "config", "report", "cli")]
+    files = [
+        path
+        for path in package_files()
+        if package_of(path) in ("errors", "config", "report", "cli")
+    ]
     files += [PACKAGE / "commands" / f"{name}.py" for name in light_commands]
     files += [PACKAGE / "__init__.py", PACKAGE / "api.py"]
-    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in files
+    ]
     assert len(modules) > 20
-    assert heavy_modules_after(f"import importlib\nfor name in {modules}: importlib.import_module(name)") == set()
+    assert (
+        heavy_modules_after(
+            f"import importlib\nfor name in {modules}: importlib.import_module(name)"
+        )
+        == set()
+    )
 
 
 @pytest.mark.tier("full")
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["validate", "configs/dcgan_amp.yaml", "--quick"], ["list", "precision"], ["schema"]],
+    [
+        ["--help"],
+        ["validate", "configs/dcgan_amp.yaml", "--quick"],
+        ["list", "precision"],
+        ["schema"],
+    ],
     ids=lambda w: w[0],
 )
 def test_commands_that_only_look_import_no_torch(words: list[str]) -> None:
@@ -304,21 +347,37 @@ def test_the_step_that_the_page_shows_is_put_together_of_what_there_is() -> None
 
     page = (ROOT / "docs" / "explanation" / "step.md").read_text("utf-8")
     tree = ast.parse(page.split("```python\n")[1].split("```")[0])
-    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    calls = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
     assert calls >= {"losses_of", "draw_batch", "all_finite"}
     assert not [name for name in calls if name not in vars(step)]
-    kinds = {"run": Run, "phase": Phase, "trick": MemoryTrick, "loss": Loss, "run.precision": Precision}
+    kinds = {
+        "run": Run,
+        "phase": Phase,
+        "trick": MemoryTrick,
+        "loss": Loss,
+        "run.precision": Precision,
+    }
     members = [
         (kinds[ast.unparse(node.value)], node.attr)
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in kinds
     ]
     assert len(members) > 8
-    assert not [(kind, name) for kind, name in members if name not in {*dir(kind), *kind.__annotations__}]
+    assert not [
+        (kind, name) for kind, name in members if name not in {*dir(kind), *kind.__annotations__}
+    ]
 
 
 def test_classes_of_objects_are_changed_in_one_place() -> None:
-    found = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if ".__class__ = " in path.read_text("utf-8")]
+    found = [
+        path.relative_to(PACKAGE)
+        for path in PACKAGE.rglob("*.py")
+        if ".__class__ = " in path.read_text("utf-8")
+    ]
     assert found == [Path("nn/shared/mixin.py")]
 
 

@@ -34,22 +34,45 @@ def sections_of(text: str) -> Iterator[tuple[str, str]]:
 def test_every_table_has_date_commit_machine_and_command(path: Path) -> None:
     sections = list(sections_of(path.read_text("utf-8")))
     assert sections, "a page of benchmarks without a table"
-    lacking = {(title, name) for title, text in sections for name, found in ORIGIN.items() if not found.search(text)}
+    lacking = {
+        (title, name)
+        for title, text in sections
+        for name, found in ORIGIN.items()
+        if not found.search(text)
+    }
     assert lacking == set(), "scripts/provenance.py has date and commit in a script's own words"
 
 
 def test_every_quoted_figure_is_in_the_table_that_its_sentence_links_to() -> None:
-    assert list(map(str, chain.from_iterable(map(quoted_figures.not_in_their_table, quoted_figures.pages())))) == []
+    assert (
+        list(
+            map(
+                str,
+                chain.from_iterable(map(quoted_figures.not_in_their_table, quoted_figures.pages())),
+            )
+        )
+        == []
+    )
 
 
 def test_every_measured_figure_names_its_source() -> None:
-    assert list(map(str, chain.from_iterable(map(quoted_figures.without_source, quoted_figures.pages())))) == []
+    assert (
+        list(
+            map(
+                str, chain.from_iterable(map(quoted_figures.without_source, quoted_figures.pages()))
+            )
+        )
+        == []
+    )
 
 
 def test_a_figure_that_no_table_has_and_one_without_a_source_are_found(tmp_path: Path) -> None:
     table, page = tmp_path / "benchmarks" / "speed.md", tmp_path / "page.md"
     table.parent.mkdir()
-    table.write_text("| mode | step |\n|---|---:|\n| amp | 1,721 ms |\n| fp32 | 0.0184 |\n| O2 | 1.7e-05 |\n", "utf-8")
+    table.write_text(
+        "| mode | step |\n|---|---:|\n| amp | 1,721 ms |\n| fp32 | 0.0184 |\n| O2 | 1.7e-05 |\n",
+        "utf-8",
+    )
     link = "([table](benchmarks/speed.md))"
     page.write_text(
         f"It takes 1,721 ms, or 1.7 s, wrong by 1.8 % {link}. Of 8 GB a third.\n\nWithin 2e-5 {link}.\n\n"

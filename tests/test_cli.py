@@ -60,7 +60,10 @@ def replace_run(monkeypatch, work):
 def called(monkeypatch):
     """Replace the commands by one that remembers its arguments."""
     calls = []
-    replace_run(monkeypatch, lambda part, asked: calls.append((part.module_name.removeprefix("mpt.commands."), asked)))
+    replace_run(
+        monkeypatch,
+        lambda part, asked: calls.append((part.module_name.removeprefix("mpt.commands."), asked)),
+    )
     return calls
 
 
@@ -69,7 +72,9 @@ def test_help_tells_every_command_in_whole_and_every_exit_code(capsys):
     said = capsys.readouterr().out
     assert "..." not in said.partition("Commands:")[2]
     codes = {
-        str(value) for error in MptError.__subclasses__() if isinstance(value := vars(error).get("exit_code"), int)
+        str(value)
+        for error in MptError.__subclasses__()
+        if isinstance(value := vars(error).get("exit_code"), int)
     }
     assert codes - {"1"} <= set(re.findall(r"[0-9]+", said.partition("Exit codes:")[2]))
 
@@ -90,7 +95,17 @@ def test_train_passes_everything_on(called):
         "--smoke",
         "4",
     ]
-    words += ["--dry-run", "--print-config", "--json", "--quiet", "--exact", "--with", "p.yaml", "--with", "q.yaml"]
+    words += [
+        "--dry-run",
+        "--print-config",
+        "--json",
+        "--quiet",
+        "--exact",
+        "--with",
+        "p.yaml",
+        "--with",
+        "q.yaml",
+    ]
     assert run("train", *words, "--allow", "one", "--allow", "two", "--runs", "r") == 0
     expected = TrainArguments(
         config="c.yaml",
@@ -140,25 +155,47 @@ def test_resume_may_be_given_without_a_value(called, words, resume):
         (
             "infer r --half --dtype float16 --input i --output o --batch-size 2 --device cpu --runs d --allow p",
             "infer",
-            InferArguments("r", True, "float16", ("i",), "o", batch_size=2, device="cpu", runs="d", allow=("p",)),
+            InferArguments(
+                "r",
+                True,
+                "float16",
+                ("i",),
+                "o",
+                batch_size=2,
+                device="cpu",
+                runs="d",
+                allow=("p",),
+            ),
         ),
         ("infer --truncation 0.5 --seed 3", "infer", InferArguments(truncation=0.5, seed=3)),
         ("compare fp32 amp seed=1", "compare", CompareArguments(what=("fp32", "amp", "seed=1"))),
         (
             "compare a --config c --seeds 5 --margin 0.5 --gate --json --quiet --name n",
             "compare",
-            CompareArguments(("a",), Path("c"), seeds=5, margin="0.5", gate=True, name="n", json=True, quiet=True),
+            CompareArguments(
+                ("a",), Path("c"), seeds=5, margin="0.5", gate=True, name="n", json=True, quiet=True
+            ),
         ),
         ("report", "report", ReportArguments()),
         ("report r --runs d", "report", ReportArguments("r", runs="d")),
         (
             "plan c a=1 --vram 6GiB --gpu rtx2060 --json --with p --output o",
             "plan",
-            PlanArguments(Path("c"), ("a=1",), (Path("p"),), vram="6GiB", gpu="rtx2060", output="o", json=True),
+            PlanArguments(
+                Path("c"), ("a=1",), (Path("p"),), vram="6GiB", gpu="rtx2060", output="o", json=True
+            ),
         ),
         ("plan calibrate r", "planning.plan_calibrate", PlanCalibrateArguments("r")),
-        ("plan infer c --half", "planning.plan_inference", PlanInferArguments(Path("c"), half=True)),
-        ("plan check l c a=1", "planning.plan_check", PlanCheckArguments(Path("l"), Path("c"), ("a=1",))),
+        (
+            "plan infer c --half",
+            "planning.plan_inference",
+            PlanInferArguments(Path("c"), half=True),
+        ),
+        (
+            "plan check l c a=1",
+            "planning.plan_check",
+            PlanCheckArguments(Path("l"), Path("c"), ("a=1",)),
+        ),
         ("convert r --half --to onnx", "convert", ConvertArguments("r", True, "onnx")),
         (
             "validate c a=1 --with p --quiet",
@@ -177,7 +214,8 @@ def test_a_command_gets_what_was_typed(called, words, command, arguments):
 
 
 @pytest.mark.parametrize(
-    "words", ["convert a b", "nonsense", "train c --smoke 0", "train c --parts nowhere", "deepfacelab x"]
+    "words",
+    ["convert a b", "nonsense", "train c --smoke 0", "train c --parts nowhere", "deepfacelab x"],
 )
 def test_a_wrong_command_line_exits_with_2_and_one_message(called, capsys, words):
     assert run(*words.split()) == 2
@@ -194,9 +232,13 @@ def test_a_system_brings_commands_of_its_own(called, capsys, monkeypatch):
     assert run("--help") == 0
     assert "deepfacelab" in capsys.readouterr().out
     asked = []
-    monkeypatch.setattr(registry.Part, "member", lambda part, name: asked.append if name == "run" else dict)
+    monkeypatch.setattr(
+        registry.Part, "member", lambda part, name: asked.append if name == "run" else dict
+    )
     assert run("deepfacelab", "leras-to-torch", "a", "b", "--archi", "df-u") == 0
-    assert asked == [{"model_dir": Path("a"), "output": Path("b"), "archi": "df-u", "name": None, "config": None}]
+    assert asked == [
+        {"model_dir": Path("a"), "output": Path("b"), "archi": "df-u", "name": None, "config": None}
+    ]
     assert "leras" not in (Path(cli.__file__).read_text("utf-8"))
 
 
@@ -225,16 +267,28 @@ def test_no_words_and_help_print_help(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("train", "mpt train: CONFIG is missing: name a YAML file (`mpt init` writes one), or one that comes with mpt"),
-        ("dain interpolate", "mpt dain interpolate: RUN is missing: name a run (`mpt list runs`), or its path"),
+        (
+            "train",
+            "mpt train: CONFIG is missing: name a YAML file (`mpt init` writes one), or one that comes with mpt",
+        ),
+        (
+            "dain interpolate",
+            "mpt dain interpolate: RUN is missing: name a run (`mpt list runs`), or its path",
+        ),
         ("infer --cuont 3", "mpt infer: no such option: --cuont (Possible options: --count"),
         ("infer --count x", "mpt infer: invalid value for '--count'"),
         ("plan --vram", "option '--vram' requires an argument"),
         ("trian", "mpt: no such command 'trian'. Did you mean 'train'?"),
-        ("export", "mpt: no such command 'export'; `mpt convert` does that, `mpt convert -h` explains it"),
+        (
+            "export",
+            "mpt: no such command 'export'; `mpt convert` does that, `mpt convert -h` explains it",
+        ),
         ("plan", "mpt plan: CONFIG is missing"),
         ("plan infer c --nproc 2", "mpt plan infer: no such option: --nproc"),
-        ("schema extra", "mpt schema: got unexpected extra argument(s) (extra); `mpt schema -h` lists what there is"),
+        (
+            "schema extra",
+            "mpt schema: got unexpected extra argument(s) (extra); `mpt schema -h` lists what there is",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_line_with_the_way_out(capsys, words, said):
@@ -253,7 +307,11 @@ def test_a_wrong_command_line_is_one_line_with_the_way_out(capsys, words, said):
         (Interrupted("saved", 15), 143, "saved\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (PermissionError(13, "Permission denied", "f"), 5, "error: f: Permission denied\n"),
-        (OSError(28, "No space left on device"), 5, "error: what was to be written: No space left on device\n"),
+        (
+            OSError(28, "No space left on device"),
+            5,
+            "error: what was to be written: No space left on device\n",
+        ),
     ],
 )
 def test_an_error_is_a_message_and_a_code(monkeypatch, capsys, error, code, words):
@@ -281,7 +339,10 @@ def test_a_command_whose_memory_ran_out_says_what_asks_for_less(monkeypatch, cap
 
     replace_run(monkeypatch, fail)
     assert run(*words) == 7
-    assert capsys.readouterr().err == f"error: out of memory (CUDA error: out of memory){advice and f'; {advice}'}\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: out of memory (CUDA error: out of memory){advice and f'; {advice}'}\n"
+    )
 
 
 def test_the_version_is_printed(capsys):
@@ -352,7 +413,9 @@ def test_schema_is_printed_or_written(capsys, tmp_path):
 
 
 @pytest.mark.tier("full")
-@pytest.mark.parametrize("words", [["--help"], ["validate", str(CONFIG)], ["list"], ["schema"], ["train", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["validate", str(CONFIG)], ["list"], ["schema"], ["train", "--help"]]
+)
 def test_light_commands_load_neither_torch_nor_rich(words):
     code = f"""
 import sys
@@ -369,7 +432,10 @@ except SystemExit as stop:
 
 def test_the_module_runs_as_the_command_does():
     done = subprocess.run(
-        [sys.executable, "-m", "mpt", "validate", "nowhere.yaml"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "mpt", "validate", "nowhere.yaml"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stderr == "error: nowhere.yaml: no such file; a YAML file is expected\n"
@@ -440,26 +506,39 @@ def test_configurations_come_with_mpt_by_name(tmp_path, monkeypatch, capsys):
         ("mpt infer di", "2", "digits"),
     ],
 )
-def test_the_shell_completes_commands_settings_and_runs(typed, place, expected, tmp_path, monkeypatch):
+def test_the_shell_completes_commands_settings_and_runs(
+    typed, place, expected, tmp_path, monkeypatch
+):
     (tmp_path / "runs" / "digits").mkdir(parents=True)
     (tmp_path / "runs" / "digits" / "config.yaml").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(CONFIG.parents[1]))
-    environment = {**os.environ, "_MPT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": place}
-    done = subprocess.run([sys.executable, "-m", "mpt"], env=environment, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "_MPT_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": place,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "mpt"], env=environment, capture_output=True, text=True
+    )
     assert expected in done.stdout.split()
 
 
 @pytest.mark.parametrize("width", [30, 40, 60])
 def test_a_list_fits_a_narrow_terminal(width: int) -> None:
-    text = show_table("Models", {"torchvision:retinanet": "A detector with one stage and a focal loss."}, width)
+    text = show_table(
+        "Models", {"torchvision:retinanet": "A detector with one stage and a focal loss."}, width
+    )
     assert max(map(len, text.splitlines())) <= width
     assert "torchvision:retinanet" in text
 
 
 def test_a_slip_in_the_number_of_workers_does_not_fill_the_machine(capsys):
     assert run("validate", "@classify_digits", "dataset.workers=100000") == 2
-    assert "dataset.workers: found 100000; allowed: a number not above 512" in capsys.readouterr().err
+    assert (
+        "dataset.workers: found 100000; allowed: a number not above 512" in capsys.readouterr().err
+    )
 
 
 def test_an_interrupt_while_the_command_line_is_imported_is_one_line_too(monkeypatch, capsys):

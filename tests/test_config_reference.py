@@ -25,7 +25,9 @@ EXTERNAL = {"nn": ["torchvision:any"]}
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("config_reference", ROOT / "scripts" / "config_reference.py")
+    spec = importlib.util.spec_from_file_location(
+        "config_reference", ROOT / "scripts" / "config_reference.py"
+    )
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -36,18 +38,28 @@ def reference() -> ModuleType:
 
 def test_every_generated_page_is_up_to_date(reference: ModuleType) -> None:
     pages = reference.write_all()
-    old = [str(path.relative_to(ROOT)) for path, text in pages.items() if path.read_text("utf-8") != text]
+    old = [
+        str(path.relative_to(ROOT))
+        for path, text in pages.items()
+        if path.read_text("utf-8") != text
+    ]
     assert old == [], "run python scripts/config_reference.py"
 
 
 def test_the_reference_configuration_has_every_setting_and_only_true_defaults() -> None:
     text = (ROOT / "configs" / "reference.yaml").read_text("utf-8")
-    bare = "\n".join(re.sub(r"^# ", "", line) for line in text.splitlines() if not re.match(r"^# *#|^# ---", line))
+    bare = "\n".join(
+        re.sub(r"^# ", "", line)
+        for line in text.splitlines()
+        if not re.match(r"^# *#|^# ---", line)
+    )
     for subpackage in SUBPACKAGES:
         for name in INSTALLED.names(subpackage):
             plugin = INSTALLED.find(subpackage, name)
             assert plugin
-            assert all(re.search(rf"^ *{key}:", bare, re.M) for key in plugin.settings_class.model_fields), name
+            assert all(
+                re.search(rf"^ *{key}:", bare, re.M) for key in plugin.settings_class.model_fields
+            ), name
     general = bare[bare.index("\ntrain:\n  steps:") :].partition("\nparallel:")[0]
     known = load_config({"model": "small_cnn"}).train.model_dump()
     assert yaml.safe_load(general)["train"]["batch_size"] == known["batch_size"]
@@ -65,7 +77,9 @@ def test_every_card_says_what_the_part_is_and_links_to_its_settings() -> None:
 
 
 @pytest.mark.parametrize("subpackage", SUBPACKAGES)
-def test_every_name_and_every_setting_is_on_the_page(reference: ModuleType, subpackage: str) -> None:
+def test_every_name_and_every_setting_is_on_the_page(
+    reference: ModuleType, subpackage: str
+) -> None:
     page = reference.write_page()
     for name in INSTALLED.names(subpackage):
         plugin = INSTALLED.find(subpackage, name)
@@ -77,7 +91,8 @@ def test_every_name_and_every_setting_is_on_the_page(reference: ModuleType, subp
 @pytest.mark.parametrize("subpackage", SUBPACKAGES)
 def test_every_setting_has_a_description(subpackage: str) -> None:
     plugins = [
-        INSTALLED.find(subpackage, name) for name in [*INSTALLED.names(subpackage), *EXTERNAL.get(subpackage, [])]
+        INSTALLED.find(subpackage, name)
+        for name in [*INSTALLED.names(subpackage), *EXTERNAL.get(subpackage, [])]
     ]
     silent = {
         f"{plugin.path.name}: {key}"
@@ -89,9 +104,15 @@ def test_every_setting_has_a_description(subpackage: str) -> None:
     assert not silent, f"write one line below each of these fields: {sorted(silent)}"
 
 
-def test_every_general_setting_has_a_description_and_a_row_of_the_page(reference: ModuleType) -> None:
+def test_every_general_setting_has_a_description_and_a_row_of_the_page(
+    reference: ModuleType,
+) -> None:
     notes, page = read_notes_of_schema(), reference.write_page()
-    keys = [key for kind in (GeneralOptions, MemoryOptions, Parallel, Train) for key in kind.model_fields]
+    keys = [
+        key
+        for kind in (GeneralOptions, MemoryOptions, Parallel, Train)
+        for key in kind.model_fields
+    ]
     assert [key for key in keys if key not in notes] == []
     assert [key for key in keys if f"| `{key}` |" not in page] == []
 

@@ -44,7 +44,10 @@ SMALLER = {
         "joint_attention_dim: 12, pooled_projection_dim: 10, axes_dims_rope: [2, 2, 4]}"
     ],
     "xseg": ["model.image_size=64", "model.width=4"],
-    "saehd_512": [f"model.{size}" for size in ("image_size=64", "ae_dims=16", "e_dims=8", "d_dims=8", "d_mask_dims=8")],
+    "saehd_512": [
+        f"model.{size}"
+        for size in ("image_size=64", "ae_dims=16", "e_dims=8", "d_dims=8", "d_mask_dims=8")
+    ],
 }
 """Files that describe training for days: the same parts at sizes that a CPU takes a step of."""
 BATCH = {"dain_vimeo": 1, "dain_demo": 1, "rife_demo": 2}
@@ -78,7 +81,9 @@ def folder_of_triplets(folder: Path) -> Path:
     for name in names:
         (folder / "sequences" / name).mkdir(parents=True)
         for frame in (1, 2, 3):
-            Image.new("RGB", (64, 64), (60 * frame, 40, 90)).save(folder / "sequences" / name / f"im{frame}.png")
+            Image.new("RGB", (64, 64), (60 * frame, 40, 90)).save(
+                folder / "sequences" / name / f"im{frame}.png"
+            )
     for split in ("train", "test"):
         (folder / f"tri_{split}list.txt").write_text("\n".join(names) + "\n")
     return folder
@@ -88,7 +93,10 @@ def folder_of_latents(folder: Path, channels: int) -> Path:
     """Write four random latents with embeddings of text, to train and to test on."""
     shapes = {"latent": (channels, 8, 8), "text": (5, 12), "pooled": (10,), "sizes": (6,)}
     for split in ("train", "test"):
-        save_file({name: torch.randn(4, *shape) for name, shape in shapes.items()}, folder / f"{split}.safetensors")
+        save_file(
+            {name: torch.randn(4, *shape) for name, shape in shapes.items()},
+            folder / f"{split}.safetensors",
+        )
     return folder
 
 
@@ -102,18 +110,30 @@ def data_for(config: Config, folder: Path) -> Dataset:
         )
     elif config.dataset.name == "faceset":
         model = {"name": "saehd", "image_size": config.model.settings.image_size}
-        config = load_config({"model": model, "dataset": {"name": "procedural_faces", "count": 4, "test_count": 1}})
+        config = load_config(
+            {"model": model, "dataset": {"name": "procedural_faces", "count": 4, "test_count": 1}}
+        )
     elif config.dataset.name == "labelled_faces":
         model = {"name": "xseg", "image_size": config.model.settings.image_size}
-        config = load_config({"model": model, "dataset": {"name": "procedural_masks", "count": 2, "test_count": 1}})
+        config = load_config(
+            {"model": model, "dataset": {"name": "procedural_masks", "count": 2, "test_count": 1}}
+        )
     elif config.dataset.name == "latents":
         channels = config.to_data()["dataset"]["assumed"]["latent"][0]
-        config = load_config(config.to_data(), [f"dataset.root={folder_of_latents(folder, channels)}"])
+        config = load_config(
+            config.to_data(), [f"dataset.root={folder_of_latents(folder, channels)}"]
+        )
     elif config.dataset.name == "detection_files":
         model = {"name": "yolofuse", "image_size": config.model.settings.image_size}
-        config = load_config({"model": model, "dataset": {"name": "rgb_ir_scenes", "count": 4, "test_count": 1}})
+        config = load_config(
+            {"model": model, "dataset": {"name": "rgb_ir_scenes", "count": 4, "test_count": 1}}
+        )
     elif config.dataset.name == "frame_triplets":
-        settings = [f"dataset.root={folder_of_triplets(folder)}", "dataset.workers=0", "dataset.crop=[64, 64]"]
+        settings = [
+            f"dataset.root={folder_of_triplets(folder)}",
+            "dataset.workers=0",
+            "dataset.crop=[64, 64]",
+        ]
         config = load_config(config.to_data(), settings)
     return build_datasets(config)[0]
 
@@ -145,7 +165,9 @@ def test_the_file_is_valid_with_the_overrides_of_its_command(path: Path) -> None
 def test_the_file_takes_a_step(path: Path, tmp_path: Path) -> None:
     overrides = [word for word in head_command(path)[3:] if "=" in word]
     batch_size = BATCH.get(path.stem, 4)
-    config = load_config(path, [*overrides, *SMALLER.get(path.stem, []), f"train.batch_size={batch_size}"])
+    config = load_config(
+        path, [*overrides, *SMALLER.get(path.stem, []), f"train.batch_size={batch_size}"]
+    )
     if config.model.name == "diffusers" and importlib.util.find_spec("diffusers") is None:
         pytest.skip("diffusers is not installed (pip install 'mpt-trainer[diffusion]')")
     data = data_for(config, tmp_path)
@@ -160,7 +182,10 @@ def test_the_file_takes_a_step(path: Path, tmp_path: Path) -> None:
 
 def test_the_demos_differ_in_their_precision_alone() -> None:
     """`dcgan_fp32` is what the others are compared with, so everything else must be the same."""
-    configs = [load_config(ROOT / "configs" / f"dcgan_{mode}.yaml").to_data() for mode in ("fp32", "amp", "o1")]
+    configs = [
+        load_config(ROOT / "configs" / f"dcgan_{mode}.yaml").to_data()
+        for mode in ("fp32", "amp", "o1")
+    ]
     for config in configs:
         del config["precision"], config["name"]
     assert configs[0] == configs[1] == configs[2]

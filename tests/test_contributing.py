@@ -25,7 +25,11 @@ WANTED = {
     "perceptron": ["my-parts/nn/perceptron.py"],
     "stripes": ["my-parts/data/stripes.py"],
     "calibrated": ["my-parts/metrics/calibration_error.py"],
-    "heads": ["my-parts/nn/two_heads.py", "my-parts/tasks/rebuild_and_name.py", "my-parts/metrics/rebuilt_psnr.py"],
+    "heads": [
+        "my-parts/nn/two_heads.py",
+        "my-parts/tasks/rebuild_and_name.py",
+        "my-parts/metrics/rebuilt_psnr.py",
+    ],
 }
 """The run of each example -> its files."""
 RUN_ALL = """
@@ -104,7 +108,9 @@ def test_every_example_trains_its_two_steps(workplace: Path, name: str) -> None:
 def test_the_precision_mode_leaves_weights_that_bfloat16_can_hold(workplace: Path) -> None:
     checkpoints = workplace / "runs" / "rounded" / "checkpoints"
     start, end = (
-        load_file(checkpoints / f"step-{step:08d}" / "state.safetensors")["modules.net.head.3.weight"]
+        load_file(checkpoints / f"step-{step:08d}" / "state.safetensors")[
+            "modules.net.head.3.weight"
+        ]
         for step in (0, 2)
     )
     assert not torch.equal(start, start.bfloat16().float())
@@ -114,7 +120,9 @@ def test_the_precision_mode_leaves_weights_that_bfloat16_can_hold(workplace: Pat
 
 def test_the_data_set_and_the_model_are_the_ones_trained(workplace: Path) -> None:
     assert "name: stripes" in (workplace / "runs" / "stripes" / "config.yaml").read_text("utf-8")
-    assert "name: perceptron" in (workplace / "runs" / "perceptron" / "config.yaml").read_text("utf-8")
+    assert "name: perceptron" in (workplace / "runs" / "perceptron" / "config.yaml").read_text(
+        "utf-8"
+    )
 
 
 def test_the_metric_is_in_the_results(workplace: Path) -> None:
@@ -144,7 +152,12 @@ def test_the_task_is_planned_resumed_and_used_by_the_other_commands(workplace: P
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", RUN_ALL, json.dumps(commands)],
         cwd=workplace,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MPT_PARTS": "my-parts"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "MPT_PARTS": "my-parts",
+        },
         capture_output=True,
         text=True,
         timeout=120,
@@ -155,8 +168,14 @@ def test_the_task_is_planned_resumed_and_used_by_the_other_commands(workplace: P
 
 def test_the_examples_keep_the_style_of_the_house(workplace: Path) -> None:
     paths = [str(workplace / path) for paths in WANTED.values() for path in paths]
-    for words in (["check", "--config", str(ROOT / "pyproject.toml")], ["format", "--check", "--line-length", "120"]):
+    for words in (
+        ["check", "--config", str(ROOT / "pyproject.toml")],
+        ["format", "--check", "--line-length", "100"],
+    ):
         done = subprocess.run(
-            [sys.executable, "-m", "ruff", *words, *paths], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "ruff", *words, *paths],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -39,11 +39,19 @@ def test_another_package_called_mpt_is_named_in_one_line(is_there: bool, tmp_pat
     if is_there:
         other.mkdir(parents=True)
         (other / "__init__.py").write_text("raise SystemExit('theirs ran')\n", "utf-8")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(other.parent), str(tmp_path / "site")])}
-    command = [sys.executable, "-S", "-P", "-c", "from mpt_trainer import main; main()"]  # nor what is installed here
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(other.parent), str(tmp_path / "site")]),
+    }
+    # nor what is installed here
+    command = [sys.executable, "-S", "-P", "-c", "from mpt_trainer import main; main()"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 1
-    found = f"another package called mpt comes first: {other}" if is_there else "its package mpt is missing"
+    found = (
+        f"another package called mpt comes first: {other}"
+        if is_there
+        else "its package mpt is missing"
+    )
     assert ended.stderr.startswith(f"error: {found}. ")
     assert ended.stderr.count("\n") == 1
 
@@ -65,8 +73,22 @@ def install(kind: str, tmp_path: Path) -> Path:
         what = str(next(built.glob("mpt_trainer-*.tar.gz")))
     else:
         what = str(source)
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
-    subprocess.run([*pip, "--target", str(tmp_path / "site"), what], cwd=tmp_path, check=True, capture_output=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-q",
+    ]
+    subprocess.run(
+        [*pip, "--target", str(tmp_path / "site"), what],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
     shutil.rmtree(source)
     return tmp_path / "site"
 
@@ -81,15 +103,26 @@ def test_what_is_built_runs_from_an_empty_folder(kind: str, tmp_path: Path) -> N
 
     def mpt(*words: str) -> str:
         command = [sys.executable, "-P", "-m", "mpt", *words]
-        return subprocess.run(command, cwd=empty, env=environment, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            command, cwd=empty, env=environment, check=True, capture_output=True, text=True
+        ).stdout
 
     where = "import mpt, pathlib; print(pathlib.Path(mpt.__file__).parent)"
     found = subprocess.run(
-        [sys.executable, "-P", "-c", where], cwd=empty, env=environment, capture_output=True, text=True
+        [sys.executable, "-P", "-c", where],
+        cwd=empty,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert found.stdout.strip() == str(tmp_path / "site" / "mpt")
     command = [sys.executable, "-P", "-c", "from mpt_trainer import main; main()", "--version"]
-    assert subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True).returncode == 0
+    assert (
+        subprocess.run(
+            command, cwd=empty, env=environment, capture_output=True, text=True
+        ).returncode
+        == 0
+    )
     assert "classify_digits" in mpt("list", "configs")
     mpt("train", "@classify_digits", "train.steps=2", "train.device=cpu", "--quiet")
     assert "wrote" in mpt("infer", "--count", "2")
@@ -100,7 +133,9 @@ def test_what_is_built_runs_from_an_empty_folder(kind: str, tmp_path: Path) -> N
 
 
 TUTORIALS = ("first_run", "own_pictures", "face_swap", "detector", "video")
-PLACEHOLDER = re.compile(r"\b(?:CONFIG|RUN|DIR|FILE|FOLDER|NAME|MODE|PATCH)\b|\.\.\.|^clip|^flownet")
+PLACEHOLDER = re.compile(
+    r"\b(?:CONFIG|RUN|DIR|FILE|FOLDER|NAME|MODE|PATCH)\b|\.\.\.|^clip|^flownet"
+)
 
 
 def shortened(words: list[str], page: str) -> list[str]:
@@ -108,10 +143,18 @@ def shortened(words: list[str], page: str) -> list[str]:
     if words[1] not in ("train", "compare"):
         return words
     given = re.sub(r"--seeds \d+|train\.(?:epochs|steps)=\S+", "", " ".join(words)).split()
-    short = ["train.steps=2", "train.epochs=null", *["model.image_size=32"][: "own_pictures" in page]]
+    short = [
+        "train.steps=2",
+        "train.epochs=null",
+        *["model.image_size=32"][: "own_pictures" in page],
+    ]
     if words[1] == "compare":
         return [*given, "--seeds", "1", *short]
-    return [*given, *short, *["precision=fp32"][: not any(word.startswith("precision") for word in given)]]
+    return [
+        *given,
+        *short,
+        *["precision=fp32"][: not any(word.startswith("precision") for word in given)],
+    ]
 
 
 def write_pictures(folder: Path) -> None:
@@ -120,7 +163,9 @@ def write_pictures(folder: Path) -> None:
     for name in ("cat", "dog"):
         (folder / name).mkdir(parents=True)
         for number in range(30):
-            Image.fromarray(random.integers(0, 256, (40, 40, 3), "uint8")).save(folder / name / f"{number}.jpg")
+            Image.fromarray(random.integers(0, 256, (40, 40, 3), "uint8")).save(
+                folder / name / f"{number}.jpg"
+            )
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +175,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/tutorials/{name}.md" for name in TUTORIALS)])
-def test_commands_of_a_page_run_from_a_wheel_in_an_empty_folder(page: str, site: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/tutorials/{name}.md" for name in TUTORIALS)]
+)
+def test_commands_of_a_page_run_from_a_wheel_in_an_empty_folder(
+    page: str, site: Path, tmp_path: Path
+) -> None:
     """Trainings are shortened to two steps in float32; all other commands are run as the page has them."""
     text, environment = (
         (ROOT / page).read_text("utf-8"),
@@ -140,11 +189,16 @@ def test_commands_of_a_page_run_from_a_wheel_in_an_empty_folder(page: str, site:
     write_pictures(tmp_path / "pictures")
     for name, block in re.findall(r"^```yaml\n# (\S+)\n(.*?)^```", text, re.M | re.S):
         (tmp_path / name).write_text(block, "utf-8")
-    commands = [words for words in commands_of(text) if not any(PLACEHOLDER.search(word) for word in words)]
+    commands = [
+        words for words in commands_of(text) if not any(PLACEHOLDER.search(word) for word in words)
+    ]
     for words in commands:
         command = [sys.executable, "-P", "-m", *shortened(words, page)]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode in (0, 8), f"{' '.join(words)}: {done.stderr[-800:]}"  # 8: outside the margin
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        # 8: outside the margin
+        assert done.returncode in (0, 8), f"{' '.join(words)}: {done.stderr[-800:]}"
     assert commands
 
 

@@ -20,7 +20,11 @@ def no_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16-sr", "O2"])
 def test_it_learns_which_tokens_may_follow(tmp_path: Path, precision: str) -> None:
-    small = {"model": "decoder", "dataset": "letters", "optimizer": {"name": "schedule_free", "lr": 1e-2}}
+    small = {
+        "model": "decoder",
+        "dataset": "letters",
+        "optimizer": {"name": "schedule_free", "lr": 1e-2},
+    }
     training = {"steps": 40, "batch_size": 32, "evaluate_every": 0, "checkpoint_every": 0}
     config = mpt.load({**small, "precision": precision, "train": training}, parts=[PARTS])
     run = mpt.train(config, runs=tmp_path)
@@ -37,5 +41,6 @@ def test_half_weights_are_planned_once_with_the_peak_in_the_step() -> None:
     block = 12 * width**2 + 13 * width
     weights = 2 * (6 * block + embedding + length * width + 2 * width)
     assert plan.moment.startswith("phase net, backward")
-    assert 0 <= plan.held_throughout - weights < 32 * 2**20  # and the table of random numbers, and a batch
+    # and the table of random numbers, and a batch
+    assert 0 <= plan.held_throughout - weights < 32 * 2**20
     assert plan.allocated < weights + 4 * 2 * embedding

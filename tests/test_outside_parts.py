@@ -40,7 +40,11 @@ def test_it_learns_and_its_run_infers_from_the_record_alone(tmp_path: Path) -> N
 def test_micro_batches_are_exact_though_losses_are_divided_by_the_number_of_boxes() -> None:
     weights = []
     for micro_batch in ("false", "5"):
-        built = mpt.build(mpt.load(CONFIG, f"memory.micro_batch={micro_batch}", "optimizer.name=sgd", parts=[PARTS]))
+        built = mpt.build(
+            mpt.load(
+                CONFIG, f"memory.micro_batch={micro_batch}", "optimizer.name=sgd", parts=[PARTS]
+            )
+        )
         for step, batch in zip(range(2), built.batches(), strict=False):
             mpt.update(built, batch, step)
         weights.append(list(built.modules["net"].parameters()))
@@ -77,7 +81,9 @@ def test_a_strangers_detector_data_set_mode_and_trick_go_through_every_command(
         return said.out + said.err
 
     monkeypatch.chdir(tmp_path)
-    parts = shutil.copytree(PARTS, tmp_path / "strange parts", ignore=shutil.ignore_patterns("__pycache__"))
+    parts = shutil.copytree(
+        PARTS, tmp_path / "strange parts", ignore=shutil.ignore_patterns("__pycache__")
+    )
     run("init", "--part", "precision", "my_fp8", "--into", parts)  # rounds operands to float8
     run("init", "--part", "trick", "in_place", "--into", parts)
     Path("all.yaml").write_text(ALL_FOUR)
@@ -86,7 +92,9 @@ def test_a_strangers_detector_data_set_mode_and_trick_go_through_every_command(
     assert summary["precision"]["mode"] == "my_fp8"
     assert summary["metric"] == "found"
     assert "on rtx3060: needs " in run("plan", "all.yaml", "--parts", parts)
-    compared = run("compare", "fp32", "my_fp8", "--config", "all.yaml", "--seeds", "1", "--parts", parts)
+    compared = run(
+        "compare", "fp32", "my_fp8", "--config", "all.yaml", "--seeds", "1", "--parts", parts
+    )
     assert "my_fp8" in compared
     assert "found" in compared
     run("infer", "runs/strangers", "--parts", parts)

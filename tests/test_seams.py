@@ -27,7 +27,12 @@ def test_a_layout_is_the_same_after_its_record():
 
 
 def test_a_record_of_an_earlier_version_has_no_kinds():
-    record = {"fields": {"image": {"shape": [1, 8, 8], "dtype": "float32"}, "label": {"shape": [], "dtype": "int64"}}}
+    record = {
+        "fields": {
+            "image": {"shape": [1, 8, 8], "dtype": "float32"},
+            "label": {"shape": [], "dtype": "int64"},
+        }
+    }
     spec = DataSpec.from_record({**record, "size": 3, "classes": ["x"], "extra": {}})
     assert spec.fields == {
         "image": FieldSpec((1, 8, 8), torch.float32, "image"),
@@ -78,4 +83,8 @@ def test_a_data_set_that_derives_from_nothing_is_adopted_with_what_it_lacks() ->
     data.pass_over({"a.png": "cut short"})
     assert data.bad_files == {"a.png": "cut short"}
     assert dict(Adopted(Foreign()).bad_files) == {}, "notes are the object's own"
-    assert next(iter(Loader(data, 3, 0, workers=1).batches()))["label"].sort().values.tolist() == [0, 0, 1]
+    assert next(iter(Loader(data, 3, 0, workers=1).batches()))["label"].sort().values.tolist() == [
+        0,
+        0,
+        1,
+    ]

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-STORIES = sorted(path.stem for path in (ROOT / "tests" / "stories").glob("*.py") if path.stem != "telling")
+STORIES = sorted(
+    path.stem for path in (ROOT / "tests" / "stories").glob("*.py") if path.stem != "telling"
+)
 NEEDS = {"fine_tuning": ["timm"], "onnx_elsewhere": ["onnx", "onnxscript", "onnxruntime"]}
 
 
@@ -52,4 +54,11 @@ def test_a_strangers_first_week(name: str, tmp_path: Path) -> None:
 def test_a_strangers_first_week_without_posix(name: str, tmp_path: Path) -> None:
     program = str(ROOT / "tests" / "run" / "without_posix.py")
     command = f"{sys.executable} -P {program}"
-    tell(name, tmp_path, program, MPT_STORY_TOGETHER="1", MPT_STORY_COMMAND=command, PYTHONIOENCODING="cp1252")
+    tell(
+        name,
+        tmp_path,
+        program,
+        MPT_STORY_TOGETHER="1",
+        MPT_STORY_COMMAND=command,
+        PYTHONIOENCODING="cp1252",
+    )

@@ -16,7 +16,9 @@ import pytest
 from mpt.config.registry import INSTALLED
 
 ROOT = Path(__file__).parents[1]
-SYSTEMS = sorted(path.name for path in (ROOT / "mpt" / "systems").iterdir() if (path / "__init__.py").is_file())
+SYSTEMS = sorted(
+    path.name for path in (ROOT / "mpt" / "systems").iterdir() if (path / "__init__.py").is_file()
+)
 LOOKS = """
 import contextlib, io, sys
 from mpt.cli import main
@@ -71,7 +73,13 @@ def run_in(folder: Path, *words: str, timeout: int) -> subprocess.CompletedProce
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     command = [sys.executable, *words]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
 
 
@@ -84,20 +92,32 @@ def test_no_common_file_names_a_system() -> None:
     """Names of folders anywhere, docstrings included; names of parts as whole strings, but for words of others."""
     # A function of torch, a command of other programs, a library whose adapter files are written, a generator's noise.
     words_of_others = {"interpolate", "detect", "diffusers", "latents"}
-    parts = {name for system in SYSTEMS for names in parts_of(system).values() for name in names} - words_of_others
+    parts = {
+        name for system in SYSTEMS for names in parts_of(system).values() for name in names
+    } - words_of_others
     wrong = []
     for path in sorted((ROOT / "mpt").rglob("*.py")):
         if path.is_relative_to(ROOT / "mpt" / "systems"):
             continue
         source = path.read_text("utf-8")
         # Not behind a hyphen: "stable-diffusion" in an address is another's name.
-        wrong += [f"{path.name}: {word}" for word in re.findall(rf"(?<!-)\b(?:{'|'.join(SYSTEMS)})\b", source)]
-        strings = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
-        wrong += [f"{path.name}: {name!r}" for name in sorted(parts & {one for one in strings if isinstance(one, str)})]
+        wrong += [
+            f"{path.name}: {word}"
+            for word in re.findall(rf"(?<!-)\b(?:{'|'.join(SYSTEMS)})\b", source)
+        ]
+        strings = {
+            node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)
+        }
+        wrong += [
+            f"{path.name}: {name!r}"
+            for name in sorted(parts & {one for one in strings if isinstance(one, str)})
+        ]
     assert not wrong
 
 
-@pytest.mark.parametrize("system", [SYSTEMS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SYSTEMS[1:])])
+@pytest.mark.parametrize(
+    "system", [SYSTEMS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SYSTEMS[1:])]
+)
 def test_without_a_system_the_command_line_finds_all_else(system: str, tmp_path: Path) -> None:
     done = run_in(copy_without([system], tmp_path), "-W", "ignore", "-c", LOOKS, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -122,9 +142,14 @@ def test_without_any_system_all_parts_are_imported_and_a_training_is_built(tmp_p
 def test_without_a_system_the_fast_tier_of_all_else_passes(system: str, tmp_path: Path) -> None:
     """Tests of common code that try it on a system's parts go with the system."""
     copy = copy_without([system], tmp_path, tests=True)
-    names = {system, *(name for names in parts_of(system).values() for name in names)} - {"interpolate", "detect"}
+    names = {system, *(name for names in parts_of(system).values() for name in names)} - {
+        "interpolate",
+        "detect",
+    }
     word = re.compile(rf"\b(?:{'|'.join(sorted(names))})")
-    beside = [path for path in (copy / "tests").rglob("test_*.py") if word.search(path.read_text("utf-8"))]
+    beside = [
+        path for path in (copy / "tests").rglob("test_*.py") if word.search(path.read_text("utf-8"))
+    ]
     ignored = [f"--ignore={path}" for path in (*beside, copy / "tests" / "test_systems_removed.py")]
     done = run_in(copy, "-m", "pytest", "-q", "-m", "fast", *ignored, "tests", timeout=900)
     assert done.returncode == 0, done.stdout[-3000:]

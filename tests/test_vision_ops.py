@@ -38,7 +38,9 @@ def run(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
     """Run `code` in a process of its own that finds packages in `folders` first."""
     path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
 
 
 def pretend_torchvision(folder: Path, binary: str) -> Path:
@@ -73,7 +75,9 @@ def test_operators_of_a_binary_under_any_name_are_never_declared_before_it(tmp_p
     folder = pretend_torchvision(tmp_path, DECLARED)
     code = "from mpt import vision_ops; import torchvision; print(torchvision.__file__, len(vision_ops._libraries))"
     done = run(code, folder)
-    assert done.stdout.split() == [str(folder / "torchvision" / "__init__.py"), "0"], done.stderr[-2000:]
+    assert done.stdout.split() == [str(folder / "torchvision" / "__init__.py"), "0"], done.stderr[
+        -2000:
+    ]
 
 
 def test_without_a_binary_the_operators_are_declared_and_the_import_repeated(tmp_path):
@@ -87,7 +91,9 @@ def test_without_a_binary_the_operators_are_declared_and_the_import_repeated(tmp
 
 
 def test_another_fault_of_torchvision_is_passed_on(tmp_path):
-    folder = pretend_torchvision(tmp_path, DECLARED + "raise RuntimeError('different CUDA major versions')\n")
+    folder = pretend_torchvision(
+        tmp_path, DECLARED + "raise RuntimeError('different CUDA major versions')\n"
+    )
     done = run("from mpt import vision_ops; import torchvision", folder)
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("RuntimeError: different CUDA major versions")
@@ -107,7 +113,9 @@ def test_the_installed_torchvision_uses_its_binary_where_it_loads():
 def test_nms_equals_a_plain_greedy_loop(threshold, dtype):
     generator = torch.Generator().manual_seed(3)
     corner = torch.rand(200, 2, generator=generator, dtype=dtype) * 20
-    boxes = torch.cat([corner, corner + 1 + torch.rand(200, 2, generator=generator, dtype=dtype) * 8], dim=1)
+    boxes = torch.cat(
+        [corner, corner + 1 + torch.rand(200, 2, generator=generator, dtype=dtype) * 8], dim=1
+    )
     scores = torch.rand(200, generator=generator, dtype=dtype)
     kept = vision_ops.nms(boxes, scores, threshold)
     assert kept.dtype == torch.int64
@@ -117,11 +125,14 @@ def test_nms_equals_a_plain_greedy_loop(threshold, dtype):
 
 def test_nms_of_nothing_is_empty_and_large_half_precision_boxes_do_not_overflow():
     assert vision_ops.nms(torch.empty(0, 4), torch.empty(0), 0.5).shape == (0,)
-    boxes = torch.tensor([[0.0, 0, 1000, 1000], [0, 0, 1000, 990], [1000, 1000, 2000, 2000]], dtype=torch.float16)
+    boxes = torch.tensor(
+        [[0.0, 0, 1000, 1000], [0, 0, 1000, 990], [1000, 1000, 2000, 2000]], dtype=torch.float16
+    )
     assert vision_ops.suppress(boxes, torch.tensor([0.5, 0.9, 0.1]), 0.5).tolist() == [1, 2]
 
 
-@pytest.mark.filterwarnings("ignore:`create_unbacked_symint` is deprecated")  # torchvision 0.28's own fake kernel
+# torchvision 0.28's own fake kernel
+@pytest.mark.filterwarnings("ignore:`create_unbacked_symint` is deprecated")
 def test_nms_on_fake_tensors_does_not_run_the_kernel():
     vision_ops.import_torchvision()
     from torch._subclasses.fake_tensor import FakeTensorMode

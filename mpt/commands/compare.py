@@ -43,9 +43,13 @@ class Command:
     trained until its seeds decide.
     """
 
-    what: Annotated[tuple[str, ...], typer.Argument(metavar="MODE|CONFIG|RUN|KEY=VALUE", show_default=False)] = ()
+    what: Annotated[
+        tuple[str, ...], typer.Argument(metavar="MODE|CONFIG|RUN|KEY=VALUE", show_default=False)
+    ] = ()
     """Precision modes, configurations, or finished runs."""
-    config: Annotated[Path | None, typer.Option(metavar="FILE", show_default="a small classifier")] = None
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", show_default="a small classifier")
+    ] = None
     """The configurations, runs or modes."""
     variant: Annotated[tuple[str, ...], typer.Option("--variant", metavar="KEY=VALUE")] = ()
     """Compare with the configuration changed so, several settings in quotes; may be given several times."""
@@ -57,7 +61,9 @@ class Command:
     """Add seeds until every verdict is in; each look is stricter for it, so that the error rates hold."""
     max_seeds: int = 16
     """The last seed of --until-decided."""
-    jobs: Annotated[int | None, typer.Option(metavar="N", show_default="free cores or cards")] = None
+    jobs: Annotated[int | None, typer.Option(metavar="N", show_default="free cores or cards")] = (
+        None
+    )
     """Runs at a time; 1 for step times of every seed. On a CPU the first seed's runs are alone, for the step times."""
     margin: Annotated[str | None, typer.Option(show_default="1%; 10% with --over")] = None
     """The difference that matters: 1% or 0.5."""
@@ -86,8 +92,14 @@ def run(arguments: Command, train: Train | None = None, check: Check | None = No
         sweep(words, overrides, arguments, train, check)
         return
     margin = arguments.margin or "1%"
-    if words and not arguments.variant and not any(resolve_mode(word) or is_config(word) for word in words):
-        comparison, folder = compare_finished(read_records(words, arguments, overrides), margin, output)
+    if (
+        words
+        and not arguments.variant
+        and not any(resolve_mode(word) or is_config(word) for word in words)
+    ):
+        comparison, folder = compare_finished(
+            read_records(words, arguments, overrides), margin, output
+        )
     else:
         sides = sides_of(words, overrides, arguments)
         comparison, folder = compare(
@@ -107,7 +119,9 @@ def run(arguments: Command, train: Train | None = None, check: Check | None = No
     print_comparison(comparison, folder, as_json=arguments.json)
     if arguments.gate and not comparison.passes:
         failing = [
-            say_verdict(row, comparison) for row in comparison.rows if row.verdict and row.verdict.outcome != "within"
+            say_verdict(row, comparison)
+            for row in comparison.rows
+            if row.verdict and row.verdict.outcome != "within"
         ]
         raise GateError("\n".join(failing))
 
@@ -142,7 +156,9 @@ def sweep(
     print(f"wrote {os.path.join(folder, 'comparison.html')} (and .md, .json)")
 
 
-def sides_of(words: Sequence[str], overrides: Sequence[str], arguments: Command, alone: bool = False) -> Sides:
+def sides_of(
+    words: Sequence[str], overrides: Sequence[str], arguments: Command, alone: bool = False
+) -> Sides:
     """Return the modes and configurations that were named; `alone` allows a single one."""
     return read_sides(
         words,
@@ -155,22 +171,30 @@ def sides_of(words: Sequence[str], overrides: Sequence[str], arguments: Command,
     )
 
 
-def read_records(words: Sequence[str], arguments: Command, overrides: Sequence[str]) -> list[RunRecord]:
+def read_records(
+    words: Sequence[str], arguments: Command, overrides: Sequence[str]
+) -> list[RunRecord]:
     """Read the runs that were named. Raises ConfigError for settings, which finished runs cannot take any more."""
     for word in words:
         if all(resolve_mode(part) for part in word.split(",")):
-            raise ConfigError(f"mpt compare: modes are separated by spaces: {word.replace(',', ' ')}")
+            raise ConfigError(
+                f"mpt compare: modes are separated by spaces: {word.replace(',', ' ')}"
+            )
     options = {"--config": arguments.config, "--device": arguments.device, "--jobs": arguments.jobs}
     given = [*overrides, *(name for name, value in options.items() if value is not None)]
     if given:
-        raise ConfigError(f"mpt compare: {given[0]} changes nothing about finished runs ({', '.join(words)}).")
+        raise ConfigError(
+            f"mpt compare: {given[0]} changes nothing about finished runs ({', '.join(words)})."
+        )
     records = []
     for word in words:
         try:
             records.append(read_run(find_run(word, Path(arguments.runs))[0].path))
         except CheckpointError as error:
             hint = suggest(word, INSTALLED.names("precision"))
-            raise CheckpointError(f"{error}{' Nor is it a precision mode' + hint if hint else ''}") from error
+            raise CheckpointError(
+                f"{error}{' Nor is it a precision mode' + hint if hint else ''}"
+            ) from error
     return records
 
 
@@ -180,7 +204,14 @@ def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> 
         print(json.dumps(read_json(folder / "comparison.json")))
         return
     console = open_console()
-    figures = (">peak memory", ">step", ">samples/s", ">skipped", f">{comparison.metric}, final", ">best")
+    figures = (
+        ">peak memory",
+        ">step",
+        ">samples/s",
+        ">skipped",
+        f">{comparison.metric}, final",
+        ">best",
+    )
     table = columns("mode", *figures, is_boxed=True)
     peaks = [row.peak_bytes for row in comparison.rows]
     for row in comparison.rows:
@@ -197,7 +228,8 @@ def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> 
     if len(comparison.seeds) > 1:
         label = comparison.baseline.group.label
         said = (
-            f"Ratios are of the figures shown to those of {label}; of memory, step and samples/s: medians over seeds."
+            f"Ratios are of the figures shown to those of {label}; of memory, step and "
+            "samples/s: medians over seeds."
         )
         console.print(said)
     for row in comparison.rows:

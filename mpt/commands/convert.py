@@ -15,7 +15,15 @@ from typing import Annotated
 
 import typer
 
-from mpt.commands.cli.arguments import Allow, Best, Newest, NewestRun, Output, Runs, StepOfCheckpoint
+from mpt.commands.cli.arguments import (
+    Allow,
+    Best,
+    Newest,
+    NewestRun,
+    Output,
+    Runs,
+    StepOfCheckpoint,
+)
 from mpt.errors import ConfigError
 from mpt.inference import adapters
 from mpt.inference.trained import Trained, open_trained
@@ -24,7 +32,14 @@ from mpt.report.statistics import Margin
 from mpt.report.units import show_bytes
 from mpt.run.checkpoints.choice import read_wish
 from mpt.run.process.files import failures_explained
-from mpt.workflows.export import Form, prepare, refuse_taken, watch_inference, write_graphs, write_tensors
+from mpt.workflows.export import (
+    Form,
+    prepare,
+    refuse_taken,
+    watch_inference,
+    write_graphs,
+    write_tensors,
+)
 from mpt.workflows.export_graphs import Wishes
 
 
@@ -72,13 +87,17 @@ def run(arguments: Command) -> None:
     wanted = choose_format(arguments)
     check_options(arguments, wanted)
     which = read_wish(best=arguments.best, newest=arguments.newest, step=arguments.step)
-    trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow, which=which)
+    trained = open_trained(
+        arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow, which=which
+    )
     path = output_path(arguments, wanted, trained)
     called = watch_inference(trained)
     if wanted in adapters.FORMATS:
         made = adapters.export_adapters(trained, called, wanted, path)
         size, step = show_bytes(made.bytes), trained.loaded.step
-        print(f"wrote {path}: {made.count} adapters, {size} ({made.networks}, step {step}); read back, it {made.proof}")
+        print(
+            f"wrote {path}: {made.count} adapters, {size} ({made.networks}, step {step}); read back, it {made.proof}"
+        )
         return
     form = form_of(arguments)
     export = prepare(trained, called, form)
@@ -128,7 +147,9 @@ def check_options(arguments: Command, wanted: str) -> None:
             if value:
                 raise ConfigError(f"{option}: only --to onnx holds what is computed, and is run.")
     if wanted in adapters.FORMATS and arguments.half:
-        raise ConfigError("--half: adapters are written in the dtype in which they were trained; leave it out.")
+        raise ConfigError(
+            "--half: adapters are written in the dtype in which they were trained; leave it out."
+        )
     if arguments.int8 and arguments.half:
         raise ConfigError("--half and --int8: choose one.")
     if arguments.int8 and importlib.util.find_spec("onnxruntime") is None:
@@ -144,14 +165,20 @@ def choose_format(arguments: Command) -> str:
         return suffix if suffix in FORMATS else "safetensors"
     known = (*FORMATS, *adapters.FORMATS)
     if arguments.to not in known:
-        meant = "; for PyTorch it is pt" if "torch" in arguments.to or arguments.to in ("pth", "ckpt") else ""
+        meant = (
+            "; for PyTorch it is pt"
+            if "torch" in arguments.to or arguments.to in ("pth", "ckpt")
+            else ""
+        )
         raise ConfigError(f"--to: found {arguments.to!r}; allowed are {', '.join(known)}{meant}.")
     return arguments.to
 
 
 def output_path(arguments: Command, wanted: str, trained: Trained) -> Path:
     """Return the file to write: the given file, or one named after the run in its folder."""
-    suffix = "" if wanted == "peft" else ".safetensors" if wanted in adapters.FORMATS else f".{wanted}"
+    suffix = (
+        "" if wanted == "peft" else ".safetensors" if wanted in adapters.FORMATS else f".{wanted}"
+    )
     if arguments.output is None:
         half = "-half" if arguments.half else "-int8" if arguments.int8 else ""
         name = f"{trained.directory.name}{half}{suffix}"

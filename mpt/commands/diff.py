@@ -32,7 +32,9 @@ class Command:
     in common to the bit. Exit code 0 if they are the same or differ by rounding, 8 if they part by more.
     """
 
-    what: Annotated[tuple[str, ...], typer.Argument(metavar="A B [KEY=VALUE]", autocompletion=complete_run)]
+    what: Annotated[
+        tuple[str, ...], typer.Argument(metavar="A B [KEY=VALUE]", autocompletion=complete_run)
+    ]
     """Two of: a YAML file, a run, a checkpoint, a precision mode (then B is A in that mode)."""
     variant: Annotated[str | None, typer.Option(metavar="KEY=VALUE")] = None
     """In place of B: changes of A, several settings in quotes."""
@@ -62,7 +64,9 @@ def run(arguments: Command) -> None:
         compare_processes(arguments, arguments.nproc)
         return
     first, second = read_sides(arguments)
-    parted = compare_sides(first, second, steps=arguments.steps, dtype=arguments.dtype, only_files=arguments.only_files)
+    parted = compare_sides(
+        first, second, steps=arguments.steps, dtype=arguments.dtype, only_files=arguments.only_files
+    )
     if arguments.json:
         print(json.dumps(parted.to_record(), default=str))
     else:
@@ -85,17 +89,25 @@ def compare_processes(arguments: Command, nproc: int) -> None:
 
     overrides, words = split_words(arguments)
     if len(words) != 1 or arguments.variant is not None:
-        raise ConfigError("mpt diff --nproc: name one configuration, which is compared with itself on N processes")
+        raise ConfigError(
+            "mpt diff --nproc: name one configuration, which is compared with itself on N processes"
+        )
     side = read_with_own_parts(words[0], overrides, Path(arguments.runs), arguments.allow)
     found = compare_with_ranks(side.config, nproc, arguments.steps, arguments.allow)
     if arguments.json:
         print(json.dumps({"first": side.label, **dataclasses.asdict(found)}))
     else:
-        print(f"A: {side.label} in one process\nB: the same in {nproc} processes ({side.config.parallel.strategy})")
+        print(
+            f"A: {side.label} in one process\nB: the same in {nproc} processes ({side.config.parallel.strategy})"
+        )
         for note in found.notes:
             print(f"note: {note}")
         print(f"{found.steps} steps, each from one state")
-        print(f"differs: {found.beyond.describe()}" if found.beyond else "never more than the order of sums explains")
+        print(
+            f"differs: {found.beyond.describe()}"
+            if found.beyond
+            else "never more than the order of sums explains"
+        )
     if found.beyond is not None:
         raise GateError(f"diff: {nproc} processes do not train what one does: {found.beyond.where}")
 
@@ -119,7 +131,9 @@ def read_sides(arguments: Command) -> tuple[Side, Side]:
         varied = vary(first.config, arguments.variant, arguments.allow, again)
         return first, Side(f"{words[0]} with {arguments.variant}", varied)
     if resolve_mode(words[1]) is not None and not Path(words[1]).exists():
-        return first, Side(words[1], vary(first.config, f"precision={words[1]}", arguments.allow, again))
+        return first, Side(
+            words[1], vary(first.config, f"precision={words[1]}", arguments.allow, again)
+        )
     second = read_with_own_parts(words[1], overrides, runs, arguments.allow)
     return first, second
 

@@ -25,7 +25,15 @@ from mpt.errors import ConfigError, NonFiniteError
 from mpt.planner.recipes.own_step import FACTORY, find_source, read_arguments
 from mpt.run.process.files import write_atomically
 from mpt.run.records.layout import RunDirectory, find_run
-from mpt.workflows.examination import BEGINNING, PARTS, Point, Wish, check_parts, choose_points, examine_parts
+from mpt.workflows.examination import (
+    BEGINNING,
+    PARTS,
+    Point,
+    Wish,
+    check_parts,
+    choose_points,
+    examine_parts,
+)
 from mpt.workflows.own_examination import OwnWish, examine_own
 from mpt.workflows.sides import is_config
 
@@ -40,7 +48,9 @@ class Command:
     subject: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CONFIG|RUN|FILE.py:FUNCTION]", show_default="this machine", autocompletion=complete_run
+            metavar="[CONFIG|RUN|FILE.py:FUNCTION]",
+            show_default="this machine",
+            autocompletion=complete_run,
         ),
     ] = None
     """A YAML file, a run, a checkpoint, or a function that builds a training step of your own, as `mpt plan` takes it;
@@ -74,15 +84,27 @@ def run(arguments: Command) -> None:
         conclude(arguments, arguments.subject, examine_own(read_own(arguments), arguments.only), [])
         return
     has_subject = arguments.subject is not None
-    wanted = check_parts(arguments.only or (PARTS if has_subject else ("environment",)), has_subject=has_subject)
+    wanted = check_parts(
+        arguments.only or (PARTS if has_subject else ("environment",)), has_subject=has_subject
+    )
     config, directory, points, subject = read_subject(arguments)
     device = arguments.device or (config.train.device if config is not None else "auto")
     file = Path(arguments.output or "device.json")
-    wish = Wish(str(arguments.subject), arguments.dtype, arguments.batch_size, Path(arguments.runs), device, file)
+    wish = Wish(
+        str(arguments.subject),
+        arguments.dtype,
+        arguments.batch_size,
+        Path(arguments.runs),
+        device,
+        file,
+    )
     sections = examine_parts(wanted, wish, config, points)
     written = write_cure(arguments, sections)
     if directory is not None and "numerics" in wanted:
-        write_atomically(directory.doctor_path, json.dumps({"sections": [one.to_record() for one in sections]}) + "\n")
+        write_atomically(
+            directory.doctor_path,
+            json.dumps({"sections": [one.to_record() for one in sections]}) + "\n",
+        )
     conclude(arguments, subject, sections, written)
 
 
@@ -92,7 +114,9 @@ def read_own(arguments: Command) -> OwnWish:
     for name in ("patches", "batch_size"):
         if getattr(arguments, name):
             option = {"patches": "--with", "batch_size": "--batch-size"}[name]
-            raise ConfigError(f"{option} is of a configuration; {arguments.subject} takes its arguments as NAME=VALUE")
+            raise ConfigError(
+                f"{option} is of a configuration; {arguments.subject} takes its arguments as NAME=VALUE"
+            )
     source = find_source(arguments.subject, arguments.allow)
     return OwnWish(
         arguments.subject,
@@ -104,13 +128,23 @@ def read_own(arguments: Command) -> OwnWish:
     )
 
 
-def conclude(arguments: Command, subject: str, sections: Sequence[Section], written: Sequence[str]) -> None:
+def conclude(
+    arguments: Command, subject: str, sections: Sequence[Section], written: Sequence[str]
+) -> None:
     """Print the findings and write the page. Raises NonFiniteError (exit 6) when a fault was found."""
     from mpt.doctor.findings import worst_of
     from mpt.doctor.page import write_page
 
     if arguments.json:
-        print(json.dumps({"subject": subject, "sections": [one.to_record() for one in sections], "written": written}))
+        print(
+            json.dumps(
+                {
+                    "subject": subject,
+                    "sections": [one.to_record() for one in sections],
+                    "written": written,
+                }
+            )
+        )
     else:
         for section in sections:
             print_section(section)
@@ -137,9 +171,16 @@ def read_subject(
         config = load_config(path, overrides, allow=arguments.allow, patches=arguments.patches)
         return config, None, [BEGINNING], str(path)
     directory, chosen = find_run(arguments.subject, Path(arguments.runs))
-    config = load_config(directory.config_path, overrides, allow=arguments.allow, patches=arguments.patches)
+    config = load_config(
+        directory.config_path, overrides, allow=arguments.allow, patches=arguments.patches
+    )
     points = choose_points(directory, chosen, arguments.points)
-    return config, directory, points, f"{directory.path} at step {', '.join(str(point.step) for point in points)}"
+    return (
+        config,
+        directory,
+        points,
+        f"{directory.path} at step {', '.join(str(point.step) for point in points)}",
+    )
 
 
 def write_cure(arguments: Command, sections: Sequence[Section]) -> list[str]:

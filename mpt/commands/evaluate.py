@@ -10,7 +10,16 @@ from typing import Annotated
 
 import typer
 
-from mpt.commands.cli.arguments import Allow, Best, Device, Json, Newest, NewestRun, Runs, StepOfCheckpoint
+from mpt.commands.cli.arguments import (
+    Allow,
+    Best,
+    Device,
+    Json,
+    Newest,
+    NewestRun,
+    Runs,
+    StepOfCheckpoint,
+)
 from mpt.commands.cli.console import columns, open_console
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_datasets
@@ -105,13 +114,17 @@ def run(arguments: Command) -> None:
 def choose_data(trained: Trained, arguments: Command) -> Dataset:
     """Return the data to measure on: the folder that was named, else the run's own test set."""
     if arguments.data is not None:
-        return open_folder(trained.config, trained.train_data.spec, Path(arguments.data).expanduser())
+        return open_folder(
+            trained.config, trained.train_data.spec, Path(arguments.data).expanduser()
+        )
     if not isinstance(trained.test_data, AbsentDataset):
         return trained.test_data
     try:
         return build_datasets(trained.config)[1]
     except DataError as error:
-        raise DataError(f"the run's own test set is not here ({error}); name another folder with --data") from error
+        raise DataError(
+            f"the run's own test set is not here ({error}); name another folder with --data"
+        ) from error
 
 
 def make_folder(arguments: Command, trained: Trained, exported: bool) -> Path:
@@ -119,7 +132,9 @@ def make_folder(arguments: Command, trained: Trained, exported: bool) -> Path:
     if arguments.output is not None:
         folder = Path(arguments.output)
         if (folder / "evaluation.json").exists():
-            raise InputOutputError(f"--output: {folder} has an evaluation.json already; name another folder")
+            raise InputOutputError(
+                f"--output: {folder} has an evaluation.json already; name another folder"
+            )
     else:
         root = trained.loaded.path.parent if exported else Path(trained.directory.path)
         stem = trained.loaded.path.stem if exported else f"step-{trained.loaded.step:08d}"
@@ -151,7 +166,9 @@ def write_files(found: Evaluated, folder: Path, data: Dataset) -> None:
 def show(found: Evaluated, folder: Path) -> None:
     """Print the table, the training's figures, and the path of the page."""
     console = open_console()
-    console.print(f"{found.name}, step {found.step}, on {found.data} ({found.samples} samples, {found.device})")
+    console.print(
+        f"{found.name}, step {found.step}, on {found.data} ({found.samples} samples, {found.device})"
+    )
     table = columns("", *(f">{heading}" for heading in found.headings), is_boxed=True)
     for name, *cells in figure_rows(found):
         table.add_row(name, *cells, style="bold" if name == found.metric else None)

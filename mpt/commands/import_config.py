@@ -51,10 +51,14 @@ def run(arguments: Command) -> None:
         stem = arguments.source.stem
     if arguments.model is not None:
         found.put("model.name", arguments.model, "--model")
-    text = found.to_yaml(program, " ".join(str(arguments.source or arguments.command).split())[:200])
+    text = found.to_yaml(
+        program, " ".join(str(arguments.source or arguments.command).split())[:200]
+    )
     path = Path(arguments.output or f"{stem}-mpt.yaml")
     write_new(path, text, "name another file with -o")
-    print(f"wrote {path}: {len(found.settings)} settings of {program}, {len(found.left)} without a counterpart")
+    print(
+        f"wrote {path}: {len(found.settings)} settings of {program}, {len(found.left)} without a counterpart"
+    )
     tell_problems(path, arguments)
 
 
@@ -66,7 +70,9 @@ def tell_problems(path: Path, arguments: Command) -> None:
         for line in str(error).splitlines():
             missing = MISSING_MODEL in line or "model.name" in line
             print(
-                "still to do: set model.name (`mpt list models`)" if missing else f"still to do: {line}",
+                "still to do: set model.name (`mpt list models`)"
+                if missing
+                else f"still to do: {line}",
                 file=sys.stderr,
             )
     else:

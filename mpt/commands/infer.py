@@ -16,7 +16,15 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from mpt.commands.cli.arguments import Allow, Best, Device, Newest, NewestRun, Runs, StepOfCheckpoint
+from mpt.commands.cli.arguments import (
+    Allow,
+    Best,
+    Device,
+    Newest,
+    NewestRun,
+    Runs,
+    StepOfCheckpoint,
+)
 from mpt.commands.cli.console import columns, open_console
 from mpt.commands.cli.infer_handover import hand_over, is_foreign
 from mpt.engine.state.evaluation import inferring
@@ -64,7 +72,9 @@ class Command:
     """float16 or bfloat16; without --half the weights stay float32. Or float32."""
     input: Annotated[tuple[str, ...], typer.Option(metavar="[NAME=]PATH")] = ()
     """An image or a folder of images; once for each input of the task."""
-    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FOLDER|FILE.csv|FILE.png")] = None
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FOLDER|FILE.csv|FILE.png")
+    ] = None
     """A folder for all that is made, or one file: the table, or the samples. By default inference/ in the run."""
     overwrite: bool = False
     """Overwrite existing files."""
@@ -190,7 +200,9 @@ def prepare(arguments: Command) -> Prepared:
     try:
         output.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputOutputError(f"--output: cannot make {output.folder}: {error.strerror}") from error
+        raise InputOutputError(
+            f"--output: cannot make {output.folder}: {error.strerror}"
+        ) from error
     samples, bad = readable(trained, samples, arguments.skip_bad)
     count = arguments.count or SAMPLES
     batch_size = arguments.batch_size or trained.config.train.batch_size
@@ -214,7 +226,9 @@ def work_of(prepared: Prepared, arguments: Command) -> Work:
     )
 
 
-def write_all(prepared: Prepared, arguments: Command, results: Sequence[Inference], made: int) -> None:
+def write_all(
+    prepared: Prepared, arguments: Command, results: Sequence[Inference], made: int
+) -> None:
     """Write everything that was asked for, and print the paths."""
     trained, samples, output = prepared.trained, prepared.samples, prepared.output
     task = trained.run.task
@@ -231,7 +245,9 @@ def write_all(prepared: Prepared, arguments: Command, results: Sequence[Inferenc
             walked = sampler_of(task).walk(prepared.seeds, arguments.frames)
             print(write_walk(walked, output.folder, arguments.frames))
     if arguments.pictures and any(result.rows for result in results):
-        shown = next(iter(read_inputs(trained, samples, min(made, MOST_PICTURES), prepared.count)))[0]
+        shown = next(iter(read_inputs(trained, samples, min(made, MOST_PICTURES), prepared.count)))[
+            0
+        ]
         assert shown is not None
         print(write_labelled(shown, results, output.beside("labels.png")))
     if prepared.bad:
@@ -244,14 +260,18 @@ def walk_seeds(text: str | None) -> list[int]:
         return []
     parts = text.split(":")
     if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts):
-        raise ConfigError(f"--walk: found {text!r}; write seeds with colons between, 3:17 or 3:17:5.")
+        raise ConfigError(
+            f"--walk: found {text!r}; write seeds with colons between, 3:17 or 3:17:5."
+        )
     return [int(part) for part in parts]
 
 
 def print_statement(statement: Statement) -> None:
     """Print gains and costs of half precision."""
     console = open_console()
-    table = columns("", f">{statement.full.name}", f">{statement.half.name}", ">ratio", is_boxed=True)
+    table = columns(
+        "", f">{statement.full.name}", f">{statement.half.name}", ">ratio", is_boxed=True
+    )
     for row in rows_of(statement):
         table.add_row(*row)
     console.print(table)

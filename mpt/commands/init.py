@@ -77,7 +77,9 @@ def init_part(arguments: Command) -> None:
     folder = shlex.quote(str(written[0].parent.parent))
     config = next((str(path) for path in written if path.suffix == ".yaml"), None)
     if config:
-        print(f"train it with `mpt train {shlex.quote(config)} --parts {folder}`, test it with `pytest {folder}`")
+        print(
+            f"train it with `mpt train {shlex.quote(config)} --parts {folder}`, test it with `pytest {folder}`"
+        )
     else:
         print(f"see `mpt --parts {folder} --help`, test it with `pytest {folder}`")
 
@@ -101,7 +103,11 @@ def write_commented(path: Path, model: str, registry: Registry) -> str:
     for section, value in data.items():
         if isinstance(value, dict):
             lines = [f"{section}:", *comment(title(config, section), 2)]
-            lines += [line for key, part in value.items() for line in entry(key, part, notes[section].get(key, ""), 2)]
+            lines += [
+                line
+                for key, part in value.items()
+                for line in entry(key, part, notes[section].get(key, ""), 2)
+            ]
             if section == "memory":
                 lines += memory_menu(registry)
             blocks.append("\n".join(lines))
@@ -113,7 +119,8 @@ def write_commented(path: Path, model: str, registry: Registry) -> str:
 def section_notes(config: Config) -> dict[str, Mapping[str, str]]:
     own = read_notes_of_schema()
     chosen = {
-        name: getattr(config, name).plugin.notes for name in ("model", "task", "dataset", "precision", "optimizer")
+        name: getattr(config, name).plugin.notes
+        for name in ("model", "task", "dataset", "precision", "optimizer")
     }
     return {**chosen, "memory": own, "train": own, "parallel": own, "general": own}
 

@@ -70,7 +70,8 @@ def run(arguments: Command, registry: Registry = INSTALLED) -> None:
         raise ConfigError(f"mpt list: {unknown_name(what, [*HEADINGS, CONFIGS, RUNS])}")
     chosen = [what] if what else [*HEADINGS, CONFIGS]
     tables = {
-        name: described() if name == CONFIGS else describe_subpackage(HEADINGS[name][0], registry) for name in chosen
+        name: described() if name == CONFIGS else describe_subpackage(HEADINGS[name][0], registry)
+        for name in chosen
     }
     if arguments.json:
         print(json.dumps(tables, indent=2))
@@ -101,7 +102,9 @@ def describe_subpackage(subpackage: str, registry: Registry) -> dict[str, str]:
     if subpackage == "precision":
         for alias, (mode, settings) in ALIASES.items():
             rows[alias] = (
-                f"Another name of {mode}" + "".join(f", {key} {value}" for key, value in settings.items()) + "."
+                f"Another name of {mode}"
+                + "".join(f", {key} {value}" for key, value in settings.items())
+                + "."
             )
     return rows
 
@@ -136,7 +139,10 @@ def list_runs(runs_dir: Path, *, as_json: bool) -> None:
     best = best_runs(rows)
     lines = [RUN_HEADINGS, *(cells(row, row.path in best) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(RUN_HEADINGS))]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    shown = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else max(map(len, shown))
     for line in shown:
         print(line if len(line) <= room else line[: max(1, room - 1)] + "…")
@@ -144,17 +150,33 @@ def list_runs(runs_dir: Path, *, as_json: bool) -> None:
 
 def cells(row: RunRow, is_best: bool) -> Sequence[str]:
     state = str(row.steps) if row.is_finished else f"{row.state}, unfinished"
-    result = f"{row.metric} {show_figure(row.final)}{best_of(row)}{' *' if is_best else ''}" if row.metric else ""
-    return tuple(map(harmless, (row.name, row.trained, state, row.model, row.dataset, row.mode, result, row.given)))
+    result = (
+        f"{row.metric} {show_figure(row.final)}{best_of(row)}{' *' if is_best else ''}"
+        if row.metric
+        else ""
+    )
+    return tuple(
+        map(
+            harmless,
+            (row.name, row.trained, state, row.model, row.dataset, row.mode, result, row.given),
+        )
+    )
 
 
 def best_of(row: RunRow) -> str:
     """Return a run's best figure in brackets; nothing if its last one is the best."""
-    return f" (best {show_figure(row.best)})" if math.isfinite(row.best) and row.best != row.final else ""
+    return (
+        f" (best {show_figure(row.best)})"
+        if math.isfinite(row.best) and row.best != row.final
+        else ""
+    )
 
 
 def as_data(row: RunRow) -> dict[str, object]:
     """Return a run as JSON can hold it: figures that are not there are null."""
     fields = {**dataclasses.asdict(row), "path": str(row.path)}
     figures = {name for name, value in fields.items() if isinstance(value, float)}
-    return {name: None if name in figures and not math.isfinite(value) else value for name, value in fields.items()}
+    return {
+        name: None if name in figures and not math.isfinite(value) else value
+        for name, value in fields.items()
+    }

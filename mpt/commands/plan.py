@@ -31,7 +31,14 @@ from mpt.commands.cli.arguments import (
 )
 from mpt.commands.cli.command_line import spell
 from mpt.commands.cli.console import open_console
-from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, progress, sharded, write_patch
+from mpt.commands.planning.plan_config import (
+    choose_output,
+    common_words,
+    load_planned,
+    progress,
+    sharded,
+    write_patch,
+)
 from mpt.commands.planning.plan_tables import print_plan, print_search
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
@@ -49,7 +56,13 @@ from mpt.planner.recipes.recipe import (
     without_conflicts,
     worth_showing,
 )
-from mpt.planner.recipes.words import describe_band, describe_largest, describe_too_large, headline, nothing_fits
+from mpt.planner.recipes.words import (
+    describe_band,
+    describe_largest,
+    describe_too_large,
+    headline,
+    nothing_fits,
+)
 from mpt.planner.trace.timeline import write_timeline
 from mpt.report.units import show_seconds
 
@@ -108,9 +121,13 @@ def run(arguments: Command) -> None:
     else:
         show(open_console(), planned, arguments)
         if written:
-            show_written(open_console(), written, train_command(arguments, path, planned.found.recipes[0]))
+            show_written(
+                open_console(), written, train_command(arguments, path, planned.found.recipes[0])
+            )
     if arguments.vram and planned.best is None:
-        raise MemoryBudgetError(nothing_fits(planned.found.recipes, planned.budget, arguments.allow_lossy))
+        raise MemoryBudgetError(
+            nothing_fits(planned.found.recipes, planned.budget, arguments.allow_lossy)
+        )
     if arguments.gate:
         pass_gate(planned.plan if planned.best is None else planned.best.plan)
 
@@ -118,14 +135,18 @@ def run(arguments: Command) -> None:
 def check_options(arguments: Command) -> None:
     """Raise ConfigError for options that go with another one that is not there."""
     if arguments.output is not None and arguments.vram is None:
-        raise ConfigError("--output: a recipe is searched and written with a budget only; add --vram, such as 6GiB")
+        raise ConfigError(
+            "--output: a recipe is searched and written with a budget only; add --vram, such as 6GiB"
+        )
     if arguments.gate and not (arguments.vram or arguments.gpu):
         raise ConfigError("--gate: there is nothing to fit into; add --gpu or --vram")
 
 
 def plan_config(config: Config, arguments: Command) -> Planned:
     """Plan a configuration as the options say, with how far a search is on the terminal."""
-    placement = find_placement(config, arguments.nproc, arguments.strategy, arguments.network, arguments.per_machine)
+    placement = find_placement(
+        config, arguments.nproc, arguments.strategy, arguments.network, arguments.per_machine
+    )
     with progress() as told:
         return make_plan(
             config,
@@ -157,7 +178,14 @@ def show(console: Console, planned: Planned, arguments: Command) -> None:
     for sentence in describe_too_large(plan, planned.room):
         console.print(sentence)
     if arguments.verbose or not arguments.vram:
-        print_plan(console, planned.config.heading, planned.gpu, planned.calibration, plan, arguments.verbose)
+        print_plan(
+            console,
+            planned.config.heading,
+            planned.gpu,
+            planned.calibration,
+            plan,
+            arguments.verbose,
+        )
     if recipes and (best is None or best.patch):
         print_search(console, planned.found, plan)
     if best is not None and best.patch and best.plan.largest_batch is not None:
@@ -179,7 +207,9 @@ def pass_gate(plan: Plan) -> None:
     if found.kind == "does not fit":
         raise MemoryBudgetError(f"does not fit in {budget}")
     if found.kind == "may fit":
-        raise MayFitError(f"may fit in {budget}: {found.likely}{', by emptying the cache' * plan.tight}")
+        raise MayFitError(
+            f"may fit in {budget}: {found.likely}{', by emptying the cache' * plan.tight}"
+        )
 
 
 def write_results(path: Path, arguments: Command, planned: Planned) -> list[str]:
@@ -198,9 +228,13 @@ def write_results(path: Path, arguments: Command, planned: Planned) -> list[str]
     write_patch(path, best.patch, heading, describe_origin(config, gpu.name, budget))
     panels = [(f"as it stands: {describe_bytes(plan.total)}", plan.timeline)]
     shown = [one for one in worth_showing(recipes)[:PICTURED] if one.patch]
-    panels += [(f"{described(one)}: {describe_bytes(one.total)}", one.plan.timeline) for one in shown]
+    panels += [
+        (f"{described(one)}: {describe_bytes(one.total)}", one.plan.timeline) for one in shown
+    ]
     picture = path.with_suffix(".png")
-    title = f"{config.heading}, batch {plan.batch_size}, on {gpu.name} with {describe_bytes(budget)}"
+    title = (
+        f"{config.heading}, batch {plan.batch_size}, on {gpu.name} with {describe_bytes(budget)}"
+    )
     write_timeline(picture, panels, budget - plan.context_bytes, title)
     return [str(path), str(picture)]
 

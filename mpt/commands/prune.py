@@ -21,7 +21,9 @@ class Command:
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
     """A run or a checkpoint."""
-    overrides: Annotated[tuple[str, ...], typer.Argument(metavar="KEY=VALUE", show_default=False)] = ()
+    overrides: Annotated[
+        tuple[str, ...], typer.Argument(metavar="KEY=VALUE", show_default=False)
+    ] = ()
     """Changes for the training after pruning, such as optimizer.lr=1e-3."""
     share: Annotated[float, typer.Option(min=0.05, max=0.95)] = 0.5
     """The share of hidden channels that is kept."""

@@ -41,7 +41,9 @@ def run(arguments: Command) -> None:
         if arguments.figures:
             raise ConfigError("--figures is of one run: name it, without --all.")
         if arguments.run:
-            raise ConfigError(f"--all is a page over all runs in {runs}: leave out {arguments.run}, or give --runs.")
+            raise ConfigError(
+                f"--all is a page over all runs in {runs}: leave out {arguments.run}, or give --runs."
+            )
         print(write_all_runs(runs))
         return
     directory = find_run(arguments.run, runs)[0] if arguments.run else newest_run(runs)

@@ -39,12 +39,15 @@ class Command:
     """Train the model of CONFIG."""
 
     config: Annotated[
-        str | None, typer.Argument(metavar="CONFIG", show_default=False, autocompletion=complete_config)
+        str | None,
+        typer.Argument(metavar="CONFIG", show_default=False, autocompletion=complete_config),
     ] = None
     """A YAML file, @NAME of mpt list configs, or - for the standard input; with --resume PATH the run's own if left
     out."""
     overrides: Overrides = ()
-    resume: Annotated[str | None, typer.Option(metavar="[auto|PATH]", autocompletion=complete_run)] = None
+    resume: Annotated[
+        str | None, typer.Option(metavar="[auto|PATH]", autocompletion=complete_run)
+    ] = None
     """Continue the newest run of this name, or with PATH."""
     name: str | None = None
     """The run's folder below --runs."""
@@ -83,7 +86,9 @@ def run(arguments: Command) -> None:
     if place is not None:
         prepare_rank()
     config = read_config(arguments)
-    for warning in find_strange_patches(arguments.patches, config) if place is None or place.rank == 0 else ():
+    for warning in (
+        find_strange_patches(arguments.patches, config) if place is None or place.rank == 0 else ()
+    ):
         print(f"warning: {warning}", file=sys.stderr)
     if arguments.print_config:
         sys.stdout.write(config.to_yaml())
@@ -138,12 +143,20 @@ def try_everything(config: Config, arguments: Command, steps: int, world: World 
     """Run a few steps of everything, and say so on the first rank."""
     from mpt.commands.training.smoke import smoke
 
-    def attempt(config: Config, *, runs: str, resume: str | None, stop_after: int | None = None) -> Path | None:
-        return train(config, dataclasses.replace(arguments, runs=runs, resume=resume), stop_after, world)
+    def attempt(
+        config: Config, *, runs: str, resume: str | None, stop_after: int | None = None
+    ) -> Path | None:
+        return train(
+            config, dataclasses.replace(arguments, runs=runs, resume=resume), stop_after, world
+        )
 
     smoke(config, steps, arguments.device, attempt, world)
     if (world is None or world.is_first) and not (arguments.quiet or arguments.json):
-        done = f"{steps} steps trained, saved, resumed, evaluated" if steps > 1 else "1 step trained, saved, evaluated"
+        done = (
+            f"{steps} steps trained, saved, resumed, evaluated"
+            if steps > 1
+            else "1 step trained, saved, evaluated"
+        )
         print(f"smoke: {done} and inferred; nothing of it is kept")
 
 
@@ -182,7 +195,9 @@ def refuse_foreign_command(config: Config, arguments: Command) -> None:
         )
 
 
-def train(config: Config, arguments: Command, stop_after: int | None = None, world: World | None = None) -> Path | None:
+def train(
+    config: Config, arguments: Command, stop_after: int | None = None, world: World | None = None
+) -> Path | None:
     """Train as the arguments say. Return the run's folder, or None after a dry run."""
     return workflow.train(
         config,
@@ -193,14 +208,20 @@ def train(config: Config, arguments: Command, stop_after: int | None = None, wor
         reports=not arguments.no_report,
         dry_run=arguments.dry_run,
         stop_after=stop_after,
-        retry=Retry(lambda run, config, patch, resumes: repeat(arguments, patch, resumes), arguments.patches),
+        retry=Retry(
+            lambda run, config, patch, resumes: repeat(arguments, patch, resumes), arguments.patches
+        ),
         world=world,
     )
 
 
 def repeat(arguments: Command, patch: Path, resumes: bool) -> str:
     """Return the command that was given, with a patch; it may be the file of one that was given, rewritten."""
-    words = ["mpt", "train", *spell(arguments, ("config", "overrides", "name", "device", "seed", "allow", "runs"))]
+    words = [
+        "mpt",
+        "train",
+        *spell(arguments, ("config", "overrides", "name", "device", "seed", "allow", "runs")),
+    ]
     others = [given for given in arguments.patches if given.resolve() != patch.resolve()]
     words += [word for given in [*others, patch] for word in ("--with", str(given))]
     return shlex.join([*words, *(["--resume"] if resumes else [])])

@@ -45,13 +45,17 @@ CANNOT_PLAN = "cannot plan: "
 def run(arguments: Command) -> None:
     """Check a configuration. Raises ConfigError with one line per mistake."""
     config = arguments.config
-    read = load_config(config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
+    read = load_config(
+        config, arguments.overrides, allow=arguments.allow, patches=arguments.patches
+    )
     untried = None if arguments.quick else try_build(read)
     if arguments.quiet:
         return
     length = f"{read.train.steps} steps" if read.train.steps else f"{read.train.epochs:g} epochs"
     tricks = f", {', '.join(read.memory.tricks)}" if read.memory.tricks else ""
-    print(f"{config}: valid: {read.model.name} on {read.dataset.name}, {read.precision.mode}{tricks}, {length}")
+    print(
+        f"{config}: valid: {read.model.name} on {read.dataset.name}, {read.precision.mode}{tricks}, {length}"
+    )
     if untried:
         print(f"only its text was checked: {untried}", file=sys.stderr)
 

@@ -28,7 +28,9 @@ class Command:
     Exit code 0 if it does, 8 if it does not.
     """
 
-    config: Annotated[str, typer.Argument(metavar="CONFIG|RUN", show_default=False, autocompletion=complete_run)]
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG|RUN", show_default=False, autocompletion=complete_run)
+    ]
     """A YAML file, or a run whose configuration is taken."""
     overrides: Overrides = ()
     steps: Annotated[int, typer.Option(min=2)] = 20
@@ -53,7 +55,9 @@ def run(arguments: Command) -> None:
 
     with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as temporary:
         folder = Path(arguments.output or temporary)
-        found = verify_resume(config, folder, Check(arguments.steps, arguments.kill, arguments.allow, tell))
+        found = verify_resume(
+            config, folder, Check(arguments.steps, arguments.kill, arguments.allow, tell)
+        )
     if arguments.json:
         print(json.dumps(found.to_record()))
     elif found.same:

@@ -72,6 +72,11 @@ def with_average(node: Node, task: Plugin | None) -> Node:
     if given is None or not isinstance(given.value, dict):
         return node
     written = {key for key, child in given.value.items() if child.value is not None}
-    left_out = {*(OF_HALF_LIFE if "decay" in written else ()), *(OF_DECAY if "half_life_kimg" in written else ())}
+    left_out = {
+        *(OF_HALF_LIFE if "decay" in written else ()),
+        *(OF_DECAY if "half_life_kimg" in written else ()),
+    }
     defaults = {key: Node(value, given.place) for key, value in own.items() if key not in left_out}
-    return replace(node, value={**node.members, "ema": replace(given, value={**defaults, **given.value})})
+    return replace(
+        node, value={**node.members, "ema": replace(given, value={**defaults, **given.value})}
+    )

@@ -61,7 +61,9 @@ class Checker:
     def config(self) -> Config | None:
         """Return the configuration, or None with `problems` filled."""
         model = self.choose("model", "nn", None)
-        task = self.choose("task", "tasks", model.task if model else None, required=model is not None)
+        task = self.choose(
+            "task", "tasks", model.task if model else None, required=model is not None
+        )
         if model and task and task.name != model.task:
             self.check_task(model, task)
         chosen = {"model": model, "task": task}
@@ -77,7 +79,9 @@ class Checker:
         precision = self.precision(mode, fixed) if mode else None
         memory = self.memory(tricks)
         train = self.train(task)
-        parallel = self.settings(Parallel, self.section("parallel"), ("parallel",), list(Parallel.model_fields))
+        parallel = self.settings(
+            Parallel, self.section("parallel"), ("parallel",), list(Parallel.model_fields)
+        )
         general = self.general()
         if self.problems or not (precision and memory and train and parallel and general):
             return None
@@ -102,7 +106,11 @@ class Checker:
             return node
         if node.value is not None:
             is_trick = name == "memory" and node.value in self.registry.names("memory")
-            hint = f"; write memory.{node.value}=true, in a file memory: {{{node.value}: true}}" if is_trick else ""
+            hint = (
+                f"; write memory.{node.value}=true, in a file memory: {{{node.value}: true}}"
+                if is_trick
+                else ""
+            )
             self.report(node, (name,), f"found {describe(node)}; allowed: a mapping{hint}")
         return replace(node, value={})
 
@@ -112,7 +120,11 @@ class Checker:
 
     def remember(self, chosen: Mapping[str, Plugin | None], mode: Plugin | None) -> None:
         """Note the section of each key, for hints."""
-        fields: dict[str, type[Options]] = {"train": Train, "memory": MemoryOptions, "parallel": Parallel}
+        fields: dict[str, type[Options]] = {
+            "train": Train,
+            "memory": MemoryOptions,
+            "parallel": Parallel,
+        }
         fields |= {name: plugin.settings_class for name, plugin in chosen.items() if plugin}
         fields |= {"precision": mode.settings_class} if mode else {}
         for section, settings in fields.items():
@@ -137,16 +149,22 @@ class Checker:
                 subpackage = NAMED_SECTIONS.get(section, section)
                 names = ", ".join(self.registry.names(subpackage)) or "(there are none)"
                 hint = "" if self.sections else "; `mpt init` writes a configuration to start from"
-                self.report(node, (section, key), f"missing; allowed: one of {names}{hint}", at_key=True)
+                self.report(
+                    node, (section, key), f"missing; allowed: one of {names}{hint}", at_key=True
+                )
             return default, name or node
         if not isinstance(name.value, str):
             self.report(
-                name, (section, key), f"found {describe(name)}; allowed: a name, in quotes if it looks like a number"
+                name,
+                (section, key),
+                f"found {describe(name)}; allowed: a name, in quotes if it looks like a number",
             )
             return None, name
         return name.value, name
 
-    def choose(self, section: str, subpackage: str, default: str | None, required: bool = True) -> Plugin | None:
+    def choose(
+        self, section: str, subpackage: str, default: str | None, required: bool = True
+    ) -> Plugin | None:
         name, node = self.written_name(section, "name", default, required)
         if name is None:
             return None
@@ -156,9 +174,19 @@ class Checker:
         if plugin is None:
             self.registry.check(subpackage)  # it may be the name of a file that cannot be read
             known = self.registry.names(subpackage)
-            folder = f"name: image_folder and root: {name}" if subpackage == "data" and "/" in name else None
-            text = unknown_model(name, known) if subpackage == "nn" else unknown_name(name, known, meant=folder)
-            hint = "" if subpackage == "nn" or "did you mean" in text else parts_hint(subpackage, name)
+            folder = (
+                f"name: image_folder and root: {name}"
+                if subpackage == "data" and "/" in name
+                else None
+            )
+            text = (
+                unknown_model(name, known)
+                if subpackage == "nn"
+                else unknown_name(name, known, meant=folder)
+            )
+            hint = (
+                "" if subpackage == "nn" or "did you mean" in text else parts_hint(subpackage, name)
+            )
             self.report(node, (section, "name"), text + hint)
         return plugin
 
@@ -179,7 +207,9 @@ class Checker:
         if not match or len(name) > 200:
             form = "torchvision:NAME, timm:NAME or package.module:Name"
             self.report(
-                node, ("model", "name"), f"found '{printable(name)}'; allowed for a model of another package: {form}"
+                node,
+                ("model", "name"),
+                f"found '{printable(name)}'; allowed for a model of another package: {form}",
             )
             return False
         module = match[1]
@@ -190,7 +220,9 @@ class Checker:
         package = module.split(".")[0]
         remedy = f"if you trust it, add --allow {package} to the command"
         self.report(
-            node, ("model", "name"), f"'{name}' would run code of the package {package}, which is not granted; {remedy}"
+            node,
+            ("model", "name"),
+            f"'{name}' would run code of the package {package}, which is not granted; {remedy}",
         )
         return False
 
@@ -202,7 +234,11 @@ class Checker:
         name, fixed = resolve_precision_name(written, known)
         plugin = self.registry.find("precision", name)
         if plugin is None:
-            self.report(node, ("precision", "mode"), unknown_name(written, [*known, *ALIASES], meant=meant_by(written)))
+            self.report(
+                node,
+                ("precision", "mode"),
+                unknown_name(written, [*known, *ALIASES], meant=meant_by(written)),
+            )
         return plugin, fixed
 
     def choose_tricks(self) -> dict[str, Plugin]:
@@ -225,7 +261,10 @@ class Checker:
             for other, reason in plugin.conflicts.items():
                 if other in chosen:
                     self.report(
-                        written[name], ("memory", name), f"cannot be combined with {other}: {reason}", at_key=True
+                        written[name],
+                        ("memory", name),
+                        f"cannot be combined with {other}: {reason}",
+                        at_key=True,
                     )
         return chosen
 
@@ -243,7 +282,9 @@ class Checker:
             if given and given.value not in (value, "auto"):
                 alias = section.members["mode"].value
                 self.report(
-                    given, ("precision", key), f"found {describe(given)}, but the mode {alias} means {key} {value}"
+                    given,
+                    ("precision", key),
+                    f"found {describe(given)}, but the mode {alias} means {key} {value}",
                 )
             node = replace(node, value={**node.members, key: Node(value, (given or section).place)})
         keys = ["mode", *plugin.settings_class.model_fields]
@@ -252,8 +293,12 @@ class Checker:
 
     def memory(self, plugins: Mapping[str, Plugin]) -> Memory | None:
         node = self.section("memory")
-        own = {key: child for key, child in node.members.items() if key in MemoryOptions.model_fields}
-        general = self.settings(MemoryOptions, replace(node, value=own), ("memory",), list(MemoryOptions.model_fields))
+        own = {
+            key: child for key, child in node.members.items() if key in MemoryOptions.model_fields
+        }
+        general = self.settings(
+            MemoryOptions, replace(node, value=own), ("memory",), list(MemoryOptions.model_fields)
+        )
         tricks: dict[str, Options] = {}
         for name, plugin in plugins.items():
             child = node.members[name]
@@ -264,7 +309,9 @@ class Checker:
                 self.report(child, ("memory", name), f"found {found}; allowed: {allowed}")
                 continue
             keys_allowed = list(plugin.settings_class.model_fields)
-            settings = self.settings(plugin.settings_class, child, ("memory", name), keys_allowed, plugin.defaults)
+            settings = self.settings(
+                plugin.settings_class, child, ("memory", name), keys_allowed, plugin.defaults
+            )
             if settings:
                 tricks[name] = settings
         return Memory(general.on_oom, tricks, dict(plugins), general.ceiling) if general else None
@@ -273,16 +320,25 @@ class Checker:
         """Check the section of that name; a run without a length takes `DEFAULT_STEPS`."""
         node = with_average(self.section("train"), task)
         written = node.members
-        lengths = [key for key in ("steps", "epochs") if key in written and written[key].value is not None]
+        lengths = [
+            key for key in ("steps", "epochs") if key in written and written[key].value is not None
+        ]
         said_later = [key for key in lengths if written[key].place.line is None]
-        if len(lengths) == 2 and len(said_later) == 1:  # an override of one length replaces the file's other one
-            kept = {key: one for key, one in written.items() if key in said_later or key not in lengths}
+        # an override of one length replaces the file's other one
+        if len(lengths) == 2 and len(said_later) == 1:
+            kept = {
+                key: one for key, one in written.items() if key in said_later or key not in lengths
+            }
             node = replace(node, value=kept)
         elif len(lengths) == 2:
             text = "steps and epochs are both given; keep one of them and set the other to null"
             self.report(written["epochs"], ("train", "epochs"), text, at_key=True)
         settings = self.settings(Train, node, ("train",), list(Train.model_fields))
-        return settings.model_copy(update={"steps": DEFAULT_STEPS}) if settings and not lengths else settings
+        return (
+            settings.model_copy(update={"steps": DEFAULT_STEPS})
+            if settings and not lengths
+            else settings
+        )
 
     def general(self) -> GeneralOptions | None:
         rest = {key: node for key, node in self.sections.items() if key not in SECTIONS}
@@ -301,11 +357,20 @@ class Checker:
         plain = node.plain()
         assert isinstance(plain, dict)
         try:
-            return settings_class.model_validate_json(json.dumps({**(defaults or {}), **plain}), strict=True)
+            return settings_class.model_validate_json(
+                json.dumps({**(defaults or {}), **plain}), strict=True
+            )
         except ValidationError as error:
-            mappings = {name: options_within(own.annotation) for name, own in settings_class.model_fields.items()}
-            inner = {name: list(options.model_fields) for name, options in mappings.items() if options}
-            problems = explain_errors(error.errors(include_url=False), node, path, keys, self.elsewhere, inner)
+            mappings = {
+                name: options_within(own.annotation)
+                for name, own in settings_class.model_fields.items()
+            }
+            inner = {
+                name: list(options.model_fields) for name, options in mappings.items() if options
+            }
+            problems = explain_errors(
+                error.errors(include_url=False), node, path, keys, self.elsewhere, inner
+            )
             self.problems += problems
             self.hint_at_replacing(path, problems)
             return None
@@ -314,11 +379,15 @@ class Checker:
         """Say how to leave out the file's settings if an override chose another plugin, which does not know them."""
         section = path[0] if path else ""
         name = self.section(section).members.get("name") if section in NAMED_SECTIONS else None
-        stale = any("unknown key" in problem.text and problem.place.line is not None for problem in problems)
+        stale = any(
+            "unknown key" in problem.text and problem.place.line is not None for problem in problems
+        )
         if name is not None and name.place.line is None and stale:
             wanted = f"{section}=null {section}={name.value}"
             self.report(
-                name, (section, "name"), f"to leave out what the file says of another {section}, write {wanted}"
+                name,
+                (section, "name"),
+                f"to leave out what the file says of another {section}, write {wanted}",
             )
 
 

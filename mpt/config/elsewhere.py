@@ -40,13 +40,17 @@ def unknown_model(name: str, known: Sequence[str]) -> str:
     own = "" if guess else parts_hint("nn", name)
     if len(known) <= FEW:
         return unknown_name(name, known, meant=elsewhere) + own
-    near = [one for one in near_models(name, known) if one not in (guess or "").split(" or ")][:NEAR]
+    near = [one for one in near_models(name, known) if one not in (guess or "").split(" or ")][
+        :NEAR
+    ]
     if guess:
         said = f"did you mean {guess}?" + (f" Also near: {', '.join(near)}" if near else "")
     elif near:
         said = f"the nearest are {', '.join(near)}"
     else:
-        said = f"allowed: one of {', '.join(one for one in known if ':' not in one)}, or a library's"
+        said = (
+            f"allowed: one of {', '.join(one for one in known if ':' not in one)}, or a library's"
+        )
     return f"found '{printable(name)}'; {said}; `mpt list models` lists all{own}"
 
 
@@ -57,12 +61,16 @@ def near_models(name: str, known: Sequence[str]) -> list[str]:
     """
     if len(name) > 60:
         return []
-    elsewhere = [f"{package}:{model}" for package in SOURCES for model in sorted(model_names(package))]
+    elsewhere = [
+        f"{package}:{model}" for package in SOURCES for model in sorted(model_names(package))
+    ]
     full: dict[str, list[str]] = {}
     for one in dict.fromkeys([*known, *elsewhere]):
         full.setdefault(one.rpartition(":")[2], []).append(one)
     folded = name.casefold().replace("-", "_")
-    begins = sorted((one for one in full if one.startswith(folded)), key=lambda one: (len(one), one))[:NEAR]
+    begins = sorted(
+        (one for one in full if one.startswith(folded)), key=lambda one: (len(one), one)
+    )[:NEAR]
     matches = begins if len(folded) > 3 and begins else get_close_matches(folded, full, n=NEAR)
     return [one for match in matches for one in full[match]]
 
@@ -94,11 +102,20 @@ def parts_hint(subpackage: str, name: str) -> str:
     """
     if not re.fullmatch(r"\w+", name):
         return ""
-    known = (path for package in outside_packages() for path in package.paths(subpackage) if path.stem == name)
+    known = (
+        path
+        for package in outside_packages()
+        for path in package.paths(subpackage)
+        if path.stem == name
+    )
     for path in known:
-        return f"; {path} is there, but has no `class Settings(Options)`, by which it would be a part"
+        return (
+            f"; {path} is there, but has no `class Settings(Options)`, by which it would be a part"
+        )
     for path in (Path(subpackage, f"{name}.py"), *sorted(Path().glob(f"*/{subpackage}/{name}.py"))):
-        if path.is_file() and "class Settings" not in read_text(path, LARGEST_SOURCE_BYTES, "replace"):
+        if path.is_file() and "class Settings" not in read_text(
+            path, LARGEST_SOURCE_BYTES, "replace"
+        ):
             return f"; {path} is there, but has no `class Settings(Options)`, by which it would be a part"
         if path.is_file():
             return f"; {path} is there: add --parts {path.parent.parent}"

@@ -32,7 +32,10 @@ SECTIONS = {
 }
 """The purpose of each section of a file."""
 
-EXTERNAL_MODEL: Schema = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.-]*$"}
+EXTERNAL_MODEL: Schema = {
+    "type": "string",
+    "pattern": "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.-]*$",
+}
 
 
 def config_schema(registry: Registry = INSTALLED) -> Schema:
@@ -41,14 +44,20 @@ def config_schema(registry: Registry = INSTALLED) -> Schema:
     properties: Schema = {}
     for section, subpackage in NAMED_SECTIONS.items():
         properties[section] = _choice_schema(section, subpackage, "name", registry, definitions)
-    properties["precision"] = _choice_schema("precision", "precision", "mode", registry, definitions)
+    properties["precision"] = _choice_schema(
+        "precision", "precision", "mode", registry, definitions
+    )
     properties["memory"] = _memory_schema(registry, definitions)
     notes = read_notes_of_schema()
     schema_file = Path(__file__).with_name("schema.py")
     train = _settings_schema(Train, {}, notes, "train", definitions, schema_file)
-    train["properties"]["ema"]["anyOf"].append({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1})
+    train["properties"]["ema"]["anyOf"].append(
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+    )
     properties["train"] = _or_empty(train)
-    properties["parallel"] = _or_empty(_settings_schema(Parallel, {}, notes, "parallel", definitions))
+    properties["parallel"] = _or_empty(
+        _settings_schema(Parallel, {}, notes, "parallel", definitions)
+    )
     for section, text in SECTIONS.items():
         properties[section]["description"] = text
     properties |= _settings_schema(GeneralOptions, {}, notes, "general", definitions)["properties"]
@@ -80,7 +89,9 @@ def _settings_schema(
 
     `source` is the file that declares the settings, and may declare the classes of mappings in them.
     """
-    schema = settings.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}", mode="validation")
+    schema = settings.model_json_schema(
+        ref_template=f"#/$defs/{prefix}.{{model}}", mode="validation"
+    )
     for name, definition in schema.pop("$defs", {}).items():
         own_notes = dict(read_notes(Path(__file__).with_name("options.py"), name))
         own_notes |= read_notes(source, name) if source is not None else {}
@@ -102,12 +113,16 @@ def _settings_schema(
 
 
 def _plugin_schema(plugin: Plugin, prefix: str, definitions: Schema) -> Schema:
-    schema = _settings_schema(plugin.settings_class, plugin.defaults, plugin.notes, prefix, definitions, plugin.path)
+    schema = _settings_schema(
+        plugin.settings_class, plugin.defaults, plugin.notes, prefix, definitions, plugin.path
+    )
     schema["description"] = plugin.description
     return schema
 
 
-def _choice_schema(section: str, subpackage: str, key: str, registry: Registry, definitions: Schema) -> Schema:
+def _choice_schema(
+    section: str, subpackage: str, key: str, registry: Registry, definitions: Schema
+) -> Schema:
     """Return the alternatives of a section that chooses a plugin by `key`, or by its bare name."""
     names = registry.names(subpackage)
     spelt = {name: [name] for name in names}
@@ -128,7 +143,9 @@ def _choice_schema(section: str, subpackage: str, key: str, registry: Registry, 
     if section != "model":
         alternatives.append(_unnamed(alternatives, key))
     return (
-        {"anyOf": [*bare, *alternatives]} if section == "model" else {"anyOf": [*bare, *alternatives, {"type": "null"}]}
+        {"anyOf": [*bare, *alternatives]}
+        if section == "model"
+        else {"anyOf": [*bare, *alternatives, {"type": "null"}]}
     )
 
 

@@ -23,7 +23,10 @@ SECTIONS = ("model", "task", "dataset", "precision", "memory", "optimizer", "tra
 
 
 def read_layers(
-    source: Path | str | Mapping[str, Any] | Node, overrides: Sequence[str], patches: Sequence[Path], registry: Registry
+    source: Path | str | Mapping[str, Any] | Node,
+    overrides: Sequence[str],
+    patches: Sequence[Path],
+    registry: Registry,
 ) -> tuple[Node, list[Problem]]:
     """Read every source and lay them over one another."""
     base, problems = _read_source(source)
@@ -45,12 +48,17 @@ def read_override(text: str) -> tuple[Node, list[Problem]]:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        return Node({}, place), [Problem(place, (), "an override is written key.path=value, such as optimizer.lr=3e-4")]
+        return Node({}, place), [
+            Problem(place, (), "an override is written key.path=value, such as optimizer.lr=3e-4")
+        ]
     if not value.strip():  # YAML reads nothing as null, which a slip of the shell should not set
-        return Node({}, place), [Problem(place, tuple(parts), "the value is missing; write null to mean none")]
+        return Node({}, place), [
+            Problem(place, tuple(parts), "the value is missing; write null to mean none")
+        ]
     node, problems = read_text(value, place.source, located=False)
     quoted = value.lstrip().startswith(("'", '"'))
-    if not problems and not quoted and re.search(r"(^|\s)#", value):  # YAML would drop the rest without a word
+    # YAML would drop the rest without a word
+    if not problems and not quoted and re.search(r"(^|\s)#", value):
         problems = [Problem(place, tuple(parts), "a # begins a comment; put the value in quotes")]
     for part in reversed(parts):
         node = Node({part: replace(node, key_place=place)}, place)
@@ -94,7 +102,12 @@ def _expand(root: Node, problems: list[Problem], registry: Registry) -> Node:
     if not isinstance(root.value, dict):
         keys = ", ".join(SECTIONS)
         problems.append(
-            Problem(root.place, (), f"found {describe(root)}; allowed: a mapping with the keys {keys}", fatal=True)
+            Problem(
+                root.place,
+                (),
+                f"found {describe(root)}; allowed: a mapping with the keys {keys}",
+                fatal=True,
+            )
         )
         return replace(root, value={})
     sections = dict(root.value)
@@ -107,7 +120,9 @@ def _expand(root: Node, problems: list[Problem], registry: Registry) -> Node:
             key = "mode" if section == "precision" else "name"
             sections[section] = replace(node, value={key: node})
         elif section == "memory" and isinstance(node.value, dict):
-            tricks = {name: _expand_trick(name, child, registry) for name, child in node.value.items()}
+            tricks = {
+                name: _expand_trick(name, child, registry) for name, child in node.value.items()
+            }
             sections[section] = replace(node, value=tricks)
     return replace(root, value=sections)
 
@@ -119,7 +134,9 @@ def _expand_trick(name: str, node: Node, registry: Registry) -> Node:
     shorthand = None if plugin is None else plugin.settings_class.shorthand
     # `set_to_none: false` is a setting of that trick; elsewhere true and false switch the trick itself.
     is_switch = (
-        plugin is None or shorthand is None or plugin.settings_class.model_fields[shorthand].annotation is not bool
+        plugin is None
+        or shorthand is None
+        or plugin.settings_class.model_fields[shorthand].annotation is not bool
     )
     if isinstance(node.value, bool) and is_switch:
         return replace(node, value={}) if node.value else node

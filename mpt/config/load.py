@@ -60,7 +60,8 @@ def _checked(
     registry: Registry,
 ) -> Config:
     tree, problems = read_layers(source, overrides, patches, registry)
-    if any(problem.fatal for problem in problems):  # an empty tree would bring up mistakes that are none
+    # an empty tree would bring up mistakes that are none
+    if any(problem.fatal for problem in problems):
         raise _error(problems)
     checker = Checker(tree, registry, allow)
     config = checker.config()
@@ -108,7 +109,9 @@ def beside_file(config: Config, file: Path) -> Config:
     chosen = {"dataset": config.dataset, "model": config.model, "task": config.task}
     for section, choice in chosen.items():
         found = {
-            name: beside for name in paths_of(section, choice) if (beside := path_beside(choice.settings, name, file))
+            name: beside
+            for name in paths_of(section, choice)
+            if (beside := path_beside(choice.settings, name, file))
         }
         notes += [
             f"{section}.{name}: there is no {setting_of(choice.settings, name)} in the working directory; "
@@ -117,7 +120,13 @@ def beside_file(config: Config, file: Path) -> Config:
         ]
         if found:
             chosen[section] = replace(choice, settings=choice.settings.model_copy(update=found))
-    return replace(config, dataset=chosen["dataset"], model=chosen["model"], task=chosen["task"], notes=tuple(notes))
+    return replace(
+        config,
+        dataset=chosen["dataset"],
+        model=chosen["model"],
+        task=chosen["task"],
+        notes=tuple(notes),
+    )
 
 
 def paths_of(section: str, choice: Choice) -> tuple[str, ...]:
@@ -140,15 +149,27 @@ def change_precision(config: Config, mode: str, registry: Registry = INSTALLED) 
     Settings that the mode decides (`dtype`, `loss_scale`) take the new mode's defaults; the rest of the section stays.
     """
     data = config.to_data()
-    kept = {key: value for key, value in data["precision"].items() if key not in ("mode", "dtype", "loss_scale")}
+    kept = {
+        key: value
+        for key, value in data["precision"].items()
+        if key not in ("mode", "dtype", "loss_scale")
+    }
     known = registry.find("precision", resolve_precision_name(mode, registry.names("precision"))[0])
     fields = known.settings_class.model_fields if known else {}
-    data["precision"] = {"mode": mode, **{key: value for key, value in kept.items() if key in fields}}
+    data["precision"] = {
+        "mode": mode,
+        **{key: value for key, value in kept.items() if key in fields},
+    }
     return load_config(data, allow=config.granted, registry=registry)
 
 
 def _error(problems: Sequence[Problem]) -> ConfigError:
     ordered = sorted(
-        problems, key=lambda problem: (problem.place.source, problem.place.line or 0, problem.place.column or 0)
+        problems,
+        key=lambda problem: (
+            problem.place.source,
+            problem.place.line or 0,
+            problem.place.column or 0,
+        ),
     )
     return ConfigError("\n".join(dict.fromkeys(str(problem) for problem in ordered)))

@@ -51,7 +51,9 @@ def distance(first: str, second: str) -> int:
     for row, letter in enumerate(first, start=1):
         current = [row]
         for column, other in enumerate(second, start=1):
-            cost = min(previous[column] + 1, current[-1] + 1, previous[column - 1] + (letter != other))
+            cost = min(
+                previous[column] + 1, current[-1] + 1, previous[column - 1] + (letter != other)
+            )
             if row > 1 and column > 1 and letter == second[column - 2] and first[row - 2] == other:
                 cost = min(cost, before[column - 2] + 1)
             current.append(cost)
@@ -64,7 +66,9 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     if len(word) > 60:
         return None
     folded = word.casefold().replace("-", "_")
-    ranked = sorted((distance(folded, name.casefold().replace("-", "_")), name) for name in candidates)
+    ranked = sorted(
+        (distance(folded, name.casefold().replace("-", "_")), name) for name in candidates
+    )
     if ranked and ranked[0][0] <= max(1, len(word) // 3):
         return ranked[0][1]
     return None
@@ -104,7 +108,12 @@ PRETRAINED = ("pretrained", "checkpoint_path", "pretrained_cfg")
 """Keys by which other programs have to fetch weights."""
 
 
-PASSES = ("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum_steps", "accumulate")
+PASSES = (
+    "accumulate_grad_batches",
+    "gradient_accumulation_steps",
+    "grad_accum_steps",
+    "accumulate",
+)
 """Other programs' names of the number of passes that a step consists of."""
 
 
@@ -114,21 +123,34 @@ FOLDERS = ("root", "path", "folder", "data_dir", "train_dir")
 FOREIGN = MappingProxyType(
     {
         **dict.fromkeys(
-            ("save_every", "save_steps", "save_freq", "save_period", "save_interval"), "train.checkpoint_every"
+            ("save_every", "save_steps", "save_freq", "save_period", "save_interval"),
+            "train.checkpoint_every",
         ),
-        **dict.fromkeys(("eval_steps", "eval_every", "val_interval", "val_check_interval"), "train.evaluate_every"),
-        **dict.fromkeys(("logging_steps", "print_freq", "log_interval", "log_every_n_steps"), "train.log_every"),
-        **dict.fromkeys(("max_epochs", "num_epochs", "num_train_epochs", "n_epochs"), "train.epochs"),
+        **dict.fromkeys(
+            ("eval_steps", "eval_every", "val_interval", "val_check_interval"),
+            "train.evaluate_every",
+        ),
+        **dict.fromkeys(
+            ("logging_steps", "print_freq", "log_interval", "log_every_n_steps"), "train.log_every"
+        ),
+        **dict.fromkeys(
+            ("max_epochs", "num_epochs", "num_train_epochs", "n_epochs"), "train.epochs"
+        ),
         **dict.fromkeys(("max_steps", "num_steps", "max_iters", "iterations"), "train.steps"),
-        **dict.fromkeys(("bs", "batch", "batchsize", "per_device_train_batch_size"), "train.batch_size"),
+        **dict.fromkeys(
+            ("bs", "batch", "batchsize", "per_device_train_batch_size"), "train.batch_size"
+        ),
         **dict.fromkeys(("num_workers", "dataloader_num_workers"), "dataset.workers"),
         **dict.fromkeys(("save_total_limit", "save_top_k", "max_to_keep"), "train.keep_last"),
         **dict.fromkeys(("imgsz", "img_size", "input_size", "resolution"), "model.image_size"),
         **dict.fromkeys(("patience", "early_stopping_patience"), "train.early_stopping.patience"),
         **dict.fromkeys(
-            ("gradient_clip_val", "max_grad_norm", "clip_grad", "clip_grad_norm"), "optimizer.clip_grad_norm"
+            ("gradient_clip_val", "max_grad_norm", "clip_grad", "clip_grad_norm"),
+            "optimizer.clip_grad_norm",
         ),
-        **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps"), "memory.micro_batch"),
+        **dict.fromkeys(
+            ("accumulate_grad_batches", "gradient_accumulation_steps"), "memory.micro_batch"
+        ),
         **dict.fromkeys(("seed_everything", "random_seed"), "seed"),
         **dict.fromkeys(("smoothing", "label_smoothing"), "task.label_smoothing"),
         **dict.fromkeys(("lr0", "learning_rate"), "optimizer.lr"),
@@ -175,7 +197,11 @@ def explain_errors(
     for error in errors:
         grouped.setdefault(_real_path(error, node), []).append(error)
     return [
-        Problem(_place(node, where, group), path + where, _text(node, where, group, keys, elsewhere, inner))
+        Problem(
+            _place(node, where, group),
+            path + where,
+            _text(node, where, group, keys, elsewhere, inner),
+        )
         for where, group in grouped.items()
     ]
 
@@ -229,20 +255,28 @@ def _text(
 ) -> str:
     first = group[0]
     if first["type"] == "extra_forbidden":
-        return unknown_key(str(path[-1]), keys if len(path) == 1 else inner.get(str(path[0]), []), elsewhere)
+        return unknown_key(
+            str(path[-1]), keys if len(path) == 1 else inner.get(str(path[0]), []), elsewhere
+        )
     if first["type"] == "missing":
         return "missing; " + (
-            "it has no default" if isinstance(path[-1], str) else "allowed: a list with this item too"
+            "it has no default"
+            if isinstance(path[-1], str)
+            else "allowed: a list with this item too"
         )
     if first["type"] == "value_error":
         cause = first.get("ctx", {}).get("error", first["msg"])
         return (
-            f"{printable(str(cause), 300)}; found {describe(_find(node, path))}" if path else printable(str(cause), 300)
+            f"{printable(str(cause), 300)}; found {describe(_find(node, path))}"
+            if path
+            else printable(str(cause), 300)
         )
     allowed = list(dict.fromkeys(_allowed(error) for error in group))
     found = _find(node, path)
     choices = [
-        name for error in group for name in re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
+        name
+        for error in group
+        for name in re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
     ]
     guess = nearest(found.value, choices) if found and isinstance(found.value, str) else None
     hint = f"; did you mean '{guess}'?" if guess else ""
@@ -251,5 +285,7 @@ def _text(
 
 def _allowed(error: Mapping[str, Any]) -> str:
     words = ALLOWED.get(error["type"])
-    limits = {name: f"{v:g}" if isinstance(v, float) else v for name, v in error.get("ctx", {}).items()}
+    limits = {
+        name: f"{v:g}" if isinstance(v, float) else v for name, v in error.get("ctx", {}).items()
+    }
     return words.format(**limits) if words else str(error["msg"])

@@ -28,8 +28,22 @@ KINDS_OF_TRICKS = {
 }
 """Class of its own -> its members that every memory trick had."""
 SET_ON_OBJECTS = (
-    *("metric_note", "inputs_note", "preview_columns", "optional_inputs", "evaluation_samples", "opponents"),
-    *("bounded_losses", "differentiates_twice", "product_unit", "uses_tf32", "rounds_weights", "replaces_step"),
+    *(
+        "metric_note",
+        "inputs_note",
+        "preview_columns",
+        "optional_inputs",
+        "evaluation_samples",
+        "opponents",
+    ),
+    *(
+        "bounded_losses",
+        "differentiates_twice",
+        "product_unit",
+        "uses_tf32",
+        "rounds_weights",
+        "replaces_step",
+    ),
     *("takes_updates", "news", "keeps_gradients", "releases_gradients"),
 )
 """Those that parts set in their `__init__`."""
@@ -46,7 +60,10 @@ def of_kinds(kinds: Mapping[str, Sequence[str]], what: str) -> dict[str, str]:
 
 MEMBERS: dict[str, dict[str, str]] = {
     "Precision": {
-        **{name: f"numerics.{name}" for name in ("dtype", "reason", "notes", "product_unit", "uses_tf32")},
+        **{
+            name: f"numerics.{name}"
+            for name in ("dtype", "reason", "notes", "product_unit", "uses_tf32")
+        },
         "rounds_weights": "numerics.rounds_weights",
         "changes_calls": "numerics.casts_calls",
         "replaces_step": "numerics.lifts_state",
@@ -91,8 +108,14 @@ def moved_to(module: str) -> str | None:
     first, *folders, name = module.split(".")
     if PACKAGE.joinpath(name, "__init__.py").is_file():  # a room that is a package now
         return f"{first}.{name}"
-    found = sorted(PACKAGE.joinpath(*folders).glob(f"*/{name}.py")) or sorted(PACKAGE.rglob(f"{name}.py"))
-    return ".".join((first, *found[0].relative_to(PACKAGE).with_suffix("").parts)) if len(found) == 1 else None
+    found = sorted(PACKAGE.joinpath(*folders).glob(f"*/{name}.py")) or sorted(
+        PACKAGE.rglob(f"{name}.py")
+    )
+    return (
+        ".".join((first, *found[0].relative_to(PACKAGE).with_suffix("").parts))
+        if len(found) == 1
+        else None
+    )
 
 
 def explain_import(error: BaseException) -> str | None:
@@ -110,7 +133,11 @@ def moved_member(owner: type, name: str, on_object: bool = False) -> str | None:
     if on_object and name not in SET_ON_OBJECTS:
         return None
     for base in owner.__mro__:
-        new = MEMBERS.get(base.__name__, {}).get(name) if base.__module__.startswith("mpt.seams") else None
+        new = (
+            MEMBERS.get(base.__name__, {}).get(name)
+            if base.__module__.startswith("mpt.seams")
+            else None
+        )
         if new is not None:
             return f"{base.__name__}.{name} is now {new}"
     return None
@@ -118,4 +145,8 @@ def moved_member(owner: type, name: str, on_object: bool = False) -> str | None:
 
 def explain_attribute(error: BaseException) -> str | None:
     """Return one sentence on an attribute error that a moved member caused, None for any other exception."""
-    return moved_member(type(error.obj), error.name) if isinstance(error, AttributeError) and error.name else None
+    return (
+        moved_member(type(error.obj), error.name)
+        if isinstance(error, AttributeError) and error.name
+        else None
+    )

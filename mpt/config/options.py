@@ -22,7 +22,9 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-StableForm = Literal["log", "cross_entropy", "softmax", "norm", "variance", "distance", "divide_first", "epsilon"]
+StableForm = Literal[
+    "log", "cross_entropy", "softmax", "norm", "variance", "distance", "divide_first", "epsilon"
+]
 STABLE_FORMS: tuple[str, ...] = get_args(StableForm)
 AUGMENTATIONS = (
     "AugMix",
@@ -63,7 +65,9 @@ class Options(BaseModel):
     `micro_batch: {size: 4}`; `true` means all defaults.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
     shorthand: ClassVar[str | None] = None
 
@@ -127,19 +131,29 @@ class DatasetOptions(Options):
 
     @field_validator("augment")
     @classmethod
-    def check_augment(cls, entries: list[str | dict[str, dict[str, Any]]]) -> list[str | dict[str, dict[str, Any]]]:
+    def check_augment(
+        cls, entries: list[str | dict[str, dict[str, Any]]]
+    ) -> list[str | dict[str, dict[str, Any]]]:
         for entry in entries:
             if isinstance(entry, dict) and len(entry) != 1:
-                raise ValueError("give each augmentation its own list item: a name, or one {Name: {argument: value}}")
+                raise ValueError(
+                    "give each augmentation its own list item: a name, or one {Name: {argument: value}}"
+                )
             name = entry if isinstance(entry, str) else next(iter(entry))
             if name not in AUGMENTATIONS:
                 plain = name.casefold().replace("_", "").replace("-", "")
                 spelt = {one.casefold(): one for one in AUGMENTATIONS}
                 nearest = get_close_matches(plain, [*spelt, "mixup", "cutmix"], n=1, cutoff=0.5)
-                hint = f"; did you mean {spelt[nearest[0]]}?" if nearest and nearest[0] in spelt else "."
+                hint = (
+                    f"; did you mean {spelt[nearest[0]]}?"
+                    if nearest and nearest[0] in spelt
+                    else "."
+                )
                 if nearest and nearest[0] not in spelt:
                     hint = f": it mixes samples of a batch; a classifier has task.{nearest[0]}=1.0 for it."
-                raise ValueError(f"no augmentation {name!r}{hint} Allowed: {', '.join(AUGMENTATIONS)}")
+                raise ValueError(
+                    f"no augmentation {name!r}{hint} Allowed: {', '.join(AUGMENTATIONS)}"
+                )
         return entries
 
 

@@ -28,7 +28,11 @@ def explain(error: BaseException) -> str | None:
     """Describe a failure in the user's own code or a model library; None for a fault of mpt."""
     said = explain_own_code(error) or explain_library_model(error) or explain_plain_modules(error)
     is_of_half = said is not None and HALF.search(str(error)) is not None
-    return f"{said}\n(half may be the cause: `mpt doctor CONFIG` tries float32 and a cure)" if is_of_half else said
+    return (
+        f"{said}\n(half may be the cause: `mpt doctor CONFIG` tries float32 and a cure)"
+        if is_of_half
+        else said
+    )
 
 
 def explain_own_code(error: BaseException) -> str | None:
@@ -39,7 +43,10 @@ def explain_own_code(error: BaseException) -> str | None:
     frame, line = own[-1]
     where = f"{Path(frame.f_code.co_filename).name}:{line}"
     said, what = first_line(error), lines_of(error)
-    shown = [f"{said_of(own[0][0])} raised in {frame.f_code.co_name} ({where}): {said}", *(f"  {t}" for t in what[1:])]
+    shown = [
+        f"{said_of(own[0][0])} raised in {frame.f_code.co_name} ({where}): {said}",
+        *(f"  {t}" for t in what[1:]),
+    ]
     for one, number in own[-MOST_FRAMES:]:
         entry = traceback.FrameSummary(one.f_code.co_filename, number, one.f_code.co_name)
         shown.append(f"  {entry.filename}:{number} in {entry.name}: {entry.line}")
@@ -52,7 +59,11 @@ def explain_library_model(error: BaseException) -> str | None:
     An input of the wrong size or an option that does not suit ends in a library's own assertion: that line says more
     than the way through torch and mpt to it.
     """
-    modules = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_of_model_library(frame)]
+    modules = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_of_model_library(frame)
+    ]
     if not modules:
         return None
     frame, line = modules[-1]
@@ -69,7 +80,9 @@ def explain_plain_modules(error: BaseException) -> str | None:
 
     A model that is a `Sequential` of torch's modules has no line of its own in the traceback of its forward.
     """
-    selves: list[Any] = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    selves: list[Any] = [
+        frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
     owners = [owner for owner in selves if is_module(owner)]
     if not owners or not any(True for _ in outside_packages()):
         return None
@@ -77,10 +90,16 @@ def explain_plain_modules(error: BaseException) -> str | None:
         return None
     outermost, innermost = owners[0], owners[-1]
     path = next((name for name, one in outermost.named_modules() if one is innermost and name), "")
-    where = f"{innermost}, module {path} of the {type(outermost).__name__}" if path else str(innermost).split("(\n")[0]
+    where = (
+        f"{innermost}, module {path} of the {type(outermost).__name__}"
+        if path
+        else str(innermost).split("(\n")[0]
+    )
     more = (f"  {text}" for text in lines_of(error)[1:])
     shown = f"your model raised in forward, in {where}: {first_line(error)}"
-    return "\n".join([shown, *more, "(no line of your own was running; mpt --debug COMMAND shows all)"])
+    return "\n".join(
+        [shown, *more, "(no line of your own was running; mpt --debug COMMAND shows all)"]
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -114,7 +133,13 @@ def is_own_file(name: str) -> bool:
 @cache
 def installed_homes() -> list[Path]:
     """Return the folders of mpt, of Python's own library and of installed packages."""
-    homes = [MPT, *(Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib"))]
+    homes = [
+        MPT,
+        *(
+            Path(sysconfig.get_path(key)).resolve()
+            for key in ("stdlib", "platstdlib", "purelib", "platlib")
+        ),
+    ]
     return [*homes, Path(sys.base_prefix).resolve() / "lib"]
 
 
@@ -127,7 +152,10 @@ def is_of_model_library(frame: FrameType) -> bool:
 
 def is_module(owner: object) -> bool:
     """Return whether an object is an nn.Module, without importing torch."""
-    return any(base.__name__ == "Module" and base.__module__.startswith("torch.") for base in type(owner).__mro__)
+    return any(
+        base.__name__ == "Module" and base.__module__.startswith("torch.")
+        for base in type(owner).__mro__
+    )
 
 
 def library_of(frame: FrameType) -> str:

@@ -13,14 +13,19 @@ def known_as(kind: str, *built_in: str) -> AfterValidator:
     """Return a check that a name is one of the parts of a kind (`mpt.config.registry.FUNCTIONS`), or built in."""
 
     def check(name: str) -> str:
-        from mpt.config.registry import FUNCTIONS, INSTALLED  # which reads settings, and so this module
+        # which reads settings, and so this module
+        from mpt.config.registry import FUNCTIONS, INSTALLED
 
         if name not in built_in and name not in (known := INSTALLED.functions(kind)):
             folder, function, parameters = FUNCTIONS[kind]
-            for path in (path for one in INSTALLED.packages if one.outside for path in one.paths(folder)):
+            for path in (
+                path for one in INSTALLED.packages if one.outside for path in one.paths(folder)
+            ):
                 if path.stem == name:
                     declared = f"{function}({', '.join(parameters) or '...'})"
-                    raise ValueError(f"allowed: a file that declares `{declared}`, which {path} does not")
+                    raise ValueError(
+                        f"allowed: a file that declares `{declared}`, which {path} does not"
+                    )
             # The sentence's first part, that the name is unknown, is added by the one who prints it.
             raise ValueError(unknown_name(name, [*built_in, *known]).partition("; ")[2])
         return name

@@ -99,7 +99,9 @@ def use_parts(folders: Iterable[str | Path] = ()) -> None:
     for folder in added:
         _check_folder(folder, "--parts")
         if os.pathsep in folder:
-            raise PartError(f"--parts: {folder} has a {os.pathsep!r} in its name, which {VARIABLE} cannot hold")
+            raise PartError(
+                f"--parts: {folder} has a {os.pathsep!r} in its name, which {VARIABLE} cannot hold"
+            )
     everything = list(dict.fromkeys([*known, *added]))
     if everything:
         os.environ[VARIABLE] = os.pathsep.join(everything)
@@ -142,7 +144,9 @@ def _installed_packages() -> Sequence[PartPackage]:
         folder = _folder_of_module(entry.value)
         if folder is not None:
             label = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.name
-            found.setdefault(folder, PartPackage(folder, entry.value, outside=True, distribution=label))
+            found.setdefault(
+                folder, PartPackage(folder, entry.value, outside=True, distribution=label)
+            )
     return sorted(found.values(), key=lambda package: package.module_name)
 
 
@@ -176,4 +180,6 @@ def _check_folder(folder: str, source: str) -> None:
         )
     if not any((path / subpackage).is_dir() for subpackage in PART_FOLDERS):
         above = f"; did you mean {path.parent}?" if path.name in PART_FOLDERS else ""
-        raise PartError(f"{source}: {folder} has none of the folders {', '.join(PART_FOLDERS)}{above}")
+        raise PartError(
+            f"{source}: {folder} has none of the folders {', '.join(PART_FOLDERS)}{above}"
+        )

@@ -35,8 +35,29 @@ ALLOWED_IMPORTS = (
     "typing",
 )
 LITERALS = (  # the second line: see mpt.config.relief, the third: mpt.planner.recipes.lighter_modes
-    *("NAMES", "TASK", "CONFLICTS", "SHARDED", "EMA", "MOVED", "DATASET", "PATHS", "INFER_OPTIONS", "ABOUT"),
-    *("RELIEVES", "PROPOSALS", "DIALS", "LADDER", "RANK", "IN_PARTS", "LOSSY", "POINTLESS_ON", "ENVIRONMENT"),
+    *(
+        "NAMES",
+        "TASK",
+        "CONFLICTS",
+        "SHARDED",
+        "EMA",
+        "MOVED",
+        "DATASET",
+        "PATHS",
+        "INFER_OPTIONS",
+        "ABOUT",
+    ),
+    *(
+        "RELIEVES",
+        "PROPOSALS",
+        "DIALS",
+        "LADDER",
+        "RANK",
+        "IN_PARTS",
+        "LOSSY",
+        "POINTLESS_ON",
+        "ENVIRONMENT",
+    ),
     *("HOLDS_FLOAT32", "NEEDS_BFLOAT16", "SCALED"),
 )
 SHARED = "_settings"
@@ -61,7 +82,9 @@ class PartSource:
     """The values of the `LITERALS` that the file has."""
 
 
-def read_source(source: str, path: Path, module_name: str, wanted: str = SETTINGS) -> PartSource | None:
+def read_source(
+    source: str, path: Path, module_name: str, wanted: str = SETTINGS
+) -> PartSource | None:
     """Return a source file's declarations, or None if it has no top-level class of the wanted name.
 
     Raises whatever its allowed statements raise, SyntaxError, and TypeError for a class of another family.
@@ -77,10 +100,16 @@ def read_source(source: str, path: Path, module_name: str, wanted: str = SETTING
     notes = dict(_option_notes()) if wanted == SETTINGS else {}
     for base in declared.__mro__[1:]:
         if base.__module__.endswith(SHARED):
-            notes.update(read_notes(Path(str(sys.modules[base.__module__].__file__)), base.__name__))
+            notes.update(
+                read_notes(Path(str(sys.modules[base.__module__].__file__)), base.__name__)
+            )
     for node in classes:
         notes.update(_notes(node) if wanted == SETTINGS or node.name == COMMAND else {})
-    fields = declared.model_fields if issubclass(declared, Options) else vars(declared)["__dataclass_fields__"]
+    fields = (
+        declared.model_fields
+        if issubclass(declared, Options)
+        else vars(declared)["__dataclass_fields__"]
+    )
     return PartSource(
         names=literals.pop("NAMES", {path.stem: {}}),
         description=describe(tree),
@@ -107,27 +136,38 @@ def declares_function(source: str, name: str, parameters: Sequence[str]) -> bool
     return any(
         isinstance(node, ast.FunctionDef)
         and node.name == name
-        and ([argument.arg for argument in node.args.args] == list(parameters) if parameters else node.args.args)
+        and (
+            [argument.arg for argument in node.args.args] == list(parameters)
+            if parameters
+            else node.args.args
+        )
         for node in ast.parse(source).body
     )
 
 
 def _execute(tree: ast.Module, path: Path, module_name: str, wanted: str) -> type[Any]:
     """Run the allowed imports and the wanted classes of a file, in order, in a module that is in for it."""
-    stand_in = ModuleType(f"{__name__}:{module_name}:{path}")  # no importable name, so the two can never be mistaken
+    # no importable name, so the two can never be mistaken
+    stand_in = ModuleType(f"{__name__}:{module_name}:{path}")
     stand_in.__file__ = str(path)
     sys.modules[stand_in.__name__] = stand_in  # pydantic resolves annotations through it
     for node in tree.body:
         known = vars(stand_in)
-        is_wanted = isinstance(node, ast.ClassDef) and (_is_options_class(node, known) or node.name == COMMAND)
+        is_wanted = isinstance(node, ast.ClassDef) and (
+            _is_options_class(node, known) or node.name == COMMAND
+        )
         if not (is_wanted or _is_allowed_import(node) or _is_plain_assignment(node, known)):
             continue
-        code = compile(ast.Module([_future_annotations(), node], []), str(path), "exec", dont_inherit=True)
+        code = compile(
+            ast.Module([_future_annotations(), node], []), str(path), "exec", dont_inherit=True
+        )
         exec(code, vars(stand_in))
     declared = vars(stand_in).get(wanted)
     if wanted == SETTINGS and not (isinstance(declared, type) and issubclass(declared, Options)):
         raise TypeError(f"{path}: {wanted} does not derive from Options")
-    if wanted == COMMAND and not (isinstance(declared, type) and "__dataclass_fields__" in vars(declared)):
+    if wanted == COMMAND and not (
+        isinstance(declared, type) and "__dataclass_fields__" in vars(declared)
+    ):
         raise TypeError(f"{path}: {wanted} is no dataclass")
     assert isinstance(declared, type)
     return declared
@@ -140,7 +180,9 @@ def _future_annotations() -> ast.ImportFrom:
 
 def _is_allowed_import(node: ast.stmt) -> bool:
     def allowed(name: str) -> bool:
-        return name.endswith(SHARED) or any(name == root or name.startswith(root + ".") for root in ALLOWED_IMPORTS)
+        return name.endswith(SHARED) or any(
+            name == root or name.startswith(root + ".") for root in ALLOWED_IMPORTS
+        )
 
     if isinstance(node, ast.ImportFrom):
         return node.level == 0 and node.module is not None and allowed(node.module)
@@ -164,7 +206,11 @@ def read_literals(tree: ast.Module, wanted: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for node in tree.body:
         targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else []
         )
         for target in targets:
             value = getattr(node, "value", None)

@@ -25,7 +25,9 @@ LEAST_STEPS = 10
 def check_period(written: int | str) -> int | str:
     """Refuse text that is no period."""
     if isinstance(written, str) and written != AUTO and not is_written(written):
-        raise ValueError("a period is a number of steps (200), of epochs (1 epoch, 0.5 epochs), or auto")
+        raise ValueError(
+            "a period is a number of steps (200), of epochs (1 epoch, 0.5 epochs), or auto"
+        )
     return written
 
 
@@ -36,7 +38,8 @@ def is_written(text: str) -> bool:
 
 
 Period = Annotated[
-    Annotated[int, Field(ge=0)] | Annotated[str, Field(json_schema_extra={"pattern": f"^({AUTO}|{WRITTEN.pattern})$"})],
+    Annotated[int, Field(ge=0)]
+    | Annotated[str, Field(json_schema_extra={"pattern": f"^({AUTO}|{WRITTEN.pattern})$"})],
     AfterValidator(check_period),
 ]
 """A number of steps, text such as `1 epoch`, or `auto`; 0 is never but at the end."""

@@ -42,7 +42,10 @@ class _Builder:
             if not all(isinstance(key, str) and key.isprintable() for key in value):
                 raise Uncommon
             children = {key: self.node(child, depth + 1) for key, child in value.items()}
-            return Node({key: replace(child, key_place=self.place) for key, child in children.items()}, self.place)
+            return Node(
+                {key: replace(child, key_place=self.place) for key, child in children.items()},
+                self.place,
+            )
         if isinstance(value, list | tuple):
             return Node([self.node(child, depth + 1) for child in value], self.place)
         if isinstance(value, bool | float) or value is None:

@@ -32,8 +32,12 @@ def resolve_precision_name(name: str, known: Iterable[str]) -> tuple[str, dict[s
 
 
 MEANT = {
-    **dict.fromkeys(("fp16", "float16", "half", "16", "mixed"), "amp (mixed) or fp16-pure (weights in half too)"),
-    **dict.fromkeys(("bfloat16", "mixed_bf16"), "bf16 (mixed) or bf16-pure (weights in bfloat16 too)"),
+    **dict.fromkeys(
+        ("fp16", "float16", "half", "16", "mixed"), "amp (mixed) or fp16-pure (weights in half too)"
+    ),
+    **dict.fromkeys(
+        ("bfloat16", "mixed_bf16"), "bf16 (mixed) or bf16-pure (weights in bfloat16 too)"
+    ),
     **dict.fromkeys(("float32", "full", "32", "single"), "fp32"),
     **dict.fromkeys(("apex", "autocast"), "O1 (Apex's rules) or amp (torch's)"),
 }

@@ -60,7 +60,9 @@ class Part:
         except Exception as error:
             if not self.package.outside:
                 raise
-            reason = explain_import(error) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+            reason = (
+                explain_import(error) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+            )
             what = f"this {KINDS[self.subpackage]} cannot be imported: {reason}"
             raise PartError(f"{place(error, self.path)}: {what}") from error
 
@@ -68,7 +70,9 @@ class Part:
         """Import the part and return its function or class of that name. Raises PartError if there is none."""
         module = self.load()
         if not hasattr(module, name):
-            raise PartError(f"{self.path}: it has no {name}, which a {KINDS[self.subpackage]} needs")
+            raise PartError(
+                f"{self.path}: it has no {name}, which a {KINDS[self.subpackage]} needs"
+            )
         return getattr(module, name)
 
     def optional(self, name: str, default: Any = None) -> Any:
@@ -134,7 +138,8 @@ class Registry:
         """
         assert subpackage in SUBPACKAGES, subpackage
         self._check_names(subpackage)
-        paths = sorted(self._paths(subpackage), key=lambda one: one[0].stem != name)  # the probable one first
+        # the probable one first
+        paths = sorted(self._paths(subpackage), key=lambda one: one[0].stem != name)
         for path, package in paths:
             file = self._read(path, package) if path.stem == name else self._try(path, package)
             if file and name in file.names:
@@ -153,7 +158,9 @@ class Registry:
         """
         assert subpackage in SUBPACKAGES, subpackage
         self._check_names(subpackage)
-        return sorted(name for package in self.packages for name in self._names(subpackage, package))
+        return sorted(
+            name for package in self.packages for name in self._names(subpackage, package)
+        )
 
     def check(self, subpackage: str) -> None:
         """Raise PartError for a file of the subpackage that cannot be read."""
@@ -202,10 +209,16 @@ class Registry:
         return found
 
     def _command_paths(self) -> list[tuple[Path, PartPackage]]:
-        return [(path, package) for package in self.packages[1:] for path in package.paths("commands")]
+        return [
+            (path, package) for package in self.packages[1:] for path in package.paths("commands")
+        ]
 
     def _paths(self, subpackage: str) -> list[tuple[Path, PartPackage]]:
-        return [(path, package) for package in self.packages for path in self._named_paths(subpackage, package)]
+        return [
+            (path, package)
+            for package in self.packages
+            for path in self._named_paths(subpackage, package)
+        ]
 
     def _named_paths(self, subpackage: str, package: PartPackage) -> list[Path]:
         """Return the files whose names may be written in YAML: all but the one for other packages' models."""
@@ -213,16 +226,24 @@ class Registry:
         return [path for path in package.paths(subpackage) if path != external]
 
     def _names(self, subpackage: str, package: PartPackage) -> dict[str, Path]:
-        files = [(path, self._try(path, package)) for path in self._named_paths(subpackage, package)]
+        files = [
+            (path, self._try(path, package)) for path in self._named_paths(subpackage, package)
+        ]
         return {name: path for path, file in files if file for name in file.names}
 
     def _check_names(self, subpackage: str) -> None:
         """Raise PartError if a part from outside has a name that another part has already."""
-        outside = [package for package in self.packages if package.outside and package.paths(subpackage)]
+        outside = [
+            package for package in self.packages if package.outside and package.paths(subpackage)
+        ]
         key = (subpackage, tuple(outside))
         if not outside or key in self.unique:
             return
-        known = {name: path for package in self.inside for name, path in self._names(subpackage, package).items()}
+        known = {
+            name: path
+            for package in self.inside
+            for name, path in self._names(subpackage, package).items()
+        }
         for package in outside:
             for name, path in self._names(subpackage, package).items():
                 if name in known:
@@ -259,12 +280,20 @@ class Registry:
             except Exception as error:
                 if not package.outside:
                     raise
-                words = " ".join(str(error).split()).removeprefix(f"{path}: ").partition(f" ({path.name}")[0]
-                raise PartError(f"{place(error, path)}: {explain_import(error) or words}") from error
+                words = (
+                    " ".join(str(error).split())
+                    .removeprefix(f"{path}: ")
+                    .partition(f" ({path.name}")[0]
+                )
+                raise PartError(
+                    f"{place(error, path)}: {explain_import(error) or words}"
+                ) from error
             self.files[path] = (changed, read)
         return self.files[path][1]
 
-    def _plugin(self, subpackage: str, name: str, path: Path, package: PartPackage, file: PartSource) -> Plugin:
+    def _plugin(
+        self, subpackage: str, name: str, path: Path, package: PartPackage, file: PartSource
+    ) -> Plugin:
         return Plugin(
             subpackage=subpackage,
             name=name,
@@ -282,7 +311,9 @@ class Registry:
 
 def taken(subpackage: str, name: str, path: Path, other: Path) -> PartError:
     """Return the error that says of which two files a name is."""
-    return PartError(f"{path}: there is a {KINDS[subpackage]} named {name} already, in {other}; rename one of them")
+    return PartError(
+        f"{path}: there is a {KINDS[subpackage]} named {name} already, in {other}; rename one of them"
+    )
 
 
 def place(error: BaseException, path: Path) -> str:

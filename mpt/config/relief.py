@@ -47,8 +47,12 @@ class Dial:
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> Dial:
         """Return the dial of a literal: the one value that is a pair is the number."""
-        ((name, (most, least)),) = ((name, value) for name, value in settings.items() if isinstance(value, tuple))
-        return cls(name, most, least, {key: value for key, value in settings.items() if key != name})
+        ((name, (most, least)),) = (
+            (name, value) for name, value in settings.items() if isinstance(value, tuple)
+        )
+        return cls(
+            name, most, least, {key: value for key, value in settings.items() if key != name}
+        )
 
     def end(self, gibibytes: Mapping[str, float]) -> float:
         """Return the end that relieves most; `gibibytes` is the memory of each category."""
@@ -132,4 +136,8 @@ def splitter() -> str:
 
 def environment(tricks: Mapping[str, Plugin]) -> dict[str, str]:
     """Return the variables that the chosen tricks want to be set before torch allocates."""
-    return {name: value for plugin in tricks.values() for name, value in plugin.literals.get("ENVIRONMENT", {}).items()}
+    return {
+        name: value
+        for plugin in tricks.values()
+        for name, value in plugin.literals.get("ENVIRONMENT", {}).items()
+    }

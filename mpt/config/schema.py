@@ -84,11 +84,17 @@ class MovingAverage(Options):
     def one_speed(self) -> Self:
         """Refuse an average without a decay, and settings that belong to the other way of giving one."""
         if (self.decay is None) == (self.half_life_kimg is None):
-            raise ValueError("train.ema has either a decay or a half_life_kimg; null keeps no average")
+            raise ValueError(
+                "train.ema has either a decay or a half_life_kimg; null keeps no average"
+            )
         if self.decay is None and self.ramp_steps is not None:
-            raise ValueError("train.ema.ramp_steps belongs to a decay; with half_life_kimg it is rampup")
+            raise ValueError(
+                "train.ema.ramp_steps belongs to a decay; with half_life_kimg it is rampup"
+            )
         if self.decay is not None and self.rampup is not None:
-            raise ValueError("train.ema.rampup belongs to half_life_kimg; with a decay it is ramp_steps")
+            raise ValueError(
+                "train.ema.rampup belongs to half_life_kimg; with a decay it is ramp_steps"
+            )
         return self
 
 
@@ -133,7 +139,9 @@ class Train(Options):
     """At a loss or gradient that is NaN or infinite without a loss scaler to blame: stop, skip the step, or go back."""
     max_rollbacks: int = Field(3, ge=0)
     """After that many returns to a checkpoint the run stops with exit 6."""
-    after_rollback: list[Literal["repeat", "skip_batch", "halve_lr"]] = Field(default=["repeat"], min_length=1)
+    after_rollback: list[Literal["repeat", "skip_batch", "halve_lr"]] = Field(
+        default=["repeat"], min_length=1
+    )
     """The change at the first, second, ... rollback, the last also at later ones: nothing, the batch that failed
     is passed over, or learning rates are halved for `halved_steps`."""
     halved_steps: int = Field(200, gt=0)
@@ -183,7 +191,9 @@ class Train(Options):
     @classmethod
     def name_a_device(cls, device: str) -> str:
         """Refuse a word that is not the name of a device. Whether this machine has it is seen when the run starts."""
-        if not re.fullmatch(rf"auto|cpu|mps|({'|'.join(NUMBERED_DEVICES)})(:[0-9]{{1,3}})?", device):
+        if not re.fullmatch(
+            rf"auto|cpu|mps|({'|'.join(NUMBERED_DEVICES)})(:[0-9]{{1,3}})?", device
+        ):
             raise ValueError("a device is auto, cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps")
         return device
 
@@ -240,9 +250,13 @@ class Parallel(Options):
     def shard_with_fsdp(self) -> Self:
         """Refuse a way of sharding if nothing is sharded."""
         if self.strategy == "ddp" and (self.shard != "full" or self.shard_ranks is not None):
-            raise ValueError("parallel.shard and shard_ranks are for strategy: fsdp, and it is ddp. Set strategy: fsdp")
+            raise ValueError(
+                "parallel.shard and shard_ranks are for strategy: fsdp, and it is ddp. Set strategy: fsdp"
+            )
         if self.strategy == "ddp" and self.offload:
-            raise ValueError("parallel.offload is for strategy: fsdp, and it is ddp; memory.cpu_optimizer is for both")
+            raise ValueError(
+                "parallel.offload is for strategy: fsdp, and it is ddp; memory.cpu_optimizer is for both"
+            )
         if self.shard_ranks is not None and self.shard != "hybrid":
             raise ValueError("parallel.shard_ranks is for shard: hybrid. Set that, or leave it out")
         return self
@@ -325,7 +339,10 @@ class Config:
     @property
     def run_name(self) -> str:
         """The run's name: the given one, or the model's and the precision's. Always the name of one folder."""
-        return self.name or re.sub(r"[^A-Za-z0-9._-]", "-", f"{self.model.name}-{self.precision.mode}")[:100]
+        return (
+            self.name
+            or re.sub(r"[^A-Za-z0-9._-]", "-", f"{self.model.name}-{self.precision.mode}")[:100]
+        )
 
     @property
     def heading(self) -> str:

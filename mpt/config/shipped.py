@@ -79,7 +79,9 @@ def described() -> dict[str, str]:
 
 def headline(path: Path) -> str:
     """Return the first sentence of a file's head, commands left out."""
-    head = itertools.takewhile(lambda line: line.startswith("#"), path.read_text("utf-8").splitlines())
+    head = itertools.takewhile(
+        lambda line: line.startswith("#"), path.read_text("utf-8").splitlines()
+    )
     lines = [line.lstrip("# ").strip() for line in head]
     text = " ".join(line for line in lines if line and not line.startswith("mpt "))
     return re.split(r"(?<=[.;:])\s", text, maxsplit=1)[0].rstrip(".:;")

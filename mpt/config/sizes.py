@@ -17,13 +17,17 @@ BYTE_UNITS = ("B", "KiB", "MiB", "GiB")
 
 def parse_budget(text: str, option: str = "--vram") -> int:
     """Return the bytes that an option's words mean. Raises ConfigError with the allowed forms."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?\s*", text, re.IGNORECASE)
+    found = re.fullmatch(
+        r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?\s*", text, re.IGNORECASE
+    )
     allowed = "write a size such as 6GiB, 6GB or 6144MiB"
     if found is None:
         raise ConfigError(f"{option}: {text!r} is not an amount of memory; {allowed}")
     amount = int(float(found.group(1)) * (UNITS[found.group(2).lower()] if found.group(2) else 1))
     if amount < SMALLEST:
-        raise ConfigError(f"{option}: {text!r} is {amount} bytes, less than any GPU has or desktop takes; {allowed}")
+        raise ConfigError(
+            f"{option}: {text!r} is {amount} bytes, less than any GPU has or desktop takes; {allowed}"
+        )
     return amount
 
 

@@ -38,7 +38,9 @@ Scalar = str | int | float | bool | None
 KeyPath = tuple[str | int, ...]
 
 INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
-FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
 CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -100,7 +102,10 @@ class Problem:
 
 def printable(text: str, limit: int = 80) -> str:
     """Return the text on one line without control characters, cut at `limit` characters."""
-    safe = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[: limit + 1])
+    safe = "".join(
+        character if character.isprintable() else repr(character)[1:-1]
+        for character in text[: limit + 1]
+    )
     return safe if len(safe) <= limit else safe[: limit - 3] + "..."
 
 
@@ -120,7 +125,9 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
                 raise ConfigError(
                     f"{name}: a setting, where a configuration is expected: FILE.yaml {name}, or @NAME {name}"
                 )
-            raise ConfigError(f"{name}: {what_stands_at(path)}; a YAML file is expected{suggest_file(path)}")
+            raise ConfigError(
+                f"{name}: {what_stands_at(path)}; a YAML file is expected{suggest_file(path)}"
+            )
         with open_foreign(path) as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -130,7 +137,9 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
     try:
         return read_text(content.decode("utf-8-sig"), name)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: byte {error.start} is not UTF-8 text; save the file as UTF-8") from error
+        raise ConfigError(
+            f"{name}: byte {error.start} is not UTF-8 text; save the file as UTF-8"
+        ) from error
 
 
 @cache
@@ -138,14 +147,20 @@ def read_standard_input() -> str:
     """Read the standard input, which can be read once."""
     content = sys.stdin.buffer.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"standard input: larger than {MAX_BYTES // 1024} KiB, which is no settings file")
+        raise ConfigError(
+            f"standard input: larger than {MAX_BYTES // 1024} KiB, which is no settings file"
+        )
     return content.decode("utf-8-sig", errors="replace")
 
 
 def what_stands_at(path: Path) -> str:
     """Describe a path that is no file."""
     return (
-        "a folder" if path.is_dir() else "neither a file nor a link to one" if os.path.lexists(path) else "no such file"
+        "a folder"
+        if path.is_dir()
+        else "neither a file nor a link to one"
+        if os.path.lexists(path)
+        else "no such file"
     )
 
 
@@ -157,7 +172,9 @@ def suggest_file(path: Path) -> str:
     """Return a hint at mpt's configuration of this name, or at the YAML file next to it with the nearest one."""
     if (path / "config.yaml").is_file():
         run = printable(str(path), 200)
-        return f"; did you mean {run}{os.sep}config.yaml, or to continue that run with --resume {run}?"
+        return (
+            f"; did you mean {run}{os.sep}config.yaml, or to continue that run with --resume {run}?"
+        )
     if os.path.lexists(path):
         return ""
     if path.stem in shipped_files():
@@ -171,7 +188,11 @@ def suggest_file(path: Path) -> str:
     if nearest:
         return f"; did you mean {printable(str(found[nearest[0]]), 200)}?"
     shipped = near_names(path.name) if path.suffix == "" and path.name == str(path) else []
-    return f"; did you mean {' or '.join(MARK + one for one in shipped)}, which come with mpt?" if shipped else ""
+    return (
+        f"; did you mean {' or '.join(MARK + one for one in shipped)}, which come with mpt?"
+        if shipped
+        else ""
+    )
 
 
 def read_text(text: str, source: str, located: bool = True) -> tuple[Node, list[Problem]]:
@@ -183,7 +204,9 @@ def read_text(text: str, source: str, located: bool = True) -> tuple[Node, list[
     if len(text) > MAX_BYTES:
         start = Place(source, 1, 1) if located else Place(source)
         return Node({}, start), [
-            Problem(start, (), f"longer than {MAX_BYTES // 1024} KiB, which is no settings file", True)
+            Problem(
+                start, (), f"longer than {MAX_BYTES // 1024} KiB, which is no settings file", True
+            )
         ]
     reader = _Reader(text, source, located)
     return reader.read(), reader.problems
@@ -233,26 +256,38 @@ class _Reader:
             next(self.events)  # the end of the document
             following = next(self.events)
             if not isinstance(following, yaml.StreamEndEvent):
-                self.stop(following.start_mark, "a second document starts here; one file holds one configuration")
+                self.stop(
+                    following.start_mark,
+                    "a second document starts here; one file holds one configuration",
+                )
             return root
         except yaml.MarkedYAMLError as error:
             reason = ", ".join(part for part in (error.context, error.problem) if part)
             if "'\\t'" in reason:
                 reason = "a tab; YAML is indented with spaces"
-            self.report(error.problem_mark or error.context_mark, f"not YAML: {printable(reason, 200)}", fatal=True)
+            self.report(
+                error.problem_mark or error.context_mark,
+                f"not YAML: {printable(reason, 200)}",
+                fatal=True,
+            )
         except yaml.YAMLError as error:
             self.report(None, f"not YAML: {printable(str(error), 200)}", fatal=True)
         except (_Stop, RecursionError):
             if not self.problems:
                 self.report(None, "nested too deeply", fatal=True)
-        except (ValueError, OverflowError) as error:  # PyYAML lets chr() fail on escapes such as "\U00110000"
+        except (
+            ValueError,
+            OverflowError,
+        ) as error:  # PyYAML lets chr() fail on escapes such as "\U00110000"
             self.report(None, f"not YAML: {printable(str(error), 200)}", fatal=True)
         return Node(None, start)
 
     def place(self, mark: _Mark | None) -> Place:
         if not self.located:
             return Place(self.source)
-        return Place(self.source, mark.line + 1, mark.column + 1) if mark else Place(self.source, 1, 1)
+        return (
+            Place(self.source, mark.line + 1, mark.column + 1) if mark else Place(self.source, 1, 1)
+        )
 
     def report(self, mark: _Mark | None, text: str, fatal: bool = False) -> None:
         self.problems.append(Problem(self.place(mark), tuple(self.path), text, fatal))
@@ -278,13 +313,22 @@ class _Reader:
 
     def refuse_more_than_data(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.AliasEvent):
-            self.stop(event.start_mark, f"the alias *{printable(str(event.anchor))} is not allowed; repeat the value")
+            self.stop(
+                event.start_mark,
+                f"the alias *{printable(str(event.anchor))} is not allowed; repeat the value",
+            )
         if getattr(event, "anchor", None):
             anchor = printable(str(getattr(event, "anchor", "")))
-            self.stop(event.start_mark, f"the anchor &{anchor} is not allowed; write the value in its place")
+            self.stop(
+                event.start_mark,
+                f"the anchor &{anchor} is not allowed; write the value in its place",
+            )
         if getattr(event, "tag", None):
             tag = printable(str(getattr(event, "tag", "")).replace("tag:yaml.org,2002:", "!!"))
-            self.stop(event.start_mark, f"the tag {tag} is not allowed; a settings file holds plain values only")
+            self.stop(
+                event.start_mark,
+                f"the tag {tag} is not allowed; a settings file holds plain values only",
+            )
 
     def mapping(self, depth: int) -> dict[str, Node]:
         children: dict[str, Node] = {}
@@ -298,7 +342,10 @@ class _Reader:
             self.path.append(key)
             child = self.node(next(self.events), depth + 1)
             if key in children:
-                self.report(mark, f"the key is repeated here; it was first given at {children[key].key_place}")
+                self.report(
+                    mark,
+                    f"the key is repeated here; it was first given at {children[key].key_place}",
+                )
             else:
                 children[key] = replace(child, key_place=self.place(mark))
             self.path.pop()
@@ -314,14 +361,18 @@ class _Reader:
 
     def scalar(self, event: yaml.ScalarEvent) -> Scalar:
         if any("\ud800" <= character <= "\udfff" for character in event.value):
-            self.report(event.start_mark, "the text holds half of a surrogate pair, which is no character")
+            self.report(
+                event.start_mark, "the text holds half of a surrogate pair, which is no character"
+            )
             return ""
         if not event.implicit[0]:  # quoted, or a block of text
             return str(event.value)
         value = resolve_scalar(event.value)
         if isinstance(value, int) and not -INTEGER_LIMIT <= value < INTEGER_LIMIT:
             written = printable(event.value, 30)
-            message = f"the whole number {written} does not fit in 64 bits; allowed are those that do"
+            message = (
+                f"the whole number {written} does not fit in 64 bits; allowed are those that do"
+            )
             self.report(event.start_mark, message)
             return 0
         return value

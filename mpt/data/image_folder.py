@@ -73,19 +73,32 @@ class ImageFolder(Dataset):
         left_out: dict[str, str] | None = None,
     ) -> None:
         if settings.image_size is None:
-            raise ConfigError("dataset.image_size is not set, and the model has none of its own: set it")
+            raise ConfigError(
+                "dataset.image_size is not set, and the model has none of its own: set it"
+            )
         self.channels = settings.channels or 3
         if self.channels not in MODES:
-            raise ConfigError(f"dataset.channels is {self.channels}; images can be read with 1 (grey), 3 or 4 (alpha)")
-        self.paths, self.labels, self.settings, self.image_size = paths, labels, settings, settings.image_size
+            raise ConfigError(
+                f"dataset.channels is {self.channels}; images can be read with 1 (grey), 3 or 4 (alpha)"
+            )
+        self.paths, self.labels, self.settings, self.image_size = (
+            paths,
+            labels,
+            settings,
+            settings.image_size,
+        )
         self.bad_files: dict[str, str] = dict(left_out or {})
         """Path -> why it was skipped, of the omissions of the list and the bad files met so far."""
         entries = settings.augment if split == "train" else ()
-        self.augmentation = Augmentation(entries, self.image_size, self.channels, seed) if entries else None
+        self.augmentation = (
+            Augmentation(entries, self.image_size, self.channels, seed) if entries else None
+        )
         self.reads_whole = self.augmentation is not None and self.augmentation.crops_from_original
         self.cache = self.make_cache() if settings.cache else None
         dtype = torch.float32 if entries else torch.uint8  # augmentations compute in float32
-        fields = {"image": FieldSpec((self.channels, self.image_size, self.image_size), dtype, "image")}
+        fields = {
+            "image": FieldSpec((self.channels, self.image_size, self.image_size), dtype, "image")
+        }
         if labels is not None:
             fields["label"] = FieldSpec((), torch.int64)
         self.spec = DataSpec(fields, len(paths), classes, class_counts(labels or (), classes))
@@ -101,7 +114,9 @@ class ImageFolder(Dataset):
                 "kept; put another one before it to cut from the resized ones, or leave the cache out"
             )
         shape = (self.channels, self.image_size, self.image_size)
-        return RamCache(len(self.paths), shape, self.settings.cache_gib, shared=self.settings.workers > 0)
+        return RamCache(
+            len(self.paths), shape, self.settings.cache_gib, shared=self.settings.workers > 0
+        )
 
     def read(self, used: int) -> Tensor:
         """Return one image as uint8, from its file or the cache. Raises BadImageError."""
@@ -111,15 +126,25 @@ class ImageFolder(Dataset):
 
     def decode(self, used: int) -> Tensor:
         """Return one image as uint8, at the wanted size. Raises BadImageError."""
-        size, pixels, path = (self.image_size, self.image_size), self.settings.max_pixels, self.paths[used]
+        size, pixels, path = (
+            (self.image_size, self.image_size),
+            self.settings.max_pixels,
+            self.paths[used],
+        )
         reduces = self.settings.decoding == "fast"
         return decode_bytes(path, self.channels, size, pixels, self.settings.fit, reduces=reduces)
 
     def decode_cut(self, used: int, augmentation: Augmentation, epoch: int, index: int) -> Tensor:
         """Return one image of which only the part that is drawn was taken from the file. Raises BadImageError."""
         augmentation.begin(epoch, index)
-        path, pixels, is_fast = self.paths[used], self.settings.max_pixels, self.settings.decoding == "fast"
-        cut = decode_bytes(path, self.channels, None, pixels, reduces=is_fast, choose_cut=augmentation.choose_cut)
+        path, pixels, is_fast = (
+            self.paths[used],
+            self.settings.max_pixels,
+            self.settings.decoding == "fast",
+        )
+        cut = decode_bytes(
+            path, self.channels, None, pixels, reduces=is_fast, choose_cut=augmentation.choose_cut
+        )
         return augmentation.apply_to_cut(cut, as_bytes=is_fast)
 
     def augmented(self, used: int, epoch: int, index: int) -> Tensor:
@@ -137,7 +162,10 @@ class ImageFolder(Dataset):
     def name_of(self, index: int) -> str:
         """Return the file that is at this place, the next good one if it was found to be bad."""
         numbers = ((index + attempt) % len(self.paths) for attempt in range(len(self.paths)))
-        return next((str(self.paths[one]) for one in numbers if str(self.paths[one]) not in self.bad_files), "")
+        return next(
+            (str(self.paths[one]) for one in numbers if str(self.paths[one]) not in self.bad_files),
+            "",
+        )
 
     def is_left_out(self, index: int) -> bool:
         """Return whether the file at this place was found to be bad."""
@@ -193,7 +221,9 @@ def build(settings: Settings, split: str, seed: int) -> ImageFolder:
         paths, labels = share_of_split(root, paths, labels, split, settings.test_fraction)
     if not paths:
         raise DataError(f"{folder}: no images in it (looked for {', '.join(EXTENSIONS)})")
-    return ImageFolder(paths, None if settings.flat else labels, classes, settings, split, seed, left_out)
+    return ImageFolder(
+        paths, None if settings.flat else labels, classes, settings, split, seed, left_out
+    )
 
 
 def split_folders(root: Path) -> tuple[Path, Path | None]:
@@ -201,14 +231,18 @@ def split_folders(root: Path) -> tuple[Path, Path | None]:
     train_folder = root / "train"
     if not train_folder.is_dir():
         return root, None
-    return train_folder, next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
+    return train_folder, next(
+        (root / name for name in TEST_FOLDERS if (root / name).is_dir()), None
+    )
 
 
 def refuse_new_classes(folder: Path, train_folder: Path, classes: Sequence[str]) -> None:
     """Raise DataError for a test folder with a class that is not trained."""
     unknown = sorted(set(find_classes(folder)) - set(classes))
     if unknown:
-        raise DataError(f"{folder / unknown[0]}: there is no class {unknown[0]!r} in {train_folder}")
+        raise DataError(
+            f"{folder / unknown[0]}: there is no class {unknown[0]!r} in {train_folder}"
+        )
 
 
 def refuse_empty_classes(folder: Path, classes: Sequence[str], labels: Sequence[int]) -> None:
@@ -225,7 +259,11 @@ def share_of_split(
     root: Path, paths: Sequence[Path], labels: Sequence[int], split: str, test_fraction: float
 ) -> tuple[list[Path], list[int]]:
     """Return one split's images with their labels, of a folder that has all. Raises DataError if it has none."""
-    kept = [n for n, path in enumerate(paths) if is_held_out(path, root, test_fraction) == (split == "test")]
+    kept = [
+        n
+        for n, path in enumerate(paths)
+        if is_held_out(path, root, test_fraction) == (split == "test")
+    ]
     if paths and not kept:
         raise DataError(
             f"{root}: none of its {len(paths)} images falls to the {split} split; add a test folder, or change "
@@ -234,7 +272,9 @@ def share_of_split(
     return [paths[n] for n in kept], [labels[n] for n in kept]
 
 
-def evaluation_set(settings: Settings, folder: Path, classes: tuple[str, ...], seed: int) -> ImageFolder:
+def evaluation_set(
+    settings: Settings, folder: Path, classes: tuple[str, ...], seed: int
+) -> ImageFolder:
     """Return all images of a folder as a test set: those of `CLASS/` in it, or in its test folder if it has one.
 
     A class that a run has not learnt is a DataError; one of the run's that has no images is none.
@@ -247,7 +287,9 @@ def evaluation_set(settings: Settings, folder: Path, classes: tuple[str, ...], s
     paths, labels, left_out = list_images(folder, classes)
     if not paths:
         raise DataError(f"{folder}: no images in it (looked for {', '.join(EXTENSIONS)})")
-    return ImageFolder(paths, labels if classes else None, classes, settings, "test", seed, left_out)
+    return ImageFolder(
+        paths, labels if classes else None, classes, settings, "test", seed, left_out
+    )
 
 
 def assume(settings: Settings) -> DataSpec | None:
@@ -263,11 +305,15 @@ def find_classes(folder: Path) -> tuple[str, ...]:
     """Return the names of the class folders, sorted."""
     classes = tuple(sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()))
     if not classes:
-        raise DataError(f"{folder}: no class folders in it. Sort the images into CLASS/, or set dataset.flat=true")
+        raise DataError(
+            f"{folder}: no class folders in it. Sort the images into CLASS/, or set dataset.flat=true"
+        )
     return classes
 
 
-def list_images(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int], dict[str, str]]:
+def list_images(
+    folder: Path, classes: tuple[str, ...]
+) -> tuple[list[Path], list[int], dict[str, str]]:
     """Return the image files below each class folder (or below `folder`, without classes), sorted, with their class.
 
     Third comes the omissions, with the reason. Links to folders are followed, but no folder is listed twice: a link
@@ -276,11 +322,17 @@ def list_images(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], lis
     paths: list[Path] = []
     labels: list[int] = []
     left_out: dict[str, str] = {}
-    starts = {label: folder / name for label, name in enumerate(classes or ("",)) if (folder / name).is_dir()}
+    starts = {
+        label: folder / name
+        for label, name in enumerate(classes or ("",))
+        if (folder / name).is_dir()
+    }
     seen: set[tuple[int, int]] = {identity(folder)} if classes else set()
     for start in starts.values():
         if identity(start) in seen:
-            raise DataError(f"{start}: a link to {start.resolve()}, which is a class already or holds them: remove it")
+            raise DataError(
+                f"{start}: a link to {start.resolve()}, which is a class already or holds them: remove it"
+            )
         seen.add(identity(start))
     for label, start in starts.items():
         found = sorted(walk(start, seen, left_out), key=lambda path: (str(path.parent), path.name))
@@ -302,7 +354,8 @@ def walk(start: Path, seen: set[tuple[int, int]], left_out: dict[str, str]) -> I
                 seen.add(identity(path))
                 waiting.append(path)
             elif entry.name.lower().endswith(EXTENSIONS):
-                if entry.is_file() or not path.exists():  # a link to nothing is a bad image, by name
+                # a link to nothing is a bad image, by name
+                if entry.is_file() or not path.exists():
                     yield path
                 else:
                     left_out[str(path)] = "not a regular file"
@@ -316,5 +369,7 @@ def identity(folder: Path) -> tuple[int, int]:
 
 def is_held_out(path: Path, root: Path, fraction: float) -> bool:
     """Say whether a file belongs to the test split: by a hash of its name below `root`, so it never changes sides."""
-    digest = hashlib.sha256(path.relative_to(root).as_posix().encode("utf-8", "surrogateescape")).digest()
+    digest = hashlib.sha256(
+        path.relative_to(root).as_posix().encode("utf-8", "surrogateescape")
+    ).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64

@@ -36,7 +36,9 @@ def draw_shapes(count: int, image_size: int, seed: int) -> tuple[Tensor, Tensor]
     images = torch.empty(count, 3, image_size, image_size, dtype=torch.uint8)
     for start in range(0, count, CHUNK):
         stop = start + CHUNK
-        images[start:stop] = render(label[start:stop], numbers[start:stop], image_size).mul_(255).round_()
+        images[start:stop] = (
+            render(label[start:stop], numbers[start:stop], image_size).mul_(255).round_()
+        )
     return images, label
 
 

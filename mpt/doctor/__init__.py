@@ -17,5 +17,7 @@ class _Callable(ModuleType):
 
 
 _package = _Callable(__name__, __doc__)
-_package.__dict__.update({name: value for name, value in globals().items() if name.startswith("__")})
+_package.__dict__.update(
+    {name: value for name, value in globals().items() if name.startswith("__")}
+)
 sys.modules[__name__] = _package  # the import machinery takes the object that it finds here

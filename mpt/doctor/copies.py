@@ -33,7 +33,11 @@ def shared_pictures(train: Samples, test: Samples) -> list[tuple[int, int]]:
         if digest in train.digests
         for test_index in holders
     }
-    near = {test_index: index for index, test_index in near_pairs(train, test) if test_index not in exact}
+    near = {
+        test_index: index
+        for index, test_index in near_pairs(train, test)
+        if test_index not in exact
+    }
     return [(index, test_index) for test_index, index in sorted({**exact, **near}.items())]
 
 
@@ -57,7 +61,9 @@ def near_pairs(one: Samples, other: Samples) -> Iterator[tuple[int, int]]:
     if one is other:
         distances.fill_diagonal_(torch.inf)
     nearest = distances.topk(NEXT, largest=False)
-    is_copy = (nearest.values[:, 0] < limits) & (nearest.values[:, 0] < LONELY * nearest.values[:, -1])
+    is_copy = (nearest.values[:, 0] < limits) & (
+        nearest.values[:, 0] < LONELY * nearest.values[:, -1]
+    )
     names = list(one.thumbnails), list(other.thumbnails)
     for place in is_copy.nonzero().flatten().tolist():
         yield names[0][int(nearest.indices[place, 0])], names[1][place]

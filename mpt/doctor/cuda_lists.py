@@ -33,7 +33,9 @@ SPELLINGS = {"__pow__": "pow", "__rpow__": "pow", "float_power": "pow"}
 def float32_operators() -> frozenset[str]:
     """Return the names of the operators that CUDA's autocast computes in float32."""
     lists = read_operator_lists(header_path().read_text())
-    return frozenset(name for policy in ("FP32", "FP32_SET_OPT_DTYPE") for name, _ in lists[policy]) | {"norm"}
+    return frozenset(
+        name for policy in ("FP32", "FP32_SET_OPT_DTYPE") for name, _ in lists[policy]
+    ) | {"norm"}
 
 
 class CudaLists(KeptInBackward):
@@ -49,11 +51,17 @@ class CudaLists(KeptInBackward):
             return func(*args, **kwargs)
         name = operator_name(func)
         halves = (torch.float16, torch.bfloat16)
-        if name in float32_operators() and any(one.dtype in halves for one in tensors_of(args, kwargs)):
+        if name in float32_operators() and any(
+            one.dtype in halves for one in tensors_of(args, kwargs)
+        ):
             self.used.add(name)
             args, kwargs = tree_map(raised, (args, kwargs))
-        elif TRANSFORMS.fullmatch(name) and any(one.dtype in halves for one in tensors_of(args, kwargs)):
-            with TransformsInHalf(next(one.dtype for one in tensors_of(args, kwargs) if one.dtype in halves)):
+        elif TRANSFORMS.fullmatch(name) and any(
+            one.dtype in halves for one in tensors_of(args, kwargs)
+        ):
+            with TransformsInHalf(
+                next(one.dtype for one in tensors_of(args, kwargs) if one.dtype in halves)
+            ):
                 return func(*args, **kwargs)  # in float32, by the CPU's list
         elif DECOMPOSITIONS.fullmatch(name):
             with torch.autocast("cpu", enabled=False):
@@ -99,4 +107,8 @@ def tensors_of(*values: Any) -> list[Tensor]:
 
 def raised(value: Any) -> Any:
     """Return a half tensor in float32, anything else as it is."""
-    return value.float() if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16) else value
+    return (
+        value.float()
+        if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+        else value
+    )

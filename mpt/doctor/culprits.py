@@ -26,7 +26,9 @@ INPUTS = 4
 """Times its inputs' error: a result that is wrong by more than this is its operator's doing."""
 
 
-def find_culprits(true: Sequence[Result], seen: Sequence[Result], moved: Sequence[Result] = ()) -> list[Result]:
+def find_culprits(
+    true: Sequence[Result], seen: Sequence[Result], moved: Sequence[Result] = ()
+) -> list[Result]:
     """Return the first wrong operator and those that are wrong independently of it, in order, one per line.
 
     Forward operators that are wrong beyond rounding; if there are none, those that are far off; then a backward
@@ -34,16 +36,22 @@ def find_culprits(true: Sequence[Result], seen: Sequence[Result], moved: Sequenc
     """
     beyond = list(origins(true, seen, {one.key: one for one in moved}))
     far = list(origins(true, seen, {}))
-    chosen = [one for one in beyond if not one.is_backward] or [one for one in far if not one.is_backward]
+    chosen = [one for one in beyond if not one.is_backward] or [
+        one for one in far if not one.is_backward
+    ]
     chosen = chosen or beyond[:1] or far[:1]
     if not chosen:
         errors = [(error, one) for one, _, error in compared(true, seen) if not math.isnan(error)]
         error, worst = max(errors, key=lambda pair: pair[0], default=(0.0, None))
         chosen = [worst] if worst is not None and error > JUMP else []
-    return list({(one.module, one.line or one.operator): one for one in reversed(chosen)}.values())[::-1]
+    return list({(one.module, one.line or one.operator): one for one in reversed(chosen)}.values())[
+        ::-1
+    ]
 
 
-def origins(true: Sequence[Result], seen: Sequence[Result], moved: Mapping[Key, Result]) -> Iterator[Result]:
+def origins(
+    true: Sequence[Result], seen: Sequence[Result], moved: Mapping[Key, Result]
+) -> Iterator[Result]:
     """Yield the operators whose result is wrong although their inputs are not, in order."""
     for one, right, error in compared(true, seen):
         before = input_error(one.inputs, right.inputs)
@@ -54,7 +62,11 @@ def origins(true: Sequence[Result], seen: Sequence[Result], moved: Mapping[Key, 
         if math.isnan(error) or before >= error / INPUTS:
             continue
         near = moved.get(one.key)
-        limit = JUMP if near is None else max(WRONG, BEYOND_ROUNDING * error_of(near.sample, right.sample))
+        limit = (
+            JUMP
+            if near is None
+            else max(WRONG, BEYOND_ROUNDING * error_of(near.sample, right.sample))
+        )
         if error > limit:
             yield one
     known = {one.key for one in true}
@@ -63,7 +75,9 @@ def origins(true: Sequence[Result], seen: Sequence[Result], moved: Mapping[Key, 
             yield one
 
 
-def compared(true: Sequence[Result], seen: Sequence[Result]) -> Iterator[tuple[Result, Result, float]]:
+def compared(
+    true: Sequence[Result], seen: Sequence[Result]
+) -> Iterator[tuple[Result, Result, float]]:
     """Yield the mode's operators with their counterpart in float32 and the error of their result."""
     by_key = {one.key: one for one in true}
     for one in seen:
@@ -79,6 +93,12 @@ def result_error(value: Result, true: Result, *, is_scaled: bool = True) -> floa
     error = error_of(value.sample, true.sample)
     norm, right = float(value.sample.norm()), float(true.sample.norm())
     may_be_scaled = is_scaled and (true.is_backward or true.module == LOSS)
-    if not may_be_scaled or error <= JUMP or not norm or not right or not math.isfinite(norm + right):
+    if (
+        not may_be_scaled
+        or error <= JUMP
+        or not norm
+        or not right
+        or not math.isfinite(norm + right)
+    ):
         return error
     return min(error, error_of(value.sample / 2.0 ** round(math.log2(norm / right)), true.sample))

@@ -50,7 +50,11 @@ class Cure:
         if self.places:
             lines = dict.fromkeys(place.line for place in self.places)
             return f"compute {', '.join(self.forms)} by stable forms at {', '.join(lines)}"
-        changes = [f"{section}.{name}={value}" for section, own in self.patch.items() for name, value in own.items()]
+        changes = [
+            f"{section}.{name}={value}"
+            for section, own in self.patch.items()
+            for name, value in own.items()
+        ]
         return f"set {', '.join(changes)}"
 
 
@@ -79,7 +83,11 @@ def find_cure(subject: Subject, found: Sequence[Examination]) -> Cure | None:
     if forms is not None and (kept is None or len(forms) <= len(kept.modules)):
         own = [*subject.config.precision.settings.stable_forms, *forms]
         chosen = tuple(place for place in places if place.form in forms)
-        also = f"precision.keep_fp32: [{', '.join(kept.modules)}] helps as well" if kept is not None else ""
+        also = (
+            f"precision.keep_fp32: [{', '.join(kept.modules)}] helps as well"
+            if kept is not None
+            else ""
+        )
         return Cure({"precision": {"stable_forms": own}}, None, verdict.tried, chosen, also)
     if kept is not None:
         return Cure({"precision": {"keep_fp32": [*already, *kept.modules]}}, kept, verdict.tried)
@@ -112,5 +120,7 @@ def patched(config: Config, patch: Mapping[str, Mapping[str, Any]]) -> Config:
     for name, changes in patch.items():
         choice = getattr(config, name)
         settings = choice.settings.model_copy(update=dict(changes))
-        config = dataclasses.replace(config, **{name: dataclasses.replace(choice, settings=settings)})
+        config = dataclasses.replace(
+            config, **{name: dataclasses.replace(choice, settings=settings)}
+        )
     return config

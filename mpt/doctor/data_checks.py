@@ -59,9 +59,30 @@ def examine_split(section: Section, seen: Samples, delivered: Samples) -> None:
     repair = "remove or repair them, or dataset.on_bad_image=skip"
     say(section, "fault", name, [*seen.unreadable, *bad_files], "unreadable", repair)
     broken = [*dict.fromkeys([*seen.broken, *delivered.broken])]
-    say(section, "fault", name, called(seen, broken), "with values that are not finite", "remove them")
-    say(section, "warning", name, called(seen, seen.constant), "of one colour", "are they meant to be there?")
-    say(section, "warning", name, called(seen, dark(seen)), "nearly black", "are they meant to be there?")
+    say(
+        section,
+        "fault",
+        name,
+        called(seen, broken),
+        "with values that are not finite",
+        "remove them",
+    )
+    say(
+        section,
+        "warning",
+        name,
+        called(seen, seen.constant),
+        "of one colour",
+        "are they meant to be there?",
+    )
+    say(
+        section,
+        "warning",
+        name,
+        called(seen, dark(seen)),
+        "nearly black",
+        "are they meant to be there?",
+    )
     doubled = [indices for indices in seen.digests.values() if len(indices) > 1]
     if doubled:
         shown = ", ".join("=".join(called(seen, indices[:3])) for indices in doubled[:MOST_NAMED])
@@ -69,7 +90,9 @@ def examine_split(section: Section, seen: Samples, delivered: Samples) -> None:
         section.add("note", name, f"{pictures} there more than once (samples {shown})")
     examine_labels(section, seen)
     for key, found in delivered.ranges.items():
-        section.tables.setdefault("fields", []).append({"set": name, "field": key, **found.to_record()})
+        section.tables.setdefault("fields", []).append(
+            {"set": name, "field": key, **found.to_record()}
+        )
         examine_range(section, name, key, found)
 
 
@@ -117,12 +140,16 @@ def called(seen: Samples, indices: Sequence[int]) -> list[str]:
     return [seen.called(index) for index in indices]
 
 
-def say(section: Section, level: Any, name: str, items: Sequence[str], finding: str, advice: str) -> None:
+def say(
+    section: Section, level: Any, name: str, items: Sequence[str], finding: str, advice: str
+) -> None:
     """Note a finding about some samples, with the names of the first."""
     if items:
         shown = ", ".join(items[:MOST_NAMED]) + (", ..." if len(items) > MOST_NAMED else "")
         if len(items) == 1:
-            finding = re.sub("^(are|have) ", lambda verb: {"are": "is ", "have": "has "}[verb[1]], finding)
+            finding = re.sub(
+                "^(are|have) ", lambda verb: {"are": "is ", "have": "has "}[verb[1]], finding
+            )
         section.add(level, name, f"{counted(len(items), 'sample')} {finding}: {shown}", advice)
 
 
@@ -138,15 +165,34 @@ def examine_labels(section: Section, seen: Samples) -> None:
     if not labels or not classes:
         return
     wrong = [str(label) for label in labels if not 0 <= label < len(classes)]
-    say(section, "fault", name, wrong, f"have labels outside of the {len(classes)} classes", "mend the labels")
+    say(
+        section,
+        "fault",
+        name,
+        wrong,
+        f"have labels outside of the {len(classes)} classes",
+        "mend the labels",
+    )
     empty = [classes[index] for index in range(len(classes)) if not labels[index]]
     if empty and is_complete and sum(labels.values()) >= 10 * len(classes):
-        say(section, "warning", name, empty, "are missing: classes without any", "add some, or drop the class")
+        say(
+            section,
+            "warning",
+            name,
+            empty,
+            "are missing: classes without any",
+            "add some, or drop the class",
+        )
     for index, label in enumerate(classes):
-        section.tables.setdefault("classes", []).append({"set": name, "class": label, "samples": labels[index]})
+        section.tables.setdefault("classes", []).append(
+            {"set": name, "class": label, "samples": labels[index]}
+        )
     counts = [labels[index] for index in range(len(classes)) if labels[index]]
     if counts and max(counts) > IMBALANCE * min(counts):
-        order = sorted((index for index in range(len(classes)) if labels[index]), key=lambda index: labels[index])
+        order = sorted(
+            (index for index in range(len(classes)) if labels[index]),
+            key=lambda index: labels[index],
+        )
         text = (
             f"class {classes[order[-1]]} has {max(counts)} samples and the rarest, {classes[order[0]]}, {min(counts)}: "
             "accuracy says little"
@@ -172,7 +218,10 @@ def examine_copies(section: Section, train: Samples, test: Samples) -> None:
     """Say which pictures are in both sets, and which have two labels."""
     shared = shared_pictures(train, test)
     if shared:
-        shown = [f"train {train.labelled(one)} = test {test.labelled(other)}" for one, other in shared[:MOST_NAMED]]
+        shown = [
+            f"train {train.labelled(one)} = test {test.labelled(other)}"
+            for one, other in shared[:MOST_NAMED]
+        ]
         pictures = "picture is" if len(shared) == 1 else "pictures are"
         found = f"{len(shared)} {pictures} in the training and in the test set, to the bit or encoded again"
         advice = "remove them from one of the two, or the metric is too good"
@@ -180,7 +229,14 @@ def examine_copies(section: Section, train: Samples, test: Samples) -> None:
     for seen in (train, test):
         pairs = in_two_classes(seen)
         names = [f"{seen.labelled(one)} = {seen.labelled(other)}" for one, other in pairs]
-        say(section, "warning", seen.name, names, "are one picture in two classes", "keep the right label")
+        say(
+            section,
+            "warning",
+            seen.name,
+            names,
+            "are one picture in two classes",
+            "keep the right label",
+        )
 
 
 def examine_channels(section: Section, train: Samples, test: Samples) -> None:
@@ -190,12 +246,16 @@ def examine_channels(section: Section, train: Samples, test: Samples) -> None:
         if min(len(side) for side in sides) < 8:
             continue
         one, other = torch.stack(sides[0]), torch.stack(sides[1])
-        means = [", ".join(f"{value:.3f}" for value in side.mean(0).tolist()) for side in (one, other)]
+        means = [
+            ", ".join(f"{value:.3f}" for value in side.mean(0).tolist()) for side in (one, other)
+        ]
         shown = f"the channels of {key} have means {means[0]} in train and {means[1]} in test"
         order = swapped(one, other)
         if order is not None:
             text = f"{shown}: test's are train's in the order {', '.join(map(str, order))}"
-            section.add("warning", "channels", text, "are the test pictures BGR, and the training's RGB?")
+            section.add(
+                "warning", "channels", text, "are the test pictures BGR, and the training's RGB?"
+            )
         elif is_shifted(one, other):
             section.add("warning", "channels", shown, "were the two sets prepared in the same way?")
 

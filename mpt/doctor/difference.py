@@ -49,7 +49,9 @@ class Move:
         return self.apart / self.moved if self.moved else (math.inf if self.apart else 0.0)
 
 
-def moves_apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor], begun: Mapping[str, Tensor]) -> dict[str, Move]:
+def moves_apart(
+    one: Mapping[str, Tensor], other: Mapping[str, Tensor], begun: Mapping[str, Tensor]
+) -> dict[str, Move]:
     """Return how far each weight was moved from its start, and how far apart two trainings moved it."""
     found = {}
     for name, value in one.items():
@@ -122,7 +124,9 @@ def first_operator(
         if math.isnan(error):
             continue
         rounding = result_error(near, result) if near is not None else 0.0
-        limit = max(FLOOR_UNITS * unit, BEYOND_ROUNDING * (0.0 if math.isnan(rounding) else rounding))
+        limit = max(
+            FLOOR_UNITS * unit, BEYOND_ROUNDING * (0.0 if math.isnan(rounding) else rounding)
+        )
         if error > limit:
             if input_error(match.inputs, result.inputs) < error / 4:
                 return result, match
@@ -133,7 +137,9 @@ def first_operator(
     return None
 
 
-def first_other_bits(one: Sequence[Result], other: Sequence[Result], matches: Sequence[Result | None]) -> Pair | None:
+def first_other_bits(
+    one: Sequence[Result], other: Sequence[Result], matches: Sequence[Result | None]
+) -> Pair | None:
     """Return the first operator whose results are not the same to the bit, or one that only one side has.
 
     One without a counterpart is to blame only if the next results get other inputs.
@@ -144,7 +150,10 @@ def first_other_bits(one: Sequence[Result], other: Sequence[Result], matches: Se
     reached = 0
     for result, match in zip(one, matches, strict=True):
         if match is None:
-            alone = alone or (result, stand_in(result, [each for each in other if id(each) not in paired]))
+            alone = alone or (
+                result,
+                stand_in(result, [each for each in other if id(each) not in paired]),
+            )
             continue
         place = places[id(match)]
         added = next((each for each in other[reached:place] if id(each) not in paired), None)

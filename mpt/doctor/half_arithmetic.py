@@ -37,7 +37,12 @@ PRODUCTS = frozenset(
     }
 )
 """Operators that are always computed in float32; others only if the CPU has no kernel in float16."""
-MISSING = ("not implemented for 'Half'", "not supported on", "could not create a primitive", "unsupported dtype")
+MISSING = (
+    "not implemented for 'Half'",
+    "not supported on",
+    "could not create a primitive",
+    "unsupported dtype",
+)
 
 
 class RoundedHalf(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -56,7 +61,11 @@ class RoundedHalf(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         except RuntimeError as error:
             missing = any(words in str(error) for words in MISSING)
-            if func._schema.is_mutable or not missing or DECOMPOSITIONS.fullmatch(func._overloadpacket.__name__):
+            if (
+                func._schema.is_mutable
+                or not missing
+                or DECOMPOSITIONS.fullmatch(func._overloadpacket.__name__)
+            ):
                 raise
             return rounded(func, args, kwargs)
 
@@ -65,7 +74,9 @@ def rounded(func: Any, args: Any, kwargs: Any) -> Any:
     """Compute an operator on float32 copies of its float16 inputs and return its float32 results as float16."""
 
     def up(value: Any) -> Any:
-        return value.float() if isinstance(value, Tensor) and value.dtype == torch.float16 else value
+        return (
+            value.float() if isinstance(value, Tensor) and value.dtype == torch.float16 else value
+        )
 
     def down(value: Any) -> Any:
         return value.half() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
@@ -74,4 +85,6 @@ def rounded(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _holds_half(values: Any) -> bool:
-    return any(isinstance(value, Tensor) and value.dtype == torch.float16 for value in tree_leaves(values))
+    return any(
+        isinstance(value, Tensor) and value.dtype == torch.float16 for value in tree_leaves(values)
+    )

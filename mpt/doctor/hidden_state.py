@@ -89,7 +89,10 @@ def is_value(value: Any) -> bool:
     """Return whether something is plain: numbers, text, tensors and generators, or containers of them."""
     if isinstance(value, nn.Parameter) or (isinstance(value, Tensor) and value.requires_grad):
         return False
-    return all(isinstance(leaf, LEAVES) and not isinstance(leaf, nn.Parameter) for leaf in tree_leaves(value))
+    return all(
+        isinstance(leaf, LEAVES) and not isinstance(leaf, nn.Parameter)
+        for leaf in tree_leaves(value)
+    )
 
 
 def hidden_state(training: Training) -> dict[str, Hidden]:
@@ -100,9 +103,14 @@ def hidden_state(training: Training) -> dict[str, Hidden]:
         found |= dict(of_module(name, module))
         seen.add(id(module))
     for name, optimizer in run.optimizers.items():
-        fields = {key: value for key, value in fields_of(optimizer).items() if key not in OPTIMIZER_FIELDS}
+        fields = {
+            key: value for key, value in fields_of(optimizer).items() if key not in OPTIMIZER_FIELDS
+        }
         found[f"optimizer of {name}"] = Hidden(optimizer, "", None)
-        found |= {f"optimizer of {name}.{key}": Hidden(optimizer, key, value) for key, value in own_values(fields)}
+        found |= {
+            f"optimizer of {name}.{key}": Hidden(optimizer, key, value)
+            for key, value in own_values(fields)
+        }
         seen.add(id(optimizer))
     found |= dict(of_object("task", run.task, seen, DEEPEST))
     found |= dict(of_object("data set", training.data, seen, DEEPEST))
@@ -117,7 +125,9 @@ def is_own_class(kind: type) -> bool:
 def fields_of(thing: Any) -> dict[str, Any]:
     """Return an object's attributes, with the plain ones of its class that it has not been given its own of."""
     classes = [one for one in reversed(type(thing).__mro__) if is_own_class(one)]
-    fields = {name: value for one in classes for name, value in vars(one).items() if type(value) in PLAIN}
+    fields = {
+        name: value for one in classes for name, value in vars(one).items() if type(value) in PLAIN
+    }
     fields = {name: value for name, value in fields.items() if not name.startswith("__")}
     with contextlib.suppress(TypeError):  # an object with slots
         fields |= vars(thing)
@@ -151,5 +161,7 @@ def of_object(path: str, thing: Any, seen: set[int], depth: int) -> Iterator[tup
     for name, value in fields_of(thing).items():
         if is_value(value):
             yield f"{path}.{name}", Hidden(thing, name, value)
-        elif not isinstance(value, nn.Module | torch.optim.Optimizer | type) and not callable(value):
+        elif not isinstance(value, nn.Module | torch.optim.Optimizer | type) and not callable(
+            value
+        ):
             yield from of_object(f"{path}.{name}", value, seen, depth - 1)

@@ -134,14 +134,20 @@ class Result:
 
     def describe_inputs(self) -> str:
         """Return the range of the inputs, in words."""
-        spans = [f"{float(one.min()) + 0.0:.3g} to {float(one.max()) + 0.0:.3g}" for one in self.inputs if one.numel()]
+        spans = [
+            f"{float(one.min()) + 0.0:.3g} to {float(one.max()) + 0.0:.3g}"
+            for one in self.inputs
+            if one.numel()
+        ]
         return " and ".join(spans)
 
     def describe(self) -> str:
         """Return "module: operator in dtype (file:line)"."""
         way = "backward of " if self.is_backward else ""
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.module}: {way}{self.operator} in {dtype}" + (f" ({self.line})" if self.line else "")
+        return f"{self.module}: {way}{self.operator} in {dtype}" + (
+            f" ({self.line})" if self.line else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -300,5 +306,9 @@ def error_of(value: Tensor, true: Tensor) -> float:
 
 def input_error(value: Sequence[Tensor], true: Sequence[Tensor]) -> float:
     """Return the largest relative error among an operator's inputs."""
-    errors = [error_of(one, other) for one, other in zip(value, true, strict=False) if one.shape == other.shape]
+    errors = [
+        error_of(one, other)
+        for one, other in zip(value, true, strict=False)
+        if one.shape == other.shape
+    ]
     return max((error for error in errors if not math.isnan(error)), default=0.0)

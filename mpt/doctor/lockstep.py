@@ -22,7 +22,13 @@ from mpt.config.load import change_precision
 from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.data.loading.loader import to_device
-from mpt.doctor.measured_step import HALVINGS, Step, half_as_on_a_gpu, moved_weights, repeat_backward
+from mpt.doctor.measured_step import (
+    HALVINGS,
+    Step,
+    half_as_on_a_gpu,
+    moved_weights,
+    repeat_backward,
+)
 from mpt.engine.building.build import build_run
 from mpt.engine.building.torch_settings import prepare_torch
 from mpt.engine.loop.assembly import count_steps, supply_batches
@@ -79,7 +85,9 @@ class Training:
         prepare_torch(self.config)
         set_products(self.config.precision.settings, run.precision.numerics.dtype)
         restore_random(self.random, run.device)
-        set_learning_rates(run.optimizers, run.optimizer_settings, step, self.total_steps, rate_factor(run.task))
+        set_learning_rates(
+            run.optimizers, run.optimizer_settings, step, self.total_steps, rate_factor(run.task)
+        )
         try:
             yield
         finally:
@@ -93,11 +101,17 @@ class Training:
         """
         run, scaler = self.run, self.run.precision.scalers.get(phase.name)
         for _ in range(HALVINGS):
-            random, notes, scale = capture_random(run.device), notes_of(run.task), scaler.scale if scaler else 1.0
+            random, notes, scale = (
+                capture_random(run.device),
+                notes_of(run.task),
+                scaler.scale if scaler else 1.0,
+            )
             with half_as_on_a_gpu(run):
                 done = update(run, phase, batch)
             losses = {f"{phase.name}/{name}": float(value) for name, value in done.losses.items()}
-            overflowed = done.stats.skipped and all(math.isfinite(value) for value in losses.values())
+            overflowed = done.stats.skipped and all(
+                math.isfinite(value) for value in losses.values()
+            )
             if scaler is None or not scaler.dynamic or not overflowed:
                 break
             scaler.scale = scale / 2
@@ -106,7 +120,9 @@ class Training:
             take_back(run.task, notes)
         return losses, done.stats.skipped
 
-    def moved_update(self, phase: Phase, batch: Batch, amount: float) -> tuple[dict[str, float], bool]:
+    def moved_update(
+        self, phase: Phase, batch: Batch, amount: float
+    ) -> tuple[dict[str, float], bool]:
         """Perform a phase's update with gradients of weights and inputs that are moved by up to a share of them."""
         run = self.run
         drop_gradients(run, phase)
@@ -133,10 +149,14 @@ class Training:
             scaler.scale = min(scale, self.settled.get(phase.name, scale))
         try:
             if amount is None:
-                return repeat_backward(self.run, phase, batch, watched=True, exact=True, reseeds=False)
+                return repeat_backward(
+                    self.run, phase, batch, watched=True, exact=True, reseeds=False
+                )
             with moved_weights(self.run, amount) as move:
                 moved = {name: move(value) for name, value in batch.items()}
-                return repeat_backward(self.run, phase, moved, watched=True, exact=True, reseeds=False)
+                return repeat_backward(
+                    self.run, phase, moved, watched=True, exact=True, reseeds=False
+                )
         finally:
             restore_random(before, self.run.device)
             if scaler is not None:

@@ -79,7 +79,13 @@ def take_step(run: Run, phase: Phase, batch: Batch, *, watched: bool = False) ->
 
 
 def repeat_backward(
-    run: Run, phase: Phase, batch: Batch, *, watched: bool = False, exact: bool = False, reseeds: bool = True
+    run: Run,
+    phase: Phase,
+    batch: Batch,
+    *,
+    watched: bool = False,
+    exact: bool = False,
+    reseeds: bool = True,
 ) -> Step:
     """Take forward and backward of one update from the same random numbers, and undo their effects.
 
@@ -93,7 +99,9 @@ def repeat_backward(
     scaler = run.precision.scalers.get(phase.name)
     scale = scaler.scale if scaler is not None else 1.0
     try:
-        drawn = draw_batch(run, phase, run.data.as_floats({name: t.to(run.device) for name, t in batch.items()}))
+        drawn = draw_batch(
+            run, phase, run.data.as_floats({name: t.to(run.device) for name, t in batch.items()})
+        )
         with contextlib.ExitStack() as stack:
             lists = stack.enter_context(half_as_on_a_gpu(run))
             seen = stack.enter_context(observed(run.task.modules, exact=exact)) if watched else None
@@ -150,11 +158,15 @@ def named_buffers(run: Run) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}.{key}", value
 
 
-def rounded_step(run: Run, phase: Phase, batch: Batch, dtype: torch.dtype, *, watched: bool = False) -> Step:
+def rounded_step(
+    run: Run, phase: Phase, batch: Batch, dtype: torch.dtype, *, watched: bool = False
+) -> Step:
     """Take a float32 step with weights and images moved by up to half a unit in the last place of a dtype."""
     amount = torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0.0
     with moved_weights(run, amount) as move:
-        return take_step(run, phase, {name: move(value) for name, value in batch.items()}, watched=watched)
+        return take_step(
+            run, phase, {name: move(value) for name, value in batch.items()}, watched=watched
+        )
 
 
 @contextlib.contextmanager

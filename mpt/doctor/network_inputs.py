@@ -82,7 +82,11 @@ def watched(run: Run, image_bchw: Tensor) -> Iterator[None]:
 
 def is_linear_in(value: Tensor, image_bchw: Tensor) -> bool:
     """Return whether each channel that varies is a linear function of the image's."""
-    if not value.is_floating_point() or value.numel() != image_bchw.numel() or len(value) != len(image_bchw):
+    if (
+        not value.is_floating_point()
+        or value.numel() != image_bchw.numel()
+        or len(value) != len(image_bchw)
+    ):
         return False
     channels = image_bchw.shape[1]
     sides = [one.detach().double().reshape(image_bchw.shape) for one in (value, image_bchw)]
@@ -100,11 +104,18 @@ def judge(section: Section, name: str, image_bchw: Tensor, found: _Arrived) -> N
     size = float(found.value.square().mean().sqrt())
     before = deviation_of(image_bchw)
     text = f"{name} reaches {found.layer} with mean {mean:.3g} and deviation {deviation:.3g}"
-    row = {"field": name, "layer": found.layer, "mean": round(mean, 6), "deviation": round(deviation, 6)}
+    row = {
+        "field": name,
+        "layer": found.layer,
+        "mean": round(mean, 6),
+        "deviation": round(deviation, 6),
+    }
     section.tables.setdefault("network inputs", []).append(row)
     about = "network"
     if size > LARGE:
-        section.add("warning", about, text, "are task.mean and task.std in the units of pixels from 0 to 1?")
+        section.add(
+            "warning", about, text, "are task.mean and task.std in the units of pixels from 0 to 1?"
+        )
     elif deviation < SMALL and before > LEAST_DEVIATION:
         section.add("warning", about, text, why_small(mean, deviation * 255 / before))
     else:

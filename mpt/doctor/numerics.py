@@ -110,7 +110,9 @@ class Examination:
     @property
     def is_finite_in_float32(self) -> bool:
         """Whether there is a step to compare the mode's with."""
-        return not self.broken_gradients and all(math.isfinite(right) for right, _ in self.losses.values())
+        return not self.broken_gradients and all(
+            math.isfinite(right) for right, _ in self.losses.values()
+        )
 
 
 def examine(subject: Subject) -> list[Examination]:
@@ -123,7 +125,9 @@ def examine(subject: Subject) -> list[Examination]:
         try:
             step = take_step(chosen, phase, subject.batch, watched=True)
         except Exception as error:  # whatever the model or torch raises, float32 does not
-            found.append(refused(phase.name, Mode.of(chosen), true, Refusal.of(error, chosen.task.modules)))
+            found.append(
+                refused(phase.name, Mode.of(chosen), true, Refusal.of(error, chosen.task.modules))
+            )
             continue
         found.append(judge(phase.name, Mode.of(chosen), true, moved, step))
         if not found[-1].is_healthy:
@@ -136,7 +140,9 @@ def examine(subject: Subject) -> list[Examination]:
             seen = moves(chosen, phase, subject.batch, one.scale)
             one.updates = effects(moves(reference, true_phase, subject.batch, None), seen)
             one.faults += faults_of(one.updates, one.dtype)
-    found[-1].lost_decay = lost_decay(subject.config, chosen.optimizer_settings, chosen.precision.numerics)
+    found[-1].lost_decay = lost_decay(
+        subject.config, chosen.optimizer_settings, chosen.precision.numerics
+    )
     return found
 
 
@@ -203,7 +209,8 @@ class Verdict:
         dtype = run.precision.numerics.dtype
         if dtype not in self.moved:
             self.moved[dtype] = [
-                rounded_step(self.reference, phase, self.subject.batch, dtype) for phase in self.reference.phases
+                rounded_step(self.reference, phase, self.subject.batch, dtype)
+                for phase in self.reference.phases
             ]
         scales = []
         for phase, true, moved in zip(run.phases, self.true, self.moved[dtype], strict=True):
@@ -237,8 +244,13 @@ def judge(name: str, mode: Mode, true: Step, moved: Step, step: Step) -> Examina
         by_cuda_lists=step.by_cuda_lists,
         broken_gradients=non_finite_gradients(true) if true.has_overflowed else [],
     )
-    looks = (loss_faults(found, moved), gradient_faults(found, step), buffer_faults(found, true, moved, step))
-    found.faults.extend(next(filter(None, map(list, looks)), ()))  # what comes later follows from what came before
+    looks = (
+        loss_faults(found, moved),
+        gradient_faults(found, step),
+        buffer_faults(found, true, moved, step),
+    )
+    # what comes later follows from what came before
+    found.faults.extend(next(filter(None, map(list, looks)), ()))
     return found
 
 
@@ -257,7 +269,11 @@ def loss_faults(found: Examination, moved: Step) -> Iterator[str]:
 def gradient_faults(found: Examination, step: Step) -> Iterator[str]:
     """Yield what is wrong with gradients: that they are not finite, or those that are wrong."""
     if found.broken_gradients:
-        more = f" (and {len(found.broken_gradients) - 1} more)" if len(found.broken_gradients) > 1 else ""
+        more = (
+            f" (and {len(found.broken_gradients) - 1} more)"
+            if len(found.broken_gradients) > 1
+            else ""
+        )
         yield (
             f"the gradient of {found.broken_gradients[0]}{more} is not finite in float32 either: no precision mode "
             "mends that"
@@ -266,7 +282,9 @@ def gradient_faults(found: Examination, step: Step) -> Iterator[str]:
         yield f"gradients are not finite in {found.dtype}" + _at_scale(step.scale)
     else:
         for one in found.parameters:
-            if one.share >= SMALLEST_SHARE and is_beyond(one.error, one.from_rounding, LARGE_GRADIENT):
+            if one.share >= SMALLEST_SHARE and is_beyond(
+                one.error, one.from_rounding, LARGE_GRADIENT
+            ):
                 yield (
                     f"the gradient of {one.name} is wrong by {one.error:.0%} in {found.dtype} "
                     f"({one.from_rounding:.1%} would be rounding)" + _at_scale(step.scale)
@@ -280,14 +298,21 @@ def buffer_faults(found: Examination, true: Step, moved: Step, step: Step) -> It
             yield f"buffer {key} is not finite in {found.dtype}"
         if not key.endswith("running_var"):  # a mean may be zero, of which any rounding is far off
             continue
-        error, rounding = error_of(buffer, true.buffers[key]), error_of(moved.buffers[key], true.buffers[key])
+        error, rounding = (
+            error_of(buffer, true.buffers[key]),
+            error_of(moved.buffers[key], true.buffers[key]),
+        )
         if is_beyond(error, rounding, LARGE_BUFFER):
             yield f"buffer {key} is wrong by {error:.0%} in {found.dtype}"
 
 
 def non_finite_gradients(step: Step) -> list[str]:
     """Return the parameters whose gradients are not finite."""
-    return [name for name, gradient in step.gradients.items() if not bool(torch.isfinite(gradient).all())]
+    return [
+        name
+        for name, gradient in step.gradients.items()
+        if not bool(torch.isfinite(gradient).all())
+    ]
 
 
 def _at_scale(scale: float | None) -> str:
@@ -323,7 +348,9 @@ def compare_gradients(true: Step, moved: Step, step: Step) -> list[ParameterErro
     return errors
 
 
-def operator_errors(true: Sequence[Result], seen: Sequence[Result]) -> Iterator[tuple[Result, float]]:
+def operator_errors(
+    true: Sequence[Result], seen: Sequence[Result]
+) -> Iterator[tuple[Result, float]]:
     """Yield each operator of the float32 step with the error of its result in the mode, if both have it."""
     by_key = {one.key: one for one in seen}
     for one in true:

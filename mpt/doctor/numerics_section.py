@@ -28,7 +28,8 @@ STILL, ARRIVED = 0.5, 0.5
 KEEP_SAFE = "watch it: precision.keep_fp32 would keep it safe"
 LARGER_SCALE = "a larger precision.init_scale, where it does not overflow"
 KEEP_WEIGHTS = (
-    "a mode that keeps float32 weights (amp, bf16, O2), bf16-sr, bf16-kahan, fp16-24bit; or a larger optimizer.lr"
+    "a mode that keeps float32 weights (amp, bf16, O2), bf16-sr, bf16-kahan, fp16-24bit; "
+    "or a larger optimizer.lr"
 )
 MOST_FAULTS = 3
 MOST_PLACES = 6
@@ -60,13 +61,20 @@ def describe_numerics(*points: Subject) -> Section:
             section.add("note", "reference", text)
         if all(one.is_healthy for one in found):
             continue
-        changed = dataclasses.replace(subject, config=patched(subject.config, patch)) if patch else subject
+        changed = (
+            dataclasses.replace(subject, config=patched(subject.config, patch))
+            if patch
+            else subject
+        )
         if patch:
             found = examine(changed)
         faulty = [one for one in found if not one.is_healthy]
         cure = find_cure(changed, faulty) if faulty else None
         if cure is not None:
-            patch = {key: {**patch.get(key, {}), **cure.patch.get(key, {})} for key in (*patch, *cure.patch)}
+            patch = {
+                key: {**patch.get(key, {}), **cure.patch.get(key, {})}
+                for key in (*patch, *cure.patch)
+            }
             trials += cure.trials
             said.append(cure.describe())
             name_places(section, cure)
@@ -79,7 +87,9 @@ def describe_numerics(*points: Subject) -> Section:
         note_poor_forms(section, last)
     if patch:
         text = "; at a later point also: ".join(said)
-        section.add("note", "cure", f"{text}; {trials} {'step was' if trials == 1 else 'steps were'} tried")
+        section.add(
+            "note", "cure", f"{text}; {trials} {'step was' if trials == 1 else 'steps were'} tried"
+        )
         section.tables["cure"] = [{"cure": text, "patch": patch}]
     return section
 
@@ -133,7 +143,9 @@ def describe_culprit(culprit: Result, subject: Examined) -> str:
     return text
 
 
-def describe_phase(section: Section, found: Examination, subject: Examined, *, many: bool, is_last: bool) -> None:
+def describe_phase(
+    section: Section, found: Examination, subject: Examined, *, many: bool, is_last: bool
+) -> None:
     """Add what was found about a phase: faults with their operators, or the accuracy, and its rows of the tables."""
     step, scale = subject.step, found.scale or 1.0
     about = f"phase {found.phase}" + (f", step {step}" if many else "")
@@ -156,11 +168,17 @@ def describe_phase(section: Section, found: Examination, subject: Examined, *, m
 def _add_faults(section: Section, about: str, found: Examination, subject: Examined) -> None:
     """Add the faults, with the operators that are to blame."""
     for text in found.faults[:MOST_FAULTS]:
-        where = f"first wrong operator: {describe_culprit(found.culprits[0], subject)}" if found.culprits else ""
+        where = (
+            f"first wrong operator: {describe_culprit(found.culprits[0], subject)}"
+            if found.culprits
+            else ""
+        )
         where = found.refusal.describe() if found.refusal is not None else where
         section.add("fault", about, text, where)
     for culprit in found.culprits[1:MOST_PLACES]:
-        section.add("fault", about, f"wrong independently of that: {describe_culprit(culprit, subject)}")
+        section.add(
+            "fault", about, f"wrong independently of that: {describe_culprit(culprit, subject)}"
+        )
 
 
 def _accuracy(found: Examination) -> str:
@@ -178,7 +196,11 @@ def _add_last(section: Section, about: str, found: Examination) -> None:
         section.add("warning", about, text)
     if found.by_cuda_lists:
         names = ", ".join(found.by_cuda_lists)
-        section.add("note", about, f"{names} were computed in float32, as CUDA's autocast does and a CPU's does not")
+        section.add(
+            "note",
+            about,
+            f"{names} were computed in float32, as CUDA's autocast does and a CPU's does not",
+        )
     if found.dtype == "float16":
         note_ranges(section, about, found)
 
@@ -192,7 +214,10 @@ def note_ranges(section: Section, about: str, found: Examination) -> None:
     for row in ranges_of(found.phase, results, found.scale or 1.0):
         if row["module"] == "the loss":
             continue
-        if row["forward_headroom_bits"] is not None and row["forward_headroom_bits"] < LITTLE_HEADROOM:
+        if (
+            row["forward_headroom_bits"] is not None
+            and row["forward_headroom_bits"] < LITTLE_HEADROOM
+        ):
             near[row["module"]] = row["forward_headroom_bits"]
         if row["gradient_underflow"] > MUCH_UNDERFLOW:
             small[row["module"]] = row["gradient_underflow"]
@@ -207,7 +232,11 @@ def note_little_headroom(section: Section, about: str, near: Mapping[str, float]
     for number, name in enumerate(order[:MOST_NEAR], 1):
         bits = near[name]
         place = f"comes within {bits:.1f} bits of" if bits > 0 else f"lies {-bits:.1f} bits beyond"
-        more = f", and {others} more modules are near it or beyond" if others > 0 and number == MOST_NEAR else ""
+        more = (
+            f", and {others} more modules are near it or beyond"
+            if others > 0 and number == MOST_NEAR
+            else ""
+        )
         text = f"{name} {place} float16's largest number{more}"
         section.add("note", about, text, KEEP_SAFE)
 
@@ -247,7 +276,9 @@ def note_poor_forms(section: Section, subject: Subject) -> None:
 
 def describe_updates(section: Section, about: str, found: Examination) -> None:
     """Warn of weights that the mode's updates leave as they are: too short to reach the next number."""
-    still = [name for name, one in found.updates.items() if one.still > STILL and one.arrived < ARRIVED]
+    still = [
+        name for name, one in found.updates.items() if one.still > STILL and one.arrived < ARRIVED
+    ]
     if not still or not found.rounds_weights:
         return
     worst = min(still, key=lambda name: found.updates[name].arrived)
@@ -334,7 +365,9 @@ def ranges_of(phase: str, results: Sequence[Result], scale: float) -> list[dict[
     return list(rows.values())
 
 
-def exponents_of(phase: str, step: int, results: Sequence[Result], scale: float) -> list[dict[str, Any]]:
+def exponents_of(
+    phase: str, step: int, results: Sequence[Result], scale: float
+) -> list[dict[str, Any]]:
     """Return how often which power of two occurs among a step's values, forward and, times the loss scale, backward.
 
     From the samples that were kept of each result, weighted by its size. Zeros and values that are not finite are left
@@ -351,8 +384,21 @@ def exponents_of(phase: str, step: int, results: Sequence[Result], scale: float)
                 continue
             powers = Counter(torch.frexp(values * (scale if is_backward else 1.0))[1].tolist())
             for power, count in powers.items():
-                counts[power - 1] = counts.get(power - 1, 0.0) + count * one.count / one.sample.numel()
+                counts[power - 1] = (
+                    counts.get(power - 1, 0.0) + count * one.count / one.sample.numel()
+                )
         total = sum(counts.values())
-        shares = {str(power): round(count / total, 6) for power, count in sorted(counts.items())} if total else {}
-        rows.append({"phase": phase, "step": step, "way": "gradient" if is_backward else "forward", "shares": shares})
+        shares = (
+            {str(power): round(count / total, 6) for power, count in sorted(counts.items())}
+            if total
+            else {}
+        )
+        rows.append(
+            {
+                "phase": phase,
+                "step": step,
+                "way": "gradient" if is_backward else "forward",
+                "shares": shares,
+            }
+        )
     return rows

@@ -62,8 +62,13 @@ def shown_tables(sections: Sequence[Section]) -> Mapping[str, Sequence[dict[str,
     }
     for name, key in WORST.items():
         if name in tables:  # None is an error that is not finite
-            worst = sorted(tables[name], key=lambda row: -math.inf if row[key] is None else -row[key])
-            tables[name] = [{**row, key: "not finite" if row[key] is None else row[key]} for row in worst[:MOST_ROWS]]
+            worst = sorted(
+                tables[name], key=lambda row: -math.inf if row[key] is None else -row[key]
+            )
+            tables[name] = [
+                {**row, key: "not finite" if row[key] is None else row[key]}
+                for row in worst[:MOST_ROWS]
+            ]
     return tables
 
 
@@ -81,7 +86,13 @@ def headline(found: Sequence[tuple[str, Finding]]) -> str:
 def cures_of(sections: Sequence[Section]) -> list[tuple[str, str]]:
     """Return the cures that were tried: in words, with the result of the trial, and as YAML to copy."""
     return [
-        (next((one.text for one in section.findings if one.text.startswith(row["cure"])), row["cure"]), yaml_of(row))
+        (
+            next(
+                (one.text for one in section.findings if one.text.startswith(row["cure"])),
+                row["cure"],
+            ),
+            yaml_of(row),
+        )
         for section in sections
         for row in section.tables.get("cure", ())
     ]

@@ -23,7 +23,9 @@ def counterparts(one: Sequence[Result], other: Sequence[Result]) -> list[Result 
     found: list[Result | None] = [None] * len(one)
     for place, mine in by_place(one).items():
         theirs = there.get(place, [])
-        for first, second in aligned([one[index] for index in mine], [other[index] for index in theirs]):
+        for first, second in aligned(
+            [one[index] for index in mine], [other[index] for index in theirs]
+        ):
             found[mine[first]] = other[theirs[second]]
     return found
 
@@ -38,13 +40,22 @@ def by_place(results: Sequence[Result]) -> dict[tuple[str, bool], list[int]]:
 
 def aligned(one: Sequence[Result], other: Sequence[Result]) -> list[tuple[int, int]]:
     """Return the pairs of two lists of calls, as places in them."""
-    mine, theirs = ([(each.operator, each.shape, each.scalars) for each in side] for side in (one, other))
+    mine, theirs = (
+        [(each.operator, each.shape, each.scalars) for each in side] for side in (one, other)
+    )
     pairs: list[tuple[int, int]] = []
-    for kind, start, end, there, until in SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
+    for kind, start, end, there, until in SequenceMatcher(
+        None, mine, theirs, autojunk=False
+    ).get_opcodes():
         if kind == "equal":
             pairs += list(zip(range(start, end), range(there, until), strict=True))
         elif kind == "replace":
-            names, others = ([each.operator for each in side] for side in (one[start:end], other[there:until]))
+            names, others = (
+                [each.operator for each in side] for side in (one[start:end], other[there:until])
+            )
             for block in SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks():
-                pairs += [(start + block.a + place, there + block.b + place) for place in range(block.size)]
+                pairs += [
+                    (start + block.a + place, there + block.b + place)
+                    for place in range(block.size)
+                ]
     return pairs

@@ -9,7 +9,17 @@ from typing import Any, Literal
 
 from mpt.doctor.difference import FLOOR_UNITS
 
-Kind = Literal["network", "weights", "batch", "random numbers", "operator", "gradient", "update", "skip", "loss"]
+Kind = Literal[
+    "network",
+    "weights",
+    "batch",
+    "random numbers",
+    "operator",
+    "gradient",
+    "update",
+    "skip",
+    "loss",
+]
 
 
 @dataclass(frozen=True)

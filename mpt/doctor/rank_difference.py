@@ -35,18 +35,26 @@ NOT_SUMMED = "the processes hold different ones: not summed over them"
 class PhaseJudge:
     """Compares one phase of a step; `ranks` are the processes' looks in order."""
 
-    def __init__(self, step: int, alone: Looked, moved: Looked, ranks: Sequence[Looked], unit: float) -> None:
+    def __init__(
+        self, step: int, alone: Looked, moved: Looked, ranks: Sequence[Looked], unit: float
+    ) -> None:
         self.step, self.alone, self.moved, self.ranks, self.unit = step, alone, moved, ranks, unit
         self.floor = FLOOR_UNITS * unit
 
     def first_difference(self, begun: Mapping[str, Tensor]) -> Parting | None:
         """Return the first difference beyond rounding; `begun` are the weights before the step."""
-        return self.of_outputs() or self.of_losses() or self.of_gradients() or self.of_weights(begun)
+        return (
+            self.of_outputs() or self.of_losses() or self.of_gradients() or self.of_weights(begun)
+        )
 
-    def parting(self, kind: Kind, where: str, reason: str, error: float, rounding: float, *said: str) -> Parting:
+    def parting(
+        self, kind: Kind, where: str, reason: str, error: float, rounding: float, *said: str
+    ) -> Parting:
         """Return a difference between one process and all of the others."""
         first, second = said or ("", "")
-        return Parting(self.step, self.alone.phase, kind, where, first, second, reason, error, rounding)
+        return Parting(
+            self.step, self.alone.phase, kind, where, first, second, reason, error, rounding
+        )
 
     def is_beyond(self, error: float, rounding: float) -> bool:
         """Return whether an error is more than rounding and the order of sums explain."""
@@ -56,7 +64,11 @@ class PhaseJudge:
         """Compare the modules' outputs for the samples."""
         for name, value in self.alone.outputs.items():
             parts = [rank.outputs[name] for rank in self.ranks if name in rank.outputs]
-            together = torch.cat(parts) if parts and {part.shape[1] for part in parts} == {value.shape[1]} else None
+            together = (
+                torch.cat(parts)
+                if parts and {part.shape[1] for part in parts} == {value.shape[1]}
+                else None
+            )
             if together is None or together.shape != value.shape:
                 continue  # of no samples, such as a penalty's
             near = self.moved.outputs.get(name, value)
@@ -73,7 +85,10 @@ class PhaseJudge:
         for name, value in self.alone.losses.items():
             together = sum(rank.losses.get(name, 0.0) for rank in self.ranks)
             scale = abs(value) or 1.0
-            error, rounding = abs(together - value) / scale, abs(self.moved.losses.get(name, value) - value) / scale
+            error, rounding = (
+                abs(together - value) / scale,
+                abs(self.moved.losses.get(name, value) - value) / scale,
+            )
             if self.is_beyond(error, rounding):
                 factor = together / value if value else math.nan
                 reason = scaled_by(factor, len(self.ranks)) or OWN_DIVISOR
@@ -107,7 +122,9 @@ class PhaseJudge:
             for name, value in first.items():
                 if not same(own.weights[name], value):
                     error = error_of(own.weights[name].float(), value.float())
-                    reason = f"{NOT_SUMMED}, as rank 0 and rank {rank}" if name in begun else NOT_SUMMED
+                    reason = (
+                        f"{NOT_SUMMED}, as rank 0 and rank {rank}" if name in begun else NOT_SUMMED
+                    )
                     return self.parting("update", name, reason, error, 0.0)
         moves = moves_apart(weights, first, begun)
         moved = math.sqrt(sum(move.moved**2 for move in moves.values()))
@@ -117,7 +134,9 @@ class PhaseJudge:
                 continue
             if not move.typical <= UPDATE:
                 reason = (
-                    "the update, of gradients that are equal" if is_trained else "a buffer of its own samples alone"
+                    "the update, of gradients that are equal"
+                    if is_trained
+                    else "a buffer of its own samples alone"
                 )
                 return self.parting("update", name, reason, move.share, 0.0)
         return None
@@ -134,7 +153,8 @@ def scaled_by(factor: float, size: int) -> str:
         if math.isclose(factor, float(size) ** power, rel_tol=0.01):
             if power < 0:
                 return (
-                    f"{size}{'²' if power == -2 else ''} times too small: divided by the number of processes once more"
+                    f"{size}{'²' if power == -2 else ''} times too small: divided by the "
+                    "number of processes once more"
                 )
             return f"{size}{'²' if power == 2 else ''} times too large: not divided by the number of processes"
     return ""

@@ -91,7 +91,9 @@ class Stepper:
         """Take a step from a state and return the results of its phases."""
         run = self.run
         restore(run, state)
-        set_learning_rates(run.optimizers, run.optimizer_settings, step, self.total_steps, rate_factor(run.task))
+        set_learning_rates(
+            run.optimizers, run.optimizer_settings, step, self.total_steps, rate_factor(run.task)
+        )
         found = []
         batch = self.batch(step)
         for phase in (one for one in run.phases if one.is_due(step)):
@@ -120,11 +122,15 @@ class Stepper:
             run.buffers.remember()
             drawn = draw_batch(run, phase, batch)
             with moved_weights(run, amount) as move, watched(run, phase, looked):
-                losses = back_propagate(run, phase, {name: move(value) for name, value in drawn.items()})
+                losses = back_propagate(
+                    run, phase, {name: move(value) for name, value in drawn.items()}
+                )
             looked.losses = {name: float(value) for name, value in losses.items()}
             scaler = run.precision.scalers.get(phase.name)
             scale = scaler.scale if scaler is not None else 1.0
-            looked.gradients = {name: value / scale for name, value in gradients_of(run, phase).items()}
+            looked.gradients = {
+                name: value / scale for name, value in gradients_of(run, phase).items()
+            }
             drop_gradients(run, phase)
             run.buffers.restore()
             found.append(looked)
@@ -150,7 +156,9 @@ def watched(run: Run, phase: Phase, looked: Looked) -> Iterator[None]:
 
     def note(path: str) -> Any:
         def hook(module: nn.Module, inputs: Any, made: Any) -> None:
-            value = next((one for one in tree_leaves(made) if isinstance(one, Tensor) and one.dim()), None)
+            value = next(
+                (one for one in tree_leaves(made) if isinstance(one, Tensor) and one.dim()), None
+            )
             if value is not None and value.is_floating_point():
                 looked.outputs[f"{path}, call {calls[path]}"] = sample_rows(value.detach())
                 calls[path] += 1
@@ -194,8 +202,16 @@ def gradients_of(run: Run, phase: Phase) -> dict[str, Tensor]:
 def all_weights(run: Run) -> dict[str, Tensor]:
     """Return all parameters and buffers, whole."""
     networks = run.task.modules.items()
-    named = [(f"{name}.{key}", value) for name, net in networks for key, value in net.state_dict().items()]
-    return {name: full(value).detach().cpu().clone() for name, value in named if isinstance(value, Tensor)}
+    named = [
+        (f"{name}.{key}", value)
+        for name, net in networks
+        for key, value in net.state_dict().items()
+    ]
+    return {
+        name: full(value).detach().cpu().clone()
+        for name, value in named
+        if isinstance(value, Tensor)
+    }
 
 
 def main(folder: Path) -> None:

@@ -15,7 +15,17 @@ from mpt.doctor.numerics import SMALLEST_SHARE
 from mpt.doctor.parting import Parting
 from mpt.seams import Batch
 
-RANDOM = ("bernoulli", "dropout", "normal", "uniform", "rand", "multinomial", "exponential", "rrelu", "poisson")
+RANDOM = (
+    "bernoulli",
+    "dropout",
+    "normal",
+    "uniform",
+    "rand",
+    "multinomial",
+    "exponential",
+    "rrelu",
+    "poisson",
+)
 SUMS: tuple[str, ...] = (
     "sum",
     "mean",
@@ -31,13 +41,23 @@ SUMS: tuple[str, ...] = (
     "index_add",
     "scatter_add",
 )
-SUMS += ("embedding_dense_backward", "grid_sampler", "upsample", "attention", "cumsum", "interpolate", "loss")
+SUMS += (
+    "embedding_dense_backward",
+    "grid_sampler",
+    "upsample",
+    "attention",
+    "cumsum",
+    "interpolate",
+    "loss",
+)
 
 
 class Reasons:
     """Finds and explains differences between two trainings, which differ in these settings."""
 
-    def __init__(self, first: Training, second: Training, differences: Sequence[Difference]) -> None:
+    def __init__(
+        self, first: Training, second: Training, differences: Sequence[Difference]
+    ) -> None:
         self.first, self.second, self.differences = first, second, differences
         self.unit = max(first.unit, second.unit)
 
@@ -51,16 +71,26 @@ class Reasons:
             return "dtype: one keeps its weights in fewer bits"
         if self.first.config.seed != self.second.config.seed:
             return f"other random numbers: seed {self.first.config.seed} against {self.second.config.seed}"
-        return f"other initial weights: {self.settings('model', 'task', 'seed') or 'drawn otherwise'}"
+        return (
+            f"other initial weights: {self.settings('model', 'task', 'seed') or 'drawn otherwise'}"
+        )
 
     def operator_parting(
-        self, step: int, phase: str, one: Result | None, other: Result | None, *, is_scaled: bool = True
+        self,
+        step: int,
+        phase: str,
+        one: Result | None,
+        other: Result | None,
+        *,
+        is_scaled: bool = True,
     ) -> Parting:
         """Describe an operator whose result differs."""
         if one is None or other is None or one.operator != other.operator:
             there = one or other
             assert there is not None
-            said = [side.operator if side is not None else "nothing like it" for side in (one, other)]
+            said = [
+                side.operator if side is not None else "nothing like it" for side in (one, other)
+            ]
             differing_settings = self.settings("model", "task", "precision", "memory")
             reason = "another operator runs here: another kernel, graph or mode"
             reason += f" ({differing_settings})" if differing_settings else ""
@@ -70,18 +100,33 @@ class Reasons:
         if one.dtype == other.dtype:
             sides = ["", ""]
         return Parting(
-            step, phase, "operator", one.describe(), sides[0], sides[1], self.of_operator(one, other, error), error
+            step,
+            phase,
+            "operator",
+            one.describe(),
+            sides[0],
+            sides[1],
+            self.of_operator(one, other, error),
+            error,
         )
 
     def of_operator(self, one: Result, other: Result, error: float) -> str:
         """Say why an operator's result differs."""
         inputs_equal = one.inputs_fingerprint == other.inputs_fingerprint
-        if any(name in one.operator for name in RANDOM) and inputs_equal and "norm" not in one.operator:
+        if (
+            any(name in one.operator for name in RANDOM)
+            and inputs_equal
+            and "norm" not in one.operator
+        ):
             seeds = self.settings("seed")
             return "other random numbers" + (f" ({seeds})" if seeds else "")
         if one.dtype != other.dtype:
             modes = [side.config.precision.mode for side in (self.first, self.second)]
-            said = f"precision {modes[0]} against {modes[1]}" if modes[0] != modes[1] else self.settings("precision")
+            said = (
+                f"precision {modes[0]} against {modes[1]}"
+                if modes[0] != modes[1]
+                else self.settings("precision")
+            )
             return f"dtype: {said}" if said else "dtype"
         if one.scalars != other.scalars:
             settings = self.settings("model", "task", "memory")
@@ -96,7 +141,11 @@ class Reasons:
             settings = self.settings("memory", "precision", "train")
             return f"{reason} ({settings})" if settings else reason
         settings = self.settings("model", "task", "precision", "memory", "optimizer", "train")
-        return f"settings that differ: {settings}" if settings else "not known; the settings are the same"
+        return (
+            f"settings that differ: {settings}"
+            if settings
+            else "not known; the settings are the same"
+        )
 
     def compare_batches(self, step: int, one: Batch, other: Batch) -> Parting | None:
         """Compare the batches that the two data sets deliver for a step."""
@@ -104,7 +153,9 @@ class Reasons:
             shapes = [tuple(side[name].shape) if name in side else None for side in (one, other)]
             said = [f"shape {shape}" if shape is not None else "absent" for shape in shapes]
             if shapes[0] != shapes[1]:
-                reason = f"other data: {self.settings('dataset', 'train', 'model') or 'the sets differ'}"
+                reason = (
+                    f"other data: {self.settings('dataset', 'train', 'model') or 'the sets differ'}"
+                )
                 return Parting(step, "", "batch", f"batch field {name!r}", said[0], said[1], reason)
         for name, value in one.items():
             if not same(value, other[name]):
@@ -115,10 +166,14 @@ class Reasons:
                     reason = f"the same samples, transformed otherwise: {self.settings('dataset', 'seed') or 'unknown'}"
                 said = [f"samples {', '.join(map(str, some[:4]))}, ..." for some in indices]
                 error = error_of(other[name].float().cpu(), value.float().cpu())
-                return Parting(step, "", "batch", f"batch field {name!r}", said[0], said[1], reason, error)
+                return Parting(
+                    step, "", "batch", f"batch field {name!r}", said[0], said[1], reason, error
+                )
         return None
 
-    def place_in(self, step: int, phase: str, looks: Sequence[Step], *, exact: bool) -> Parting | None:
+    def place_in(
+        self, step: int, phase: str, looks: Sequence[Step], *, exact: bool
+    ) -> Parting | None:
         """Return the first difference in a phase's forward and backward."""
         one, other = looks[0], looks[1]
         drawn = self.drawn_parting(step, phase, one, other, exact=exact)
@@ -128,12 +183,16 @@ class Reasons:
         if splits is None:
             third = looks[2].results if len(looks) > 2 else []
             is_scaled = (one.scale or 1.0) != (other.scale or 1.0)
-            found = first_operator(one.results, other.results, third, self.unit, exact=exact, is_scaled=is_scaled)
+            found = first_operator(
+                one.results, other.results, third, self.unit, exact=exact, is_scaled=is_scaled
+            )
             if found is not None:
                 return self.operator_parting(step, phase, *found, is_scaled=is_scaled)
         return self.gradient_parting(step, phase, looks, splits, exact=exact)
 
-    def drawn_parting(self, step: int, phase: str, one: Step, other: Step, *, exact: bool) -> Parting | None:
+    def drawn_parting(
+        self, step: int, phase: str, one: Step, other: Step, *, exact: bool
+    ) -> Parting | None:
         """Return the first random input of both that differs."""
         for name, value in one.drawn.items():
             there = other.drawn.get(name)
@@ -157,20 +216,32 @@ class Reasons:
             if there is None:
                 continue
             error = error_of(there, value)
-            rounding = error_of(looks[2].gradients.get(name, value), value) if len(looks) > 2 else 0.0
+            rounding = (
+                error_of(looks[2].gradients.get(name, value), value) if len(looks) > 2 else 0.0
+            )
             is_noise = rounding > NOISE or float(value.norm()) <= SMALLEST_SHARE * whole
-            if not exact and is_noise and float((there - value).norm()) <= FLOOR_UNITS * self.unit * whole:
+            if (
+                not exact
+                and is_noise
+                and float((there - value).norm()) <= FLOOR_UNITS * self.unit * whole
+            ):
                 continue
             allowed = 0.0 if exact else max(FLOOR_UNITS * self.unit, BEYOND_ROUNDING * rounding)
             if error > allowed or (exact and not same(value, there)):
                 reason = splits or "order of a sum, or arithmetic that no operator shows"
-                return Parting(step, phase, "gradient", f"gradient of {name}", "", "", reason, error, rounding)
+                return Parting(
+                    step, phase, "gradient", f"gradient of {name}", "", "", reason, error, rounding
+                )
         return None
 
     def unplaced(self, step: int, told: Sequence[Mapping[str, float]]) -> Parting:
         """Return a parting that no single step shows: small differences that added up."""
-        said = [", ".join(f"{name} {value:.6g}" for name, value in losses.items()) for losses in told]
+        said = [
+            ", ".join(f"{name} {value:.6g}" for name, value in losses.items()) for losses in told
+        ]
         reason = "differences of earlier steps added up; no operator of this step is to blame alone"
-        settings = self.settings("model", "task", "precision", "memory", "optimizer", "train", "dataset", "seed")
+        settings = self.settings(
+            "model", "task", "precision", "memory", "optimizer", "train", "dataset", "seed"
+        )
         reason += f" (settings that differ: {settings})" if settings else ""
         return Parting(step, "", "loss", "losses and weights", said[0], said[1], reason)

@@ -36,7 +36,11 @@ class Refusal:
             raise error
         frames = list(walk_tb(error.__traceback__))
         names = {id(module): name for name, module in named_modules(modules)}
-        inside = [names[id(owner)] for frame, _ in frames if id(owner := frame.f_locals.get("self")) in names]
+        inside = [
+            names[id(owner)]
+            for frame, _ in frames
+            if id(owner := frame.f_locals.get("self")) in names
+        ]
         lines = [(frame, line) for frame, line in frames if is_own(frame)]
         lines = lines or [(frame, line) for frame, line in frames if is_model(frame)]
         place = ""

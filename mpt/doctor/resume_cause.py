@@ -60,7 +60,9 @@ class Cause:
             parts.append(f"values of modules that training changed: {some(self.module_values)}")
         if self.batch:
             fields = ", ".join(self.batch)
-            parts.append(f"the batch differed already ({fields}): a sample may depend on seed, epoch and index alone")
+            parts.append(
+                f"the batch differed already ({fields}): a sample may depend on seed, epoch and index alone"
+            )
         elif parts:
             parts.append("the batch was the same")
         return "; ".join(parts)
@@ -96,7 +98,9 @@ def find_cause(config: Config, step: int) -> Cause:
             owner, _, attribute = name.rpartition(".")
             place = own[name] if name in own else Hidden(own[owner].owner, attribute, None)
             place.put(lost[name].frozen)
-        return take(training, step, training.batch(step)) == goal and not differing(whole.weights(), training.weights())
+        return take(training, step, training.batch(step)) == goal and not differing(
+            whole.weights(), training.weights()
+        )
 
     if arrives([]):
         return found
@@ -137,13 +141,19 @@ def lost_values(whole: Training, resumed: Training) -> dict[str, Lost]:
 def own_modules() -> dict[str, ModuleType]:
     """Return the imported modules that are the user's own."""
     files = {name: vars(module).get("__file__") for name, module in list(sys.modules.items())}
-    return {name: sys.modules[name] for name, file in files.items() if isinstance(file, str) and is_own_file(file)}
+    return {
+        name: sys.modules[name]
+        for name, file in files.items()
+        if isinstance(file, str) and is_own_file(file)
+    }
 
 
 def module_values(module: ModuleType) -> dict[str, Any]:
     """Return the plain global values of a module."""
     return {
-        name: value for name, value in vars(module).items() if isinstance(value, PLAIN) and not name.startswith("__")
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, PLAIN) and not name.startswith("__")
     }
 
 

@@ -56,13 +56,17 @@ def find_places(subject: Subject) -> list[Place]:
     with module_places(run.task.modules) as modules:
 
         def note(form: str, rewrite: Rewrite) -> None:
-            places[Place(form, modules.current()[0], source_line(), rewrite.was, rewrite.instead)] = None
+            places[
+                Place(form, modules.current()[0], source_line(), rewrite.was, rewrite.instead)
+            ] = None
 
         run = dataclasses.replace(run, stable_forms=StableForms(STABLE_FORMS, note))
         for phase in run.phases:
             try:
                 take_step(run, phase, subject.batch)
-            except Exception as error:  # a step that raises in the mode: the forms reached before have been noted
+            except (
+                Exception
+            ) as error:  # a step that raises in the mode: the forms reached before have been noted
                 Refusal.of(error, run.task.modules)
     already = subject.config.precision.settings.stable_forms
     done = {place.line for place in places if place.form in already}
@@ -90,7 +94,12 @@ def fewest_forms(
     blamed = {one.line for one in culprits} - {""}
     near = {one.module for one in culprits} - {LOSS}
     order = sorted(
-        places, key=lambda one: (one.line not in blamed, one.module not in near, STABLE_FORMS.index(one.form))
+        places,
+        key=lambda one: (
+            one.line not in blamed,
+            one.module not in near,
+            STABLE_FORMS.index(one.form),
+        ),
     )
     forms = list(dict.fromkeys(place.form for place in order))
     tried = 0

@@ -21,7 +21,17 @@ from mpt.run.checkpoints.state import pack
 from mpt.run.records.layout import RunDirectory
 from mpt.run.records.used_parts import read_used_parts
 
-ENVIRONMENT = ("mpt", "torch", "python", "cuda", "cudnn", "processor", "devices", "threads", "commit")
+ENVIRONMENT = (
+    "mpt",
+    "torch",
+    "python",
+    "cuda",
+    "cudnn",
+    "processor",
+    "devices",
+    "threads",
+    "commit",
+)
 
 
 @dataclass
@@ -53,13 +63,18 @@ class RunDifference:
     @property
     def differs(self) -> bool:
         """Whether the files show any difference of the training."""
-        return bool(self.logged or self.evaluated or any(row["differing"] for row in self.checkpoints))
+        return bool(
+            self.logged or self.evaluated or any(row["differing"] for row in self.checkpoints)
+        )
 
     def lines(self) -> Iterator[str]:
         """Yield the differences in words, a line each."""
         for line in self.environment:
             yield f"made with {line}"
-        both = (("logged losses", "logged", self.logged), ("evaluations", "evaluated", self.evaluated))
+        both = (
+            ("logged losses", "logged", self.logged),
+            ("evaluations", "evaluated", self.evaluated),
+        )
         for name, kind, found in both:
             if found:
                 values = f"{found['first']} against {found['second']}"
@@ -81,7 +96,9 @@ class RunDifference:
     def to_record(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
         kept = {name: value for name, value in vars(self).items() if name != "common"}
-        return asdict(RunDifference(**kept)) | {"common": self.common.step if self.common is not None else None}
+        return asdict(RunDifference(**kept)) | {
+            "common": self.common.step if self.common is not None else None
+        }
 
 
 def compare_runs(one: RunRecord, other: RunRecord) -> RunDifference:
@@ -110,10 +127,16 @@ def compare_runs(one: RunRecord, other: RunRecord) -> RunDifference:
             break
         found.last_equal_log = step
     rows = {int(number(line.get("step"))): line for line in other.evaluations}
-    found.shared["evaluated"] = sum(int(number(line.get("step"))) in rows for line in one.evaluations)
+    found.shared["evaluated"] = sum(
+        int(number(line.get("step"))) in rows for line in one.evaluations
+    )
     for line in one.evaluations:
         step = int(number(line.get("step")))
-        difference = first_difference(line.get("metrics"), rows.get(step, {}).get("metrics")) if step in rows else None
+        difference = (
+            first_difference(line.get("metrics"), rows.get(step, {}).get("metrics"))
+            if step in rows
+            else None
+        )
         if difference is not None:
             found.evaluated = {"step": step, **difference}
             break
@@ -128,7 +151,11 @@ def different_parts(one: RunDirectory, other: RunDirectory) -> list[str]:
          for file, digest in package["files"].items()}
         for side in (one, other)
     ]  # fmt: skip
-    return [f"another {name}" for name, digest in files[0].items() if files[1].get(name, digest) != digest]
+    return [
+        f"another {name}"
+        for name, digest in files[0].items()
+        if files[1].get(name, digest) != digest
+    ]
 
 
 def first_difference(one: Any, other: Any) -> dict[str, Any] | None:
@@ -147,7 +174,14 @@ def first_not_finite(one: Any, other: Any) -> str | None:
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return None
     names = (name for name in one if name in other)
-    return next((name for name in names if not any(math.isfinite(number(side[name])) for side in (one, other))), None)
+    return next(
+        (
+            name
+            for name in names
+            if not any(math.isfinite(number(side[name])) for side in (one, other))
+        ),
+        None,
+    )
 
 
 def compare_checkpoints(one: RunDirectory, other: RunDirectory, found: RunDifference) -> None:
@@ -165,14 +199,25 @@ def compare_checkpoints(one: RunDirectory, other: RunDirectory, found: RunDiffer
         missing = sorted(tensors[0].keys() ^ tensors[1].keys())
         differing = [
             name
-            for name in sorted(tensors[0].keys() & tensors[1].keys(), key=lambda name: (name not in weights, name))
+            for name in sorted(
+                tensors[0].keys() & tensors[1].keys(), key=lambda name: (name not in weights, name)
+            )
             if tensors[0][name].shape != tensors[1][name].shape
             or not bool((tensors[0][name] == tensors[1][name]).all())
         ] + missing
-        row: dict[str, Any] = {"step": step, "tensors": len(tensors[0]), "differing": len(differing), "largest": None}
+        row: dict[str, Any] = {
+            "step": step,
+            "tensors": len(tensors[0]),
+            "differing": len(differing),
+            "largest": None,
+        }
         apart = {}
         for name in differing:
-            if name in weights and name in tensors[1] and tensors[0][name].shape == tensors[1][name].shape:
+            if (
+                name in weights
+                and name in tensors[1]
+                and tensors[0][name].shape == tensors[1][name].shape
+            ):
                 value, now = tensors[0][name].float(), tensors[1][name].float()
                 scale = float(value.norm())
                 apart[name] = float((now - value).norm()) / scale if scale else math.inf

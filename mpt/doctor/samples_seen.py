@@ -23,7 +23,13 @@ class Range:
     """Lowest, highest, mean and standard deviation of all values of a field, and of each of its channels."""
 
     def __init__(self) -> None:
-        self.low, self.high, self.total, self.squares, self.count = float("inf"), float("-inf"), 0.0, 0.0, 0
+        self.low, self.high, self.total, self.squares, self.count = (
+            float("inf"),
+            float("-inf"),
+            0.0,
+            0.0,
+            0,
+        )
         self.lows: Tensor | None = None
         self.highs: Tensor | None = None
         self.channel_means: list[Tensor] = []
@@ -63,12 +69,19 @@ class Range:
         if self.lows is None or self.highs is None:
             return []
         is_constant = self.lows == self.highs
-        return [] if bool(is_constant.all()) else [int(one) for one in is_constant.nonzero().flatten()]
+        return (
+            [] if bool(is_constant.all()) else [int(one) for one in is_constant.nonzero().flatten()]
+        )
 
     def to_record(self) -> dict[str, float]:
         """Return the figures."""
         mean = self.total / self.count if self.count else float("nan")
-        return {"low": self.low, "high": self.high, "mean": round(mean, 4), "deviation": round(self.deviation, 4)}
+        return {
+            "low": self.low,
+            "high": self.high,
+            "mean": round(mean, 4),
+            "deviation": round(self.deviation, 4),
+        }
 
 
 @dataclass
@@ -101,7 +114,9 @@ class Samples:
     def labelled(self, index: int) -> str:
         """Return a sample's name with its class, as far as it is known."""
         label, classes = self.labels.get(index), self.data.spec.classes
-        return self.called(index) + (f" ({classes[label]})" if label is not None and label < len(classes) else "")
+        return self.called(index) + (
+            f" ({classes[label]})" if label is not None and label < len(classes) else ""
+        )
 
     def count_labels(self) -> tuple[Counter[int], bool]:
         """Return label -> samples, and whether all samples were counted: without decoding if the set knows them."""
@@ -144,5 +159,6 @@ def read_samples(name: str, data: Dataset) -> Samples:
         try:
             seen.note(index, data.fetch([index], 0))
         except DataError as error:
-            seen.unreadable.append(str(error).splitlines()[0].partition(". ")[0])  # the remedy is reported once
+            # the remedy is reported once
+            seen.unreadable.append(str(error).splitlines()[0].partition(". ")[0])
     return seen

@@ -15,7 +15,10 @@ def find_shadows() -> Iterator[tuple[str, str]]:
     """Yield obstacles to this program, and their remedies."""
     command = shutil.which("mpt")
     scripts = Path(sys.executable).parent
-    if command is not None and Path(command).absolute().parent not in (scripts, scripts / "Scripts"):
+    if command is not None and Path(command).absolute().parent not in (
+        scripts,
+        scripts / "Scripts",
+    ):
         known = metadata_command()
         if known is None or Path(command).resolve() != known:
             yield (
@@ -38,4 +41,7 @@ def metadata_command() -> Path | None:
         files = metadata.distribution(OURS).files or []
     except metadata.PackageNotFoundError:
         return None
-    return next((Path(str(file.locate())).resolve() for file in files if file.name in ("mpt", "mpt.exe")), None)
+    return next(
+        (Path(str(file.locate())).resolve() for file in files if file.name in ("mpt", "mpt.exe")),
+        None,
+    )

@@ -36,7 +36,9 @@ from mpt.seams import Batch, Phase
 class Lockstep:
     """Two trainings side by side. `differences` are the settings in which they differ."""
 
-    def __init__(self, first: Training, second: Training, differences: Sequence[Difference]) -> None:
+    def __init__(
+        self, first: Training, second: Training, differences: Sequence[Difference]
+    ) -> None:
         self.first, self.second = first, second
         self.reasons = Reasons(first, second, differences)
         self.unit = self.reasons.unit
@@ -47,7 +49,9 @@ class Lockstep:
         """Take steps until the trainings are further apart than rounding explains."""
         found = Comparison(start, 0)
         found.bits = self.compare_start(start)
-        if found.bits is not None and (found.bits.error is None or found.bits.error > FLOOR_UNITS * self.unit):
+        if found.bits is not None and (
+            found.bits.error is None or found.bits.error > FLOOR_UNITS * self.unit
+        ):
             found.beyond = found.bits
             return found
         self.begun = {name: value.detach().clone() for name, value in self.first.weights().items()}
@@ -84,11 +88,23 @@ class Lockstep:
         names = [[phase.name for phase in side.run.phases] for side in (self.first, self.second)]
         if names[0] != names[1]:
             reason = f"other tasks: {self.reasons.settings('task', 'model') or 'built otherwise'}"
-            return Parting(start, "", "network", "phases", ", ".join(names[0]), ", ".join(names[1]), reason)
+            return Parting(
+                start, "", "network", "phases", ", ".join(names[0]), ", ".join(names[1]), reason
+            )
         for name, value in one.items():
             if not same(value, other[name]):
                 error = error_of(other[name].float().cpu(), value.float().cpu())
-                return Parting(start, "", "weights", name, "", "", self.reasons.of_weights(error), error, self.unit / 2)
+                return Parting(
+                    start,
+                    "",
+                    "weights",
+                    name,
+                    "",
+                    "",
+                    self.reasons.of_weights(error),
+                    error,
+                    self.unit / 2,
+                )
         return None
 
     def step(self, step: int, found: Comparison) -> None:
@@ -111,7 +127,9 @@ class Lockstep:
             self.judge(step, batches, before, told, found)
         found.rows.append(self.row(step, told))
 
-    def take_both(self, step: int, batches: Sequence[Batch], found: Comparison) -> list[Told] | None:
+    def take_both(
+        self, step: int, batches: Sequence[Batch], found: Comparison
+    ) -> list[Told] | None:
         """Take a step of both. If one alone is refused, note that and return None; raise errors that both meet."""
         told: list[Told] = []
         refusals: list[Refusal | None] = []
@@ -119,7 +137,9 @@ class Lockstep:
             try:
                 told.append(take(side, step, batch))
                 refusals.append(None)
-            except Exception as error:  # the model, or torch, refuses a step that the other training takes
+            except (
+                Exception
+            ) as error:  # the model, or torch, refuses a step that the other training takes
                 refusals.append(Refusal.of(error, side.run.task.modules))
                 failure = error
         if all(refusals):
@@ -140,7 +160,9 @@ class Lockstep:
     ) -> None:
         """Note the first place that differs, and the first beyond rounding, of a step that was taken from `before`."""
         before_third = self.third.snapshot() if self.third is not None else None
-        third = take(self.third, step, batches[0], self.unit / 2) if self.third is not None else None
+        third = (
+            take(self.third, step, batches[0], self.unit / 2) if self.third is not None else None
+        )
         is_first, is_beyond = found.bits is None, self.is_beyond(told[0], told[1], third)
         if not is_first and not is_beyond:
             return
@@ -178,7 +200,9 @@ class Lockstep:
             third = self.first.float32_twin()
             third.restore(state)
         except CheckpointError as error:
-            found.notes.append(f"rounding is judged by the dtype alone, as a float32 twin cannot set out here: {error}")
+            found.notes.append(
+                f"rounding is judged by the dtype alone, as a float32 twin cannot set out here: {error}"
+            )
             return None
         return third
 
@@ -209,7 +233,9 @@ class Lockstep:
         floor = FLOOR_UNITS * self.unit
         weights = self.first.weights()
         moves = moves_apart(weights, self.second.weights(), self.begun)
-        near = moves_apart(weights, self.third.weights(), self.begun) if self.third is not None else {}
+        near = (
+            moves_apart(weights, self.third.weights(), self.begun) if self.third is not None else {}
+        )
         moved = math.sqrt(sum(move.moved**2 for move in moves.values()))
         found = {}
         for name, move in moves.items():
@@ -234,7 +260,9 @@ class Lockstep:
             looks = []
             for side, batch, own in zip(sides, given, phases, strict=False):
                 with side.in_turn(step):
-                    looks.append(side.look(own[index], batch, self.unit / 2 if side is self.third else None))
+                    looks.append(
+                        side.look(own[index], batch, self.unit / 2 if side is self.third else None)
+                    )
             found = self.reasons.place_in(step, phase.name, looks, exact=exact)
             if found is not None:
                 return found
@@ -252,13 +280,21 @@ class Lockstep:
         return None
 
     def place_after(
-        self, step: int, phase: Phase, looks: Sequence[Step], skipped: Sequence[bool], *, exact: bool
+        self,
+        step: int,
+        phase: Phase,
+        looks: Sequence[Step],
+        skipped: Sequence[bool],
+        *,
+        exact: bool,
     ) -> Parting | None:
         """Return the first weight that differs after an update whose gradients were the same."""
         if skipped[0] != skipped[1]:
             said = ["skipped" if skip else "taken" for skip in skipped[:2]]
             reason = f"loss scale: {looks[0].scale} against {looks[1].scale}; gradients overflowed in one"
-            return Parting(step, phase.name, "skip", f"the step of {phase.name}", said[0], said[1], reason)
+            return Parting(
+                step, phase.name, "skip", f"the step of {phase.name}", said[0], said[1], reason
+            )
         one, other = self.first.weights(), self.second.weights()
         names = differing(one, other) if exact else list(self.weights_beyond())
         if not names:
@@ -272,13 +308,20 @@ class Lockstep:
         )
         settings = self.reasons.settings("optimizer", "train", "precision", "memory", "task")
         reason = f"the update: {settings}" if settings else "the update, or a buffer's"
-        error, rounding = move.share if move is not None else None, near.share if near is not None else None
+        error, rounding = (
+            move.share if move is not None else None,
+            near.share if near is not None else None,
+        )
         return Parting(step, phase.name, "update", name, "", "", reason, error, rounding)
 
     def row(self, step: int, told: Sequence[Told]) -> dict[str, Any]:
         """Return a step's figures."""
         weights = self.first.weights()
-        third = total(moves_apart(weights, self.third.weights(), self.begun)) if self.third is not None else None
+        third = (
+            total(moves_apart(weights, self.third.weights(), self.begun))
+            if self.third is not None
+            else None
+        )
         return {
             "step": step,
             "losses": [told[0].losses, told[1].losses],

@@ -43,15 +43,28 @@ def examine_speed(run: Run, loader: Loader) -> Section:
     steps = train.steps or max(1, round((train.epochs or 0) * loader.steps_per_epoch))
     section.tables["run"] = [{"steps": steps, "batch size": train.batch_size}]
     for name, value in medians.items():
-        section.tables.setdefault("step", []).append({"part": name, "milliseconds": round(1e3 * value, 3)})
+        section.tables.setdefault("step", []).append(
+            {"part": name, "milliseconds": round(1e3 * value, 3)}
+        )
     parts_said = ", ".join(f"{name} {show_seconds(value)}" for name, value in own.items())
-    section.add("ok", "step", f"{show_seconds(whole)} for {run.config.train.batch_size} samples: {parts_said}")
+    section.add(
+        "ok",
+        "step",
+        f"{show_seconds(whole)} for {run.config.train.batch_size} samples: {parts_said}",
+    )
     data, workers = medians["data"], loader.workers
-    text = f"fetching a batch takes {show_seconds(data)}" + (f" with {workers} workers" if workers else " in the loop")
+    text = f"fetching a batch takes {show_seconds(data)}" + (
+        f" with {workers} workers" if workers else " in the loop"
+    )
     if not workers and data > SLOW_DATA * whole:
         section.add("warning", "data", text, "set dataset.workers to fetch beside the step")
     elif workers and data > SLOW_DATA * whole:
-        section.add("warning", "data", text, "more dataset.workers, smaller files, or a set that fits in memory")
+        section.add(
+            "warning",
+            "data",
+            text,
+            "more dataset.workers, smaller files, or a set that fits in memory",
+        )
     else:
         section.add("ok", "data", text)
     return section

@@ -52,7 +52,9 @@ class Subject:
     def build_reference(self) -> Run:
         """Build the run in float32, as its model and losses are written but for the `reference_forms`."""
         forms = list(self.reference_forms)
-        return self.build(with_precision(change_precision(self.config, FLOAT32), stable_forms=forms))
+        return self.build(
+            with_precision(change_precision(self.config, FLOAT32), stable_forms=forms)
+        )
 
 
 def as_on_a_gpu(config: Config, dtype: str | None = None) -> Config:
@@ -68,17 +70,23 @@ def as_on_a_gpu(config: Config, dtype: str | None = None) -> Config:
 def with_precision(config: Config, **changes: Any) -> Config:
     """Return the configuration with some settings of its precision changed."""
     changed = config.precision.settings.model_copy(update=changes)
-    return dataclasses.replace(config, precision=dataclasses.replace(config.precision, settings=changed))
+    return dataclasses.replace(
+        config, precision=dataclasses.replace(config.precision, settings=changed)
+    )
 
 
 def with_float32(config: Config, modules: Sequence[str]) -> Config:
     """Return the configuration with these modules in float32 in addition to those that it names."""
-    return with_precision(config, keep_fp32=list(dict.fromkeys([*config.precision.settings.keep_fp32, *modules])))
+    return with_precision(
+        config, keep_fp32=list(dict.fromkeys([*config.precision.settings.keep_fp32, *modules]))
+    )
 
 
 def with_stable_forms(config: Config, forms: Sequence[str]) -> Config:
     """Return the configuration with these forms replaced in addition to those that it names."""
-    return with_precision(config, stable_forms=list(dict.fromkeys([*config.precision.settings.stable_forms, *forms])))
+    return with_precision(
+        config, stable_forms=list(dict.fromkeys([*config.precision.settings.stable_forms, *forms]))
+    )
 
 
 def without_augmentation(config: Config) -> Config:
@@ -86,5 +94,7 @@ def without_augmentation(config: Config) -> Config:
     settings = config.dataset.settings
     if not setting_of(settings, "augment"):
         return config
-    plain = dataclasses.replace(config.dataset, settings=settings.model_copy(update={"augment": []}))
+    plain = dataclasses.replace(
+        config.dataset, settings=settings.model_copy(update={"augment": []})
+    )
     return dataclasses.replace(config, dataset=plain)

@@ -42,8 +42,16 @@ def moves(run: Run, phase: Phase, batch: Batch, scale: float | None) -> dict[str
     seed_everything(run.config.seed)
     before = weights(run)
     with half_as_on_a_gpu(run):
-        done = update(run, phase, run.data.as_floats({name: value.to(run.device) for name, value in batch.items()}))
-    return {} if done.stats.skipped else {name: value - before[name] for name, value in weights(run).items()}
+        done = update(
+            run,
+            phase,
+            run.data.as_floats({name: value.to(run.device) for name, value in batch.items()}),
+        )
+    return (
+        {}
+        if done.stats.skipped
+        else {name: value - before[name] for name, value in weights(run).items()}
+    )
 
 
 def weights(run: Run) -> dict[str, Tensor]:
@@ -53,7 +61,9 @@ def weights(run: Run) -> dict[str, Tensor]:
         trained = {key for key, parameter in module.named_parameters() if parameter.requires_grad}
         for key, value in module_state(run.precision, module).items():
             if key in trained:
-                found[f"{name}.{key}"] = real_values(value.detach()).to("cpu", torch.float32, copy=True)
+                found[f"{name}.{key}"] = real_values(value.detach()).to(
+                    "cpu", torch.float32, copy=True
+                )
     return found
 
 

@@ -17,7 +17,8 @@ def leave(code: int) -> None:
     """End the process after an error without unloading the imported modules: with torch that takes seconds."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or its reader has left
+        # closed, or its reader has left
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)
 
@@ -27,7 +28,11 @@ def main() -> None:
     found = importlib.util.find_spec("mpt")
     folder = Path(found.origin).parent if found is not None and found.origin else None
     if folder is None or not (folder / "entry_point" / "__init__.py").is_file():
-        where = f"another package called mpt comes first: {folder}" if folder else "its package mpt is missing"
+        where = (
+            f"another package called mpt comes first: {folder}"
+            if folder
+            else "its package mpt is missing"
+        )
         print(
             f"error: {where}. Take it off PYTHONPATH, or: "
             "pip uninstall mpt; pip install --force-reinstall --no-deps mpt-trainer",
@@ -47,6 +52,7 @@ def main() -> None:
             leave(end.code)
         raise
     except KeyboardInterrupt:  # while the command line was being imported
-        exec("")  # Python forgets one that came while it ran a string, for which it would end by the signal
+        # Python forgets one that came while it ran a string, for which it would end by the signal
+        exec("")
         print("interrupted", file=sys.stderr)
         sys.exit(130)

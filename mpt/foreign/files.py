@@ -38,7 +38,12 @@ class UnfitFileError(OSError):
 
 def open_foreign(path: Path, most_bytes: int | None = None) -> BufferedReader:
     """Open a regular file of at most `most_bytes` for reading. Raises OSError for anything else, at once."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = (
+        os.O_RDONLY
+        | getattr(os, "O_NONBLOCK", 0)
+        | getattr(os, "O_BINARY", 0)
+        | getattr(os, "O_CLOEXEC", 0)
+    )
     descriptor = os.open(path, flags)  # without O_NONBLOCK a pipe would already be waited on here
     try:
         status = os.fstat(descriptor)
@@ -85,7 +90,9 @@ def read_lines(path: Path, most_line_bytes: int = LARGEST_LINE_BYTES) -> Iterato
         yield from bounded_lines(file, most_line_bytes)
 
 
-def bounded_lines(file: BufferedReader, most_line_bytes: int = LARGEST_LINE_BYTES) -> Iterator[bytes]:
+def bounded_lines(
+    file: BufferedReader, most_line_bytes: int = LARGEST_LINE_BYTES
+) -> Iterator[bytes]:
     """Yield the lines of an open file as `read_lines` does; one of a hundred times that length is the last."""
     while line := file.readline(most_line_bytes):
         yield line
@@ -99,4 +106,6 @@ def bounded_lines(file: BufferedReader, most_line_bytes: int = LARGEST_LINE_BYTE
 
 def too_large(path: Path, most_bytes: int) -> UnfitFileError:
     """Return the error for a file beyond its bound."""
-    return UnfitFileError(errno.EFBIG, f"larger than the {most_bytes} bytes that such a file may have", str(path))
+    return UnfitFileError(
+        errno.EFBIG, f"larger than the {most_bytes} bytes that such a file may have", str(path)
+    )

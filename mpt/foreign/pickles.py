@@ -21,7 +21,14 @@ from typing import Any
 
 LITERALS = frozenset(
     (
-        *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+        *(
+            "BINUNICODE",
+            "SHORT_BINUNICODE",
+            "BINUNICODE8",
+            "BINBYTES",
+            "SHORT_BINBYTES",
+            "BINBYTES8",
+        ),
         *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
     )
 )
@@ -35,7 +42,12 @@ class Mark:
     """The start of a container's items on the stack."""
 
 
-NEW: dict[str, Callable[[], Any]] = {"MARK": Mark, "EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+NEW: dict[str, Callable[[], Any]] = {
+    "MARK": Mark,
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+}
 """Operation -> what it puts on the stack."""
 
 
@@ -60,7 +72,15 @@ class PickleMachine:
                 if operation.name == "STOP":
                     return self.pop()
                 self.do(operation.name, argument)
-        except (IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, struct.error) as error:
+        except (
+            IndexError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            MemoryError,
+            struct.error,
+        ) as error:
             raise ValueError(f"its pickle is damaged ({type(error).__name__})") from error
         raise ValueError("its pickle has no end")
 
@@ -151,7 +171,9 @@ class PickleMachine:
     def top(self, kind: type) -> Any:
         """Return the top of the stack, which must be of this kind."""
         if not isinstance(self.stack[-1], kind):
-            raise ValueError(f"its pickle treats a {type(self.stack[-1]).__name__} as a {kind.__name__}")
+            raise ValueError(
+                f"its pickle treats a {type(self.stack[-1]).__name__} as a {kind.__name__}"
+            )
         return self.stack[-1]
 
     def extend(self, items: Sequence[Any]) -> None:
@@ -185,7 +207,11 @@ class PickleMachine:
 
 def check_name(module: Any, attribute: Any) -> tuple[str, str]:
     """Return a name's two halves. Raises ValueError unless they are texts of a name's length."""
-    if type(module) is not str or type(attribute) is not str or len(module) + len(attribute) > LONGEST_NAME:
+    if (
+        type(module) is not str
+        or type(attribute) is not str
+        or len(module) + len(attribute) > LONGEST_NAME
+    ):
         raise ValueError("its pickle has a name that is none")
     return module, attribute
 

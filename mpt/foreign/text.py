@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 """Control characters but line feed and tab, line separators, marks that reorder a line, halves of surrogate pairs."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters by which a spreadsheet takes a cell for a formula. Source: OWASP, "CSV Injection"."""
@@ -25,7 +27,9 @@ def harmless(text: str) -> str:
 
 def csv_cell(value: Any) -> Any:
     """Return a value for a CSV file: a text that a spreadsheet would run gets an apostrophe before it."""
-    return QUOTE + value if isinstance(value, str) and value.startswith((*FORMULA, QUOTE)) else value
+    return (
+        QUOTE + value if isinstance(value, str) and value.startswith((*FORMULA, QUOTE)) else value
+    )
 
 
 def from_csv_cell(text: str) -> str:

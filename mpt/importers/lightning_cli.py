@@ -18,8 +18,20 @@ PRECISIONS = {
     "16-true": "fp16-pure",
     "bf16-true": "bf16-pure",
 }
-OPTIMIZERS = {"Adam": "adam", "AdamW": "adamw", "SGD": "sgd", "RMSprop": "rmsprop", "Adamax": "adamax"}
-ARGUMENTS = {"lr": "lr", "weight_decay": "weight_decay", "betas": "betas", "momentum": "momentum", "eps": "eps"}
+OPTIMIZERS = {
+    "Adam": "adam",
+    "AdamW": "adamw",
+    "SGD": "sgd",
+    "RMSprop": "rmsprop",
+    "Adamax": "adamax",
+}
+ARGUMENTS = {
+    "lr": "lr",
+    "weight_decay": "weight_decay",
+    "betas": "betas",
+    "momentum": "momentum",
+    "eps": "eps",
+}
 
 
 def recognises(given: Mapping[str, Any], words: str) -> bool:
@@ -32,7 +44,10 @@ def translate(into: Translation) -> None:
     steps = into.take("trainer.max_steps", default=-1)
     if steps > 0:
         into.put("train.steps", int(steps), f"trainer.max_steps: {steps}")
-        into.leave_all(("trainer.max_epochs",), "it ends at whichever is first there: compare it with train.steps")
+        into.leave_all(
+            ("trainer.max_epochs",),
+            "it ends at whichever is first there: compare it with train.steps",
+        )
     else:
         into.move("trainer.max_epochs", "train.epochs", float, default=1000)
     passes = int(into.take("trainer.accumulate_grad_batches", default=1))
@@ -45,7 +60,8 @@ def translate(into: Translation) -> None:
     if into.given.get("trainer.gradient_clip_algorithm") != "value":
         into.move("trainer.gradient_clip_val", "optimizer.clip_grad_norm", float)
     into.leave_all(
-        ("trainer.gradient_clip_val",), "it clips each value there; optimizer.clip_grad_norm clips their norm"
+        ("trainer.gradient_clip_val",),
+        "it clips each value there; optimizer.clip_grad_norm clips their norm",
     )
     into.move("trainer.log_every_n_steps", "train.log_every", int, default=50)
     translate_validation(into, passes)
@@ -53,44 +69,72 @@ def translate(into: Translation) -> None:
     into.move("trainer.deterministic", "train.deterministic", is_true)
     strategy = str(into.take("trainer.strategy", default="auto"))
     if strategy.startswith(("ddp", "fsdp")):
-        into.put("parallel.strategy", strategy[: 3 + strategy.startswith("fsdp")], f"trainer.strategy: {strategy}")
+        into.put(
+            "parallel.strategy",
+            strategy[: 3 + strategy.startswith("fsdp")],
+            f"trainer.strategy: {strategy}",
+        )
     elif strategy != "auto":
         into.leave("trainer.strategy", strategy, "parallel.strategy is ddp or fsdp")
     translate_optimizer(into)
-    into.leave_all(("trainer.devices", "trainer.accelerator", "trainer.num_nodes"), "--device, --nproc N or torchrun")
+    into.leave_all(
+        ("trainer.devices", "trainer.accelerator", "trainer.num_nodes"),
+        "--device, --nproc N or torchrun",
+    )
     into.leave_all(("trainer.default_root_dir",), "runs go to --runs DIR")
 
 
 def devices_of(into: Translation) -> int:
     """Return on how many devices it trains, as far as the file says: each has a batch of its own there."""
     devices, nodes = (into.given.get(f"trainer.{name}") for name in ("devices", "num_nodes"))
-    count = len(devices) if isinstance(devices, list) else int(str(devices)) if str(devices).isdecimal() else 1
+    count = (
+        len(devices)
+        if isinstance(devices, list)
+        else int(str(devices))
+        if str(devices).isdecimal()
+        else 1
+    )
     return max(1, count) * (nodes if isinstance(nodes, int) else 1)
 
 
 def translate_batch(into: Translation, passes: int) -> None:
     """Take the batch of the data module, times the batches that are accumulated and the devices."""
-    name = next((one for one in into.given if one.startswith("data.") and one.endswith("batch_size")), None)
+    name = next(
+        (one for one in into.given if one.startswith("data.") and one.endswith("batch_size")), None
+    )
     if name is None:
         if passes != 1:
             into.leave(
-                "trainer.accumulate_grad_batches", passes, f"train.batch_size is {passes} times one pass's batch"
+                "trainer.accumulate_grad_batches",
+                passes,
+                f"train.batch_size is {passes} times one pass's batch",
             )
         return
     factors = (name, "trainer.accumulate_grad_batches", "devices")
     into.batch(int(into.take(name)), passes, factors, devices_of(into))
-    workers = next((one for one in into.given if one.startswith("data.") and one.endswith("num_workers")), None)
+    workers = next(
+        (one for one in into.given if one.startswith("data.") and one.endswith("num_workers")), None
+    )
     if workers is not None:
         into.move(workers, "dataset.workers", int)
 
 
 def translate_validation(into: Translation, passes: int) -> None:
     """Take how often it validates: every N epochs, at a share of an epoch, or after that many batches of a pass."""
-    share, every = into.take("trainer.val_check_interval"), into.take("trainer.check_val_every_n_epoch", default=1)
+    share, every = (
+        into.take("trainer.val_check_interval"),
+        into.take("trainer.check_val_every_n_epoch", default=1),
+    )
     if isinstance(share, int) and not isinstance(share, bool):
-        into.updates("train.evaluate_every", share, passes, "trainer.val_check_interval, in batches")
+        into.updates(
+            "train.evaluate_every", share, passes, "trainer.val_check_interval, in batches"
+        )
     elif isinstance(share, float):
-        into.put("train.evaluate_every", epochs(share), f"trainer.val_check_interval: {share} of an epoch")
+        into.put(
+            "train.evaluate_every",
+            epochs(share),
+            f"trainer.val_check_interval: {share} of an epoch",
+        )
     elif isinstance(every, int):
         into.put("train.evaluate_every", epochs(every), f"trainer.check_val_every_n_epoch: {every}")
 

@@ -8,8 +8,25 @@ from typing import Any
 from mpt.importers.shared.translation import Translation, is_true
 
 NAME = "timm's train.py"
-OWN = ("opt", "sched", "drop_path", "model_ema", "warmup_epochs", "checkpoint_hist", "aa", "reprob", "data_dir")
-OPTIMIZERS = {"sgd": "sgd", "adam": "adam", "adamw": "adamw", "rmsprop": "rmsprop", "lion": "lion", "adamax": "adamax"}
+OWN = (
+    "opt",
+    "sched",
+    "drop_path",
+    "model_ema",
+    "warmup_epochs",
+    "checkpoint_hist",
+    "aa",
+    "reprob",
+    "data_dir",
+)
+OPTIMIZERS = {
+    "sgd": "sgd",
+    "adam": "adam",
+    "adamw": "adamw",
+    "rmsprop": "rmsprop",
+    "lion": "lion",
+    "adamax": "adamax",
+}
 SIMPLE = {
     "clip_grad": "optimizer.clip_grad_norm",
     "mixup": "task.mixup",
@@ -38,7 +55,10 @@ def translate(into: Translation) -> None:
         into.put("dataset.name", "image_folder", "a folder with train/CLASS and val/CLASS")
         into.put("dataset.root", str(root), f"data_dir: {root}")
     into.move("epochs", "train.epochs", float, default=300)
-    per_pass, passes = int(into.take("batch_size", "b", default=128)), int(into.take("grad_accum_steps", default=1))
+    per_pass, passes = (
+        int(into.take("batch_size", "b", default=128)),
+        int(into.take("grad_accum_steps", default=1)),
+    )
     into.batch(per_pass, passes, ("batch_size", "grad_accum_steps"))
     into.put("train.evaluate_every", "1 epoch", "the script evaluates after each epoch")
     into.put("train.checkpoint_every", "1 epoch", "the script saves after each epoch")
@@ -47,7 +67,9 @@ def translate(into: Translation) -> None:
     amp = is_true(into.take("amp"))
     half = str(into.take("amp_dtype", default="float16"))
     mode = ("bf16" if half == "bfloat16" else "amp") if amp else "fp32"
-    into.put("precision.mode", mode, f"amp: {str(amp).lower()}" + (f", amp_dtype: {half}" if amp else ""))
+    into.put(
+        "precision.mode", mode, f"amp: {str(amp).lower()}" + (f", amp_dtype: {half}" if amp else "")
+    )
     if is_true(into.take("model_ema")):
         into.move("model_ema_decay", "train.ema", float, default=0.9998)
     if is_true(into.take("channels_last")):
@@ -55,15 +77,27 @@ def translate(into: Translation) -> None:
     if is_true(into.take("grad_checkpointing")):
         into.put("memory.recompute", True, "grad_checkpointing: true")
     into.move("smoothing", "task.label_smoothing", float, default=0.1)
-    into.move_all({name: path for name, path in SIMPLE.items() if into.given.get(name) not in (0, 0.0, "", None)})
+    into.move_all(
+        {
+            name: path
+            for name, path in SIMPLE.items()
+            if into.given.get(name) not in (0, 0.0, "", None)
+        }
+    )
     into.leave_all(("pretrained",), "nothing is downloaded: model.weights: FILE")
-    into.leave_all(("aa", "reprob", "color_jitter", "hflip"), "dataset.augment: torchvision's transforms by name")
+    into.leave_all(
+        ("aa", "reprob", "color_jitter", "hflip"),
+        "dataset.augment: torchvision's transforms by name",
+    )
     into.leave_all(("output",), "runs go to --runs DIR")
 
 
 def translate_rate(into: Translation, batch: int) -> None:
     """Take the rate; without one the script scales `lr_base` with the batch, by the root for Adam's relatives."""
-    base, size = float(into.take("lr_base", default=0.1)), int(into.take("lr_base_size", default=256))
+    base, size = (
+        float(into.take("lr_base", default=0.1)),
+        int(into.take("lr_base_size", default=256)),
+    )
     name = str(into.settings["optimizer.name"][0])
     scale = into.take("lr_base_scale") or ("sqrt" if "ada" in name or "lamb" in name else "linear")
     into.move("lr", "optimizer.lr", float)
@@ -71,7 +105,9 @@ def translate_rate(into: Translation, batch: int) -> None:
         share, root = batch / size, scale == "sqrt"
         rate = base * (share**0.5 if root else share)
         ratio = f"{'sqrt' if root else ''}({batch} / {size})"
-        into.put("optimizer.lr", rate, f"lr_base x batch / lr_base_size: {base:g} x {ratio} = {rate:g}")
+        into.put(
+            "optimizer.lr", rate, f"lr_base x batch / lr_base_size: {base:g} x {ratio} = {rate:g}"
+        )
     into.move("weight_decay", "optimizer.weight_decay", float, default=2e-5)
 
 
@@ -90,10 +126,16 @@ def translate_optimizer(into: Translation) -> None:
         into.put("optimizer.betas", betas, f"opt_betas: {betas}")
     schedule = str(into.take("sched", default="cosine"))
     if schedule in ("cosine", "none"):
-        into.put("optimizer.schedule", "cosine" if schedule == "cosine" else "constant", f"sched: {schedule}")
+        into.put(
+            "optimizer.schedule",
+            "cosine" if schedule == "cosine" else "constant",
+            f"sched: {schedule}",
+        )
     else:
         into.leave("sched", schedule, "schedules are constant, linear, cosine, one_cycle")
     if epochs := into.take("warmup_epochs"):
         into.leave(
-            "warmup_epochs", epochs, f"optimizer.warmup_steps: {epochs} x the steps of an epoch (images / batch)"
+            "warmup_epochs",
+            epochs,
+            f"optimizer.warmup_steps: {epochs} x the steps of an epoch (images / batch)",
         )

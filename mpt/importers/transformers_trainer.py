@@ -8,8 +8,19 @@ from typing import Any
 from mpt.importers.shared.translation import Translation, is_true, show
 
 NAME = "Hugging Face TrainingArguments"
-OWN = ("per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type", "eval_strategy", "save_total_limit")
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+OWN = (
+    "per_device_train_batch_size",
+    "num_train_epochs",
+    "lr_scheduler_type",
+    "eval_strategy",
+    "save_total_limit",
+)
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
 OPTIMIZERS = {
     "adamw_torch": "adamw",
     "adamw_torch_fused": "adamw",
@@ -58,7 +69,11 @@ def translate(into: Translation) -> None:
     if is_true(into.take("gradient_checkpointing")):
         into.put("memory.recompute", True, "gradient_checkpointing: true")
     if is_true(into.take("auto_find_batch_size")):
-        into.put("memory.on_oom", "adapt", "auto_find_batch_size: true; the batch stays, its parts become smaller")
+        into.put(
+            "memory.on_oom",
+            "adapt",
+            "auto_find_batch_size: true; the batch stays, its parts become smaller",
+        )
     if is_true(into.take("torch_compile")):
         into.put("memory.compile", True, "torch_compile: true")
     into.leave_all(("output_dir",), "runs go to --runs DIR")
@@ -76,18 +91,25 @@ def translate_optimizer(into: Translation, steps: int) -> None:
         into.leave("optim", written, "see `mpt list optimizers`")
     into.put("optimizer.name", name or "adamw", f"optim: {written}")
     into.move("learning_rate", "optimizer.lr", float, default=5e-5)
-    betas = [float(into.take(f"adam_beta{number}", default=one)) for number, one in ((1, 0.9), (2, 0.999))]
+    betas = [
+        float(into.take(f"adam_beta{number}", default=one))
+        for number, one in ((1, 0.9), (2, 0.999))
+    ]
     if name == "adamw":
         into.put("optimizer.betas", betas, f"adam_beta1, adam_beta2: {betas[0]}, {betas[1]}")
         into.move("adam_epsilon", "optimizer.eps", float)
         if "weight_decay" not in into.given:
             into.put("optimizer.weight_decay", 0.0, "weight_decay is 0 there by default")
-    into.move("max_grad_norm", "optimizer.clip_grad_norm", lambda value: float(value) or None, default=1.0)
+    into.move(
+        "max_grad_norm", "optimizer.clip_grad_norm", lambda value: float(value) or None, default=1.0
+    )
     written = str(into.take("lr_scheduler_type", default="linear"))
     if written in SCHEDULES:
         into.put("optimizer.schedule", SCHEDULES[written], f"lr_scheduler_type: {written}")
     else:
-        into.leave("lr_scheduler_type", written, "schedules are constant, linear, cosine, one_cycle")
+        into.leave(
+            "lr_scheduler_type", written, "schedules are constant, linear, cosine, one_cycle"
+        )
     warmup, ratio = into.take("warmup_steps", default=0), into.take("warmup_ratio", default=0.0)
     if 0 < warmup < 1:  # since version 5
         warmup, ratio = 0, warmup
@@ -95,9 +117,15 @@ def translate_optimizer(into: Translation, steps: int) -> None:
         into.put("optimizer.warmup_steps", int(warmup), f"warmup_steps: {warmup}")
     elif ratio and steps > 0:
         count = round(ratio * steps)
-        into.put("optimizer.warmup_steps", count, f"warmup_ratio x max_steps: {ratio} x {steps} = {count}")
+        into.put(
+            "optimizer.warmup_steps",
+            count,
+            f"warmup_ratio x max_steps: {ratio} x {steps} = {count}",
+        )
     elif ratio:
-        into.leave("warmup_ratio", ratio, f"set optimizer.warmup_steps: {show(ratio)} x the run's steps")
+        into.leave(
+            "warmup_ratio", ratio, f"set optimizer.warmup_steps: {show(ratio)} x the run's steps"
+        )
 
 
 def translate_precision(into: Translation) -> None:
@@ -116,7 +144,9 @@ def translate_precision(into: Translation) -> None:
 def translate_period(into: Translation, what: str, path: str, steps: int, default: float) -> None:
     """Take how often something is done: per epoch, every that many steps, or by a share of the run; without a
     number it evaluates as often as it logs."""
-    strategy = str(into.take(f"{what}_strategy", "evaluation_strategy" if what == "eval" else f"{what}_policy"))
+    strategy = str(
+        into.take(f"{what}_strategy", "evaluation_strategy" if what == "eval" else f"{what}_policy")
+    )
     every = into.take(f"{what}_steps") or default
     if strategy == "epoch":
         into.put(path, "1 epoch", f"{what}_strategy: epoch")

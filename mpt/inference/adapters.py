@@ -59,7 +59,10 @@ def export_adapters(trained: Trained, called: Calls, wanted: str, path: Path) ->
         os.replace(partial, path)
     finally:
         remove(partial)
-    count, names = sum(len(place.adapted()) for place in found), ", ".join(place.name for place in found)
+    count, names = (
+        sum(len(place.adapted()) for place in found),
+        ", ".join(place.name for place in found),
+    )
     return Written(count, names, size_of(path), computes_alike(apart))
 
 
@@ -74,11 +77,15 @@ def adapted_places(run: Run, called: Calls) -> list[Place]:
             own.requires_grad_(other.requires_grad)
     found = list(places(chosen))
     if not found:
-        raise ConfigError("--to: this run has no adapters (memory.lora); --to safetensors writes its weights")
+        raise ConfigError(
+            "--to: this run has no adapters (memory.lora); --to safetensors writes its weights"
+        )
     return found
 
 
-def prove_adapters(trained: Trained, partial: Path, path: Path, expected: Mapping[str, Expected]) -> float:
+def prove_adapters(
+    trained: Trained, partial: Path, path: Path, expected: Mapping[str, Expected]
+) -> float:
     """Return how far the base with the file's adapters is from the run. Raises CheckpointError beyond rounding."""
     run = rebuild(trained, FLOAT32, folds=False)
     drop_adapters(run.task.modules)
@@ -92,7 +99,9 @@ def prove_adapters(trained: Trained, partial: Path, path: Path, expected: Mappin
 
 def size_of(path: Path) -> int:
     """Return the bytes of a file, or of the files in a folder."""
-    return sum(one.stat().st_size for one in path.iterdir()) if path.is_dir() else path.stat().st_size
+    return (
+        sum(one.stat().st_size for one in path.iterdir()) if path.is_dir() else path.stat().st_size
+    )
 
 
 def remove(path: Path) -> None:

@@ -47,7 +47,11 @@ def measure(run: Run, data: Dataset, batch_size: int, precision: str) -> Measure
     size, fingerprint = min(batch_size, len(data)), Fingerprint()
     with apart_from_training(run), casts_kept(run):
         counts, batches = counted_batches(data, size), test_batches(run, data, size, fingerprint)
-        evidence = [found for at, found in gather_evidence(run, batches, size) if is_counted(run, at, counts)]
+        evidence = [
+            found
+            for at, found in gather_evidence(run, batches, size)
+            if is_counted(run, at, counts)
+        ]
         figures = conclude(run, evidence)
     more, refused = measure_possible(evidence)
     test_set = combine([fingerprint.value])
@@ -60,7 +64,9 @@ def measure_trained(trained: Trained, data: Dataset, batch_size: int) -> Measure
     return measure(trained.run, data, batch_size, stored or trained.config.precision.mode)
 
 
-def measure_in_half(trained: Trained, data: Dataset, batch_size: int, dtype: str | None) -> list[Measured]:
+def measure_in_half(
+    trained: Trained, data: Dataset, batch_size: int, dtype: str | None
+) -> list[Measured]:
     """Measure a run, or an export's weights, in float32 and with weights in half."""
     path = trained.loaded.path
     if path.suffix == ".onnx":

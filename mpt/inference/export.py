@@ -56,7 +56,9 @@ def write_weights(
 
     Raises CheckpointError if a weight does not fit its dtype or the file does not hold the files written.
     """
-    tensors = {name: value.cpu().contiguous().clone() for name, value in stored_tensors(modules).items()}
+    tensors = {
+        name: value.cpu().contiguous().clone() for name, value in stored_tensors(modules).items()
+    }
     check_finite(tensors)
     if path.suffix == ".safetensors":
         data = safetensors.torch.save(tensors, metadata={"format": "pt", **about})
@@ -72,13 +74,18 @@ def write_weights(
         os.replace(partial, path)
         return said
     finally:
-        with contextlib.suppress(OSError):  # the cause of the failed write may hinder this too, and was reported
+        # the cause of the failed write may hinder this too, and was reported
+        with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError if a weight is not finite, which a value beyond float16's 65504 becomes."""
-    bad = [name for name, value in tensors.items() if value.is_floating_point() and not bool(value.isfinite().all())]
+    bad = [
+        name
+        for name, value in tensors.items()
+        if value.is_floating_point() and not bool(value.isfinite().all())
+    ]
     if bad:
         raise CheckpointError(
             f"{bad[0]} holds values that are not finite in {tensors[bad[0]].dtype}: name its module in "
@@ -97,7 +104,9 @@ def compare_tensors(path: Path, written: Mapping[str, Tensor], read: Mapping[str
         or not torch.equal(written[name], read[name])
     ]
     if different:
-        raise CheckpointError(f"{path} does not read back as it was written: {different[0]} differs; it was not kept.")
+        raise CheckpointError(
+            f"{path} does not read back as it was written: {different[0]} differs; it was not kept."
+        )
 
 
 class Float32Interface(nn.Module):
@@ -149,7 +158,9 @@ def write_onnx(
     """
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--to onnx needs the package {missing[0]}: pip install 'mpt-trainer[onnx]'.")
+        raise ConfigError(
+            f"--to onnx needs the package {missing[0]}: pip install 'mpt-trainer[onnx]'."
+        )
     import onnx
 
     network = as_half_network(network.cpu(), dtype)
@@ -187,13 +198,18 @@ def write_onnx(
         os.replace(partial, path)
     except OSError as error:
         raise InputOutputError(f"{path} could not be written: {error.strerror}.") from error
-    except (torch.onnx.errors.OnnxExporterError, onnx.checker.ValidationError, RuntimeError) as error:
+    except (
+        torch.onnx.errors.OnnxExporterError,
+        onnx.checker.ValidationError,
+        RuntimeError,
+    ) as error:
         reason = describe_cause(error)
         raise ConfigError(
             f"This network cannot be exported to ONNX: {reason}. --to safetensors always works."
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # the cause of the failed write may hinder this too, and was reported
+        # the cause of the failed write may hinder this too, and was reported
+        with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
     return said
 
@@ -219,7 +235,10 @@ def describe_cause(error: BaseException) -> str:
 
 def names_for(count: int, names: Sequence[str]) -> list[str]:
     """Return as many names: those given, and numbered ones after them."""
-    return [*names[:count], *(f"{names[-1]}_{number}" for number in range(len(names) + 1, count + 1))]
+    return [
+        *names[:count],
+        *(f"{names[-1]}_{number}" for number in range(len(names) + 1, count + 1)),
+    ]
 
 
 @torch.no_grad()
@@ -227,13 +246,19 @@ def check_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...]) -> str:
     """Run the file and the network on the same inputs if ONNX Runtime is installed; return their difference as text."""
     if importlib.util.find_spec("onnxruntime") is None:
         return "its structure was checked; install onnxruntime to have its output compared too"
-    session = importlib.import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = importlib.import_module("onnxruntime").InferenceSession(
+        str(path), providers=["CPUExecutionProvider"]
+    )
     values = [value for value in inputs if isinstance(value, Tensor)]
-    feeds = {slot.name: value.numpy() for slot, value in zip(session.get_inputs(), values, strict=True)}
+    feeds = {
+        slot.name: value.numpy() for slot, value in zip(session.get_inputs(), values, strict=True)
+    }
     made = [torch.from_numpy(value) for value in session.run(None, feeds)]
     expected = [leaf for leaf in tree_leaves(network(*inputs)) if isinstance(leaf, Tensor)]
     difference = max(
-        float((one.float() - other.float()).abs().mean() / other.float().abs().mean().clamp_min(1e-9))
+        float(
+            (one.float() - other.float()).abs().mean() / other.float().abs().mean().clamp_min(1e-9)
+        )
         for one, other in zip(made, expected, strict=True)
     )
     if not difference <= ONNX_TOLERANCE:

@@ -53,7 +53,10 @@ FITS = {
 def description(trained: Trained, task: Task, names: list[str], dtype: str) -> dict[str, str]:
     """Return a file's metadata."""
     data = trained.train_data.spec
-    dataset, settings = trained.config.dataset.settings.model_dump(), trained.config.task.settings.model_dump()
+    dataset, settings = (
+        trained.config.dataset.settings.model_dump(),
+        trained.config.task.settings.model_dump(),
+    )
     about = {
         "mpt_version": VERSION,
         "mpt_config": trained.config.to_yaml(),
@@ -67,7 +70,9 @@ def description(trained: Trained, task: Task, names: list[str], dtype: str) -> d
     if data.classes:
         about["mpt_classes"] = json.dumps(data.classes)
     if task.inputs:
-        about["mpt_input_sizes"] = json.dumps({name: list(data.fields[name].shape) for name in task.inputs})
+        about["mpt_input_sizes"] = json.dumps(
+            {name: list(data.fields[name].shape) for name in task.inputs}
+        )
         about["mpt_fit"] = f"{dataset.get('fit', 'crop')}: {FITS[dataset.get('fit', 'crop')]}"
     if "mean" in settings and "std" in settings:
         about |= {"mpt_mean": json.dumps(settings["mean"]), "mpt_std": json.dumps(settings["std"])}
@@ -77,7 +82,11 @@ def description(trained: Trained, task: Task, names: list[str], dtype: str) -> d
 def metric_text(trained: Trained) -> dict[str, str]:
     """Return the metric that the checkpoint was saved with, if it was evaluated."""
     value = trained.loaded.manifest.get("metric")
-    return {"mpt_metric": f"{trained.run.task.metric} {value!r}"} if isinstance(value, int | float) else {}
+    return (
+        {"mpt_metric": f"{trained.run.task.metric} {value!r}"}
+        if isinstance(value, int | float)
+        else {}
+    )
 
 
 def is_export(text: str | None) -> bool:
@@ -92,7 +101,9 @@ def is_export(text: str | None) -> bool:
     return True
 
 
-def open_exported(path: Path, device_name: str, overrides: tuple[str, ...], allow: tuple[str, ...]) -> Trained:
+def open_exported(
+    path: Path, device_name: str, overrides: tuple[str, ...], allow: tuple[str, ...]
+) -> Trained:
     """Build the task of an exported file for inference.
 
     Raises CheckpointError for a file that says too little of itself or does not fit its description.
@@ -111,9 +122,13 @@ def open_exported(path: Path, device_name: str, overrides: tuple[str, ...], allo
         use_session(path, run.task, names, whole=about.get("mpt_inside") == "true")
     else:
         take_weights(path, run.task, names)
-        state = {"modules": {name: module.state_dict() for name, module in run.task.modules.items()}}
+        state = {
+            "modules": {name: module.state_dict() for name, module in run.task.modules.items()}
+        }
     refuse_absent_networks(path, run.task, names)
-    loaded = LoadedCheckpoint(int(about.get("mpt_step", "0")), state, path, {"dtype": about.get("mpt_dtype", "")})
+    loaded = LoadedCheckpoint(
+        int(about.get("mpt_step", "0")), state, path, {"dtype": about.get("mpt_dtype", "")}
+    )
     return Trained(RunDirectory(path.resolve().parent), config, run, data, data, loaded)
 
 
@@ -122,7 +137,9 @@ def networks_in(about: Mapping[str, str]) -> list[str]:
     return about.get("mpt_networks", "").split()
 
 
-def configuration(path: Path, about: Mapping[str, str], overrides: tuple[str, ...], allow: tuple[str, ...]) -> Config:
+def configuration(
+    path: Path, about: Mapping[str, str], overrides: tuple[str, ...], allow: tuple[str, ...]
+) -> Config:
     """Return the configuration that a file was written with, in float32 and without memory tricks."""
     if "mpt_config" not in about or "mpt_layout" not in about:
         raise CheckpointError(
@@ -130,7 +147,9 @@ def configuration(path: Path, about: Mapping[str, str], overrides: tuple[str, ..
             "do; other weights start a training with model.weights"
         )
     text = about["mpt_config"]
-    return change_precision(load_config(text + "\n", ("memory=null", *overrides), allow=allow), FLOAT32)
+    return change_precision(
+        load_config(text + "\n", ("memory=null", *overrides), allow=allow), FLOAT32
+    )
 
 
 def read_about(path: Path) -> Mapping[str, str]:
@@ -140,7 +159,9 @@ def read_about(path: Path) -> Mapping[str, str]:
             with safe_open(path, "pt") as file:
                 return dict(file.metadata() or {})
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: not a safetensors file, or damaged ({error})") from error
+            raise CheckpointError(
+                f"{path}: not a safetensors file, or damaged ({error})"
+            ) from error
     if path.suffix == ".pt":
         return read_weights_file(path).texts
     return dict(open_session(path).get_modelmeta().custom_metadata_map)
@@ -149,14 +170,18 @@ def read_about(path: Path) -> Mapping[str, str]:
 def open_session(path: Path) -> Any:
     """Return an ONNX Runtime session. Raises ConfigError if it is not installed, CheckpointError for bad files."""
     if importlib.util.find_spec("onnxruntime") is None:
-        raise ConfigError("an .onnx file is run by the package onnxruntime: pip install onnxruntime")
+        raise ConfigError(
+            "an .onnx file is run by the package onnxruntime: pip install onnxruntime"
+        )
     runtime = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common class
-        raise CheckpointError(f"{path}: not an ONNX file, or damaged ({str(error).splitlines()[0]})") from error
+        raise CheckpointError(
+            f"{path}: not an ONNX file, or damaged ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def take_weights(path: Path, task: Task, names: list[str]) -> None:
@@ -164,9 +189,13 @@ def take_weights(path: Path, task: Task, names: list[str]) -> None:
     own = own_tensors(task.modules)
     wanted = {key for key in own if any(key.startswith(f"{name}.") for name in names)}
     found = load_weights_file(path)
-    wrong = sorted(wanted ^ set(found)) or sorted(key for key in wanted if own[key].shape != found[key].shape)
+    wrong = sorted(wanted ^ set(found)) or sorted(
+        key for key in wanted if own[key].shape != found[key].shape
+    )
     if wrong or not wanted:
-        raise CheckpointError(f"{path}: its tensors are not those of its configuration ({', '.join(wrong[:3])})")
+        raise CheckpointError(
+            f"{path}: its tensors are not those of its configuration ({', '.join(wrong[:3])})"
+        )
     with torch.no_grad():
         for key, tensor in found.items():
             own[key].copy_(tensor)
@@ -192,7 +221,9 @@ def refuse_absent_networks(path: Path, task: Task, names: list[str]) -> None:
 def use_session(path: Path, task: Task, names: list[str], whole: bool) -> None:
     """Let an ONNX file compute in place of the task's network. Raises CheckpointError if it names none of them."""
     if len({name for name, _ in networks(task.modules)} & set(names)) != 1:
-        raise CheckpointError(f"{path}: it is one network of several, or of another task ({', '.join(names)})")
+        raise CheckpointError(
+            f"{path}: it is one network of several, or of another task ({', '.join(names)})"
+        )
     attach(task, names, whole, open_session(path))
 
 
@@ -210,8 +241,12 @@ def attach(task: Task, names: Sequence[str], whole: bool, session: Any) -> None:
                 f"the exported file takes {', '.join(slot.name for slot in slots)}, and this asks for more: for a "
                 "generator's samples leave truncation out (--truncation 1), or name the run"
             )
-        feeds = {slot.name: value.to(kind_of(slot)).cpu().numpy() for slot, value in zip(slots, tensors)}
-        made = [torch.from_numpy(one).to(tensors[0].device) for one in run_in_batches(session, feeds)]
+        feeds = {
+            slot.name: value.to(kind_of(slot)).cpu().numpy() for slot, value in zip(slots, tensors)
+        }
+        made = [
+            torch.from_numpy(one).to(tensors[0].device) for one in run_in_batches(session, feeds)
+        ]
         if keys:
             return dict(zip(keys, made, strict=True))
         return made[0] if len(made) == 1 else tuple(made)
@@ -225,9 +260,11 @@ def attach(task: Task, names: Sequence[str], whole: bool, session: Any) -> None:
 
 def kind_of(slot: Any) -> torch.dtype:
     """Return the dtype that a graph's input takes: labels are whole numbers."""
-    return {"tensor(int64)": torch.int64, "tensor(int32)": torch.int32, "tensor(bool)": torch.bool}.get(
-        slot.type, torch.float32
-    )
+    return {
+        "tensor(int64)": torch.int64,
+        "tensor(int32)": torch.int32,
+        "tensor(bool)": torch.bool,
+    }.get(slot.type, torch.float32)
 
 
 def run_in_batches(session: Any, feeds: Mapping[str, Any]) -> list[Any]:

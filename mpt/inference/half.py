@@ -50,7 +50,9 @@ def choose_half(wanted: str | None, device: torch.device) -> HalfChoice:
     """Choose the half dtype for a device, float16 on GPUs by default. Raises ConfigError for anything that is no half
     dtype."""
     if wanted not in (None, *DTYPES):
-        raise ConfigError(f"--dtype: found {wanted!r}; allowed with --half are {' and '.join(DTYPES)}.")
+        raise ConfigError(
+            f"--dtype: found {wanted!r}; allowed with --half are {' and '.join(DTYPES)}."
+        )
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         dtype = wanted or "float16"
@@ -59,7 +61,9 @@ def choose_half(wanted: str | None, device: torch.device) -> HalfChoice:
         if (major, minor) >= needed:
             return HalfChoice(dtype, True, f"{dtype}: {name} has tensor cores for it.")
         return HalfChoice(
-            dtype, False, f"{dtype}: {name} has no tensor cores for it, so memory is saved and time is hardly."
+            dtype,
+            False,
+            f"{dtype}: {name} has no tensor cores for it, so memory is saved and time is hardly.",
         )
     if device.type != "cpu":
         return HalfChoice(wanted or "float16", True, f"{wanted or 'float16'} on {device.type}.")
@@ -73,7 +77,11 @@ def choose_half(wanted: str | None, device: torch.device) -> HalfChoice:
         )
     instead = "bfloat16 is used instead" if wanted is None else "bfloat16, as --dtype asks"
     if fast:
-        return HalfChoice("bfloat16", True, f"This CPU has no native float16; {instead}, which it multiplies natively.")
+        return HalfChoice(
+            "bfloat16",
+            True,
+            f"This CPU has no native float16; {instead}, which it multiplies natively.",
+        )
     return HalfChoice(
         "bfloat16",
         False,
@@ -117,13 +125,16 @@ def halve(module: nn.Module, dtype: torch.dtype) -> None:
         return
     for parameter in module._parameters.values():
         if parameter is not None and parameter.dtype == torch.float32:
-            parameter.data = parameter.data.to(dtype)  # the parameter stays the same object, so tied weights stay tied
+            # the parameter stays the same object, so tied weights stay tied
+            parameter.data = parameter.data.to(dtype)
     for child in module.children():
         halve(child, dtype)
 
 
 @contextmanager
-def watch_calls(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, tuple[nn.Module, tuple[Any, ...], Any]]]:
+def watch_calls(
+    modules: Mapping[str, nn.Module],
+) -> Iterator[dict[str, tuple[nn.Module, tuple[Any, ...], Any]]]:
     """Collect which networks are called within the block: name -> module, first arguments, first result.
 
     Networks that inference does not call (a discriminator, weights behind an EMA copy) have no place in an exported
@@ -132,7 +143,9 @@ def watch_calls(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, tuple[nn
     called: dict[str, tuple[nn.Module, tuple[Any, ...], Any]] = {}
 
     def remember(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        return lambda module, inputs, output: called.setdefault(name, (module, inputs, output)) and None
+        return lambda module, inputs, output: (
+            called.setdefault(name, (module, inputs, output)) and None
+        )
 
     handles = [module.register_forward_hook(remember(name)) for name, module in networks(modules)]
     try:

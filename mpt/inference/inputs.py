@@ -95,14 +95,20 @@ def read_inputs(
         yield to_device(batch, run.device, run.data), len(chosen)
 
 
-def readable(trained: Trained, samples: list[Sample], skip: bool) -> tuple[list[Sample], dict[str, str]]:
+def readable(
+    trained: Trained, samples: list[Sample], skip: bool
+) -> tuple[list[Sample], dict[str, str]]:
     """Return the samples, without those whose files are bad if that is wanted, and the omissions and why."""
     bad: dict[str, str] = {}
-    if samples and (skip or trained.config.dataset.settings.model_dump().get("on_bad_image") == "skip"):
+    if samples and (
+        skip or trained.config.dataset.settings.model_dump().get("on_bad_image") == "skip"
+    ):
         samples = list(without_bad(trained, samples, bad))
         if not samples:
             name, reason = next(iter(bad.items()))
-            raise DataError(f"--input: none of {len(bad)} files can be read; the first: {name}: {reason}")
+            raise DataError(
+                f"--input: none of {len(bad)} files can be read; the first: {name}: {reason}"
+            )
     return samples, bad
 
 
@@ -112,10 +118,15 @@ def names_of(trained: Trained, samples: Sequence[Sample], made: int) -> list[str
         return [str(next(iter(sample.values()))) for sample in samples]
     if not needs_inputs(trained.run.task):
         return [f"sample {index}" for index in range(made)]
-    return [trained.test_data.name_of(index).replace("sample", "test sample", 1) for index in range(made)]
+    return [
+        trained.test_data.name_of(index).replace("sample", "test sample", 1)
+        for index in range(made)
+    ]
 
 
-def without_bad(trained: Trained, samples: Sequence[Sample], bad: dict[str, str]) -> Iterator[Sample]:
+def without_bad(
+    trained: Trained, samples: Sequence[Sample], bad: dict[str, str]
+) -> Iterator[Sample]:
     """Yield the samples whose files can be read, and note the others with the reason. Each file is read twice."""
     for sample in samples:
         try:
@@ -139,17 +150,25 @@ def read_sample(trained: Trained, sample: Sample, decoded: Decoded | None = None
             own = {field: sample[field] for field in trained.run.task.inputs}
             stored = by_data_set(dataset.native_settings(), data, own)
         else:
-            stored = {field: read_image(trained, field, sample[field]) for field in trained.run.task.inputs}
+            stored = {
+                field: read_image(trained, field, sample[field])
+                for field in trained.run.task.inputs
+            }
         if decoded is not None:
             decoded.keep(files, stored)
-    return {name: value.float().div_(255) if value.dtype == torch.uint8 else value for name, value in stored.items()}
+    return {
+        name: value.float().div_(255) if value.dtype == torch.uint8 else value
+        for name, value in stored.items()
+    }
 
 
 def read_image(trained: Trained, field: str, file: Path) -> Tensor:
     """Return one file as uint8 (c, h, w), as the field's layout asks. Raises DataError."""
     channels, height, width = trained.run.data.fields[field].shape
     if channels not in MODES:
-        raise DataError(f"--input: '{field}' has {channels} channels; files can be read with 1, 3 or 4")
+        raise DataError(
+            f"--input: '{field}' has {channels} channels; files can be read with 1, 3 or 4"
+        )
     try:
         return decode_bytes(file, channels, (height, width), MAX_PIXELS, fit_of(trained))
     except BadImageError as error:
@@ -171,7 +190,9 @@ def sampler_of(task: Task) -> Samples:
     """Return a task that makes samples. Raises ConfigError for one that makes none."""
     if isinstance(task, Samples):
         return task
-    raise ConfigError("this task makes no samples from noise: leave out --count, --single and --walk")
+    raise ConfigError(
+        "this task makes no samples from noise: leave out --count, --single and --walk"
+    )
 
 
 def find_files(wanted: Sequence[str]) -> list[Given]:
@@ -179,7 +200,11 @@ def find_files(wanted: Sequence[str]) -> list[Given]:
     found = []
     for text in wanted:
         field, path = named(text)
-        found.append(Given(text, tuple(input_files(str(path))), path if path.is_dir() else path.parent, field))
+        found.append(
+            Given(
+                text, tuple(input_files(str(path))), path if path.is_dir() else path.parent, field
+            )
+        )
     return found
 
 
@@ -200,7 +225,9 @@ def match_files(task: Task, model: str, given: Sequence[Given]) -> list[Sample]:
         raise ConfigError(f"--input: {model} makes images from noise and takes none; leave it out")
     unknown = [one.field for one in given if one.field is not None and one.field not in fields]
     if unknown:
-        raise ConfigError(f"--input: {model} has no input {unknown[0]!r}; it has {', '.join(fields)}")
+        raise ConfigError(
+            f"--input: {model} has no input {unknown[0]!r}; it has {', '.join(fields)}"
+        )
     if len(fields) == 1:
         return [{fields[0]: file} for one in given for file in one.files]
     if not given:
@@ -216,7 +243,9 @@ def pair_files(by_field: Mapping[str, Given]) -> list[Sample]:
     """Return samples of files of several fields: one file of each, or those of one name. DataError for one alone."""
     if all(len(one.files) == 1 for one in by_field.values()):
         return [{field: one.files[0] for field, one in by_field.items()}]
-    names = {field: {stem(file, one.root): file for file in one.files} for field, one in by_field.items()}
+    names = {
+        field: {stem(file, one.root): file for file in one.files} for field, one in by_field.items()
+    }
     first, *others = by_field
     for field in others:
         alone = sorted(set(names[first]) ^ set(names[field]))

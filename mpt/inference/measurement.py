@@ -56,20 +56,32 @@ def measure_latency(call: Callable[[], object], device: torch.device) -> Latency
     accelerator.synchronize(device)
     seconds: list[float] = []
     started = time.perf_counter()
-    while len(seconds) < MOST_CALLS and (len(seconds) < FEWEST_CALLS or time.perf_counter() - started < BUDGET_SECONDS):
+    while len(seconds) < MOST_CALLS and (
+        len(seconds) < FEWEST_CALLS or time.perf_counter() - started < BUDGET_SECONDS
+    ):
         before = time.perf_counter()
         call()
         accelerator.synchronize(device)
         seconds.append(time.perf_counter() - before)
     ordered = sorted(seconds)
-    return Latency(statistics.median(seconds), ordered[math.ceil(0.95 * len(ordered)) - 1], len(seconds))
+    return Latency(
+        statistics.median(seconds), ordered[math.ceil(0.95 * len(ordered)) - 1], len(seconds)
+    )
 
 
 def measure_peak(call: Callable[[], object], run: Run) -> int:
     """Return the peak bytes of one call, this run's weights included and those of other runs not."""
-    held = [tensor for module in run.task.modules.values() for tensor in (*module.parameters(), *module.buffers())]
+    held = [
+        tensor
+        for module in run.task.modules.values()
+        for tensor in (*module.parameters(), *module.buffers())
+    ]
     if accelerator.has_allocator(run.device):
-        own = sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}.values())
+        own = sum(
+            {
+                one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held
+            }.values()
+        )
         accelerator.empty_cache(run.device)
         accelerator.reset_peaks(run.device)
         before = accelerator.allocated_bytes(run.device)
@@ -90,7 +102,9 @@ def stored_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 def stored_bytes(modules: Mapping[str, nn.Module]) -> int:
     """Return the size of these networks' weights as a safetensors file."""
     tensors = stored_tensors(modules)
-    return len(build_header(tensors)[0]) + sum(value.numel() * value.element_size() for value in tensors.values())
+    return len(build_header(tensors)[0]) + sum(
+        value.numel() * value.element_size() for value in tensors.values()
+    )
 
 
 def measure_distance(reference: Sequence[Inference], other: Sequence[Inference]) -> Distance | None:
@@ -110,12 +124,16 @@ def measure_distance(reference: Sequence[Inference], other: Sequence[Inference])
         return None
     errors = [(second - first).abs().flatten() for first, second in pairs]
     error = torch.cat(errors) if errors else torch.zeros(1)
-    scale = torch.cat([first.abs().flatten() for first, _ in pairs]).mean() if pairs else torch.ones(())
+    scale = (
+        torch.cat([first.abs().flatten() for first, _ in pairs]).mean() if pairs else torch.ones(())
+    )
     return Distance(
         max_error=float(error.max()),
         mean_error=float(error.mean()),
         relative_error=float(error.mean() / scale) if float(scale) else math.nan,
         finite=bool(torch.isfinite(error).all()),
-        agreement=sum(first == second for first, second in labels) / len(labels) if labels else None,
+        agreement=sum(first == second for first, second in labels) / len(labels)
+        if labels
+        else None,
         decisions=len(labels),
     )

@@ -41,9 +41,13 @@ def open_with_inputs(
     overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
     if wanted is not None and is_export(wanted):
         if which is not None:
-            raise ConfigError("--best, --newest, --step: an exported file is of one step; name a run.")
+            raise ConfigError(
+                "--best, --newest, --step: an exported file is of one step; name a run."
+            )
         if not as_trained:
-            raise ConfigError("--half, --dtype: an exported file is taken as it is, in float32; name a run.")
+            raise ConfigError(
+                "--half, --dtype: an exported file is taken as it is, in float32; name a run."
+            )
         trained = open_exported(Path(wanted), device or "auto", overrides, tuple(allow))
     else:
         trained = open_trained(wanted, runs, device or "auto", overrides, tuple(allow), which)

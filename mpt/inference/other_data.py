@@ -44,7 +44,9 @@ def as_image_folder(config: Config, spec: DataSpec) -> Config:
     """Return the configuration with an image folder of the data's size and channels."""
     channels, height, width = spec.fields["image"].shape
     if height != width:
-        raise DataError(f"--data: images of {height} x {width} are not read from a folder; they are square there")
+        raise DataError(
+            f"--data: images of {height} x {width} are not read from a folder; they are square there"
+        )
     data = config.to_data()
     data["dataset"] = {"name": "image_folder", "image_size": height, "channels": channels}
     return load_config(data, allow=config.granted)
@@ -55,9 +57,15 @@ def with_folder(config: Config, folder: Path) -> Config:
     settings = config.dataset.settings
     key = next((one for one in ("test_root", "root") if one in type(settings).model_fields), None)
     if key is None:
-        raise ConfigError(f"--data: the data set {config.dataset.name} reads no folder; leave it out")
-    changed = {key: str(folder)} if setting_of(settings, "root") is not None else {"root": str(folder)}
-    return replace(config, dataset=replace(config.dataset, settings=settings.model_copy(update=changed)))
+        raise ConfigError(
+            f"--data: the data set {config.dataset.name} reads no folder; leave it out"
+        )
+    changed = (
+        {key: str(folder)} if setting_of(settings, "root") is not None else {"root": str(folder)}
+    )
+    return replace(
+        config, dataset=replace(config.dataset, settings=settings.model_copy(update=changed))
+    )
 
 
 def refuse_other_layout(found: DataSpec, wanted: DataSpec, folder: Path) -> None:

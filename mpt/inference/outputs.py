@@ -72,7 +72,9 @@ def choose_output(wanted: str | None, overwrite: bool, run_folder: Path) -> Outp
         return Output(folder, folder / "labels.csv", folder / "samples.png")
     path = Path(wanted)
     if path.suffix.lower() in OTHER_FILES and not path.is_dir():
-        raise ConfigError(f"--output: {path} is no table (.csv), no picture (.png) and no folder; name one of them.")
+        raise ConfigError(
+            f"--output: {path} is no table (.csv), no picture (.png) and no folder; name one of them."
+        )
     is_file = path.suffix.lower() in (".csv", ".png") and not path.is_dir()
     taken = path.exists() if is_file else path.is_dir() and any(path.iterdir())
     if taken and not overwrite:
@@ -110,7 +112,9 @@ def write(
     for stem, picture, columns in name_figures(results, files):
         write_grid(picture, output.folder / f"{stem}.png", columns)
         said.append(f"wrote {output.folder / f'{stem}.png'}")
-    rows: list[dict[str, Any]] = [row for result in results for row in rows_of(result, classes, top)]
+    rows: list[dict[str, Any]] = [
+        row for result in results for row in rows_of(result, classes, top)
+    ]
     if rows:
         rows = [{"input": name, **row} for name, row in zip(names, rows, strict=True)]
         write_table(rows, output.table)
@@ -119,7 +123,9 @@ def write(
         known = [row for row in rows if "truth" in row]
         if known:
             right = sum(row["label"] == row["truth"] for row in known)
-            said.append(f"{right} of {len(known)} labels are the true ones ({right / len(known):.1%})")
+            said.append(
+                f"{right} of {len(known)} labels are the true ones ({right / len(known):.1%})"
+            )
     return said
 
 
@@ -131,7 +137,13 @@ def rows_of(result: Inference, classes: Sequence[str], top: int) -> Iterator[dic
             continue
         scores = result.scores[number].float().cpu()
         if top == 0:
-            yield {**row, **{f"p({name})": round(float(p), 6) for name, p in zip(classes, scores, strict=True)}}
+            yield {
+                **row,
+                **{
+                    f"p({name})": round(float(p), 6)
+                    for name, p in zip(classes, scores, strict=True)
+                },
+            }
             continue
         ranked = scores.sort(descending=True)
         further: dict[str, Any] = {}
@@ -151,7 +163,9 @@ def show_row(row: dict[str, Any]) -> str:
     return f"{row['input']}: {'  '.join(named)}"
 
 
-def name_figures(results: Sequence[Inference], files: Sequence[Path]) -> Iterator[tuple[str, Tensor, int | None]]:
+def name_figures(
+    results: Sequence[Inference], files: Sequence[Path]
+) -> Iterator[tuple[str, Tensor, int | None]]:
     """Yield pictures with their file stems and columns.
 
     `swap-0001`, of a batch's second input, takes the input's name or number.
@@ -195,10 +209,16 @@ def write_walk(frames_bchw: Tensor, folder: Path, columns: int) -> str:
     pictures = [as_picture(frame, PICTURE_SIDE) for frame in shown]
     try:
         pictures[0].save(
-            folder / "walk.gif", save_all=True, append_images=pictures[1:], duration=FRAME_MILLISECONDS, loop=0
+            folder / "walk.gif",
+            save_all=True,
+            append_images=pictures[1:],
+            duration=FRAME_MILLISECONDS,
+            loop=0,
         )
     except OSError as error:
-        raise InputOutputError(f"--output: cannot write {folder / 'walk.gif'}: {error.strerror}") from error
+        raise InputOutputError(
+            f"--output: cannot write {folder / 'walk.gif'}: {error.strerror}"
+        ) from error
     write_grid(frames_bchw, folder / "walk.png", columns)
     return f"wrote {folder / 'walk.gif'} ({len(pictures)} frames) and walk.png"
 
@@ -209,15 +229,26 @@ def write_labelled(batch: Batch, results: Sequence[Inference], path: Path) -> st
     rows = [row for result in results for row in result.rows][: len(images)]
     columns = min(8, len(rows))
     cell = PICTURE_SIDE + CAPTION
-    canvas = Image.new("RGB", (columns * (PICTURE_SIDE + 4) + 4, -(-len(rows) // columns) * (cell + 4) + 4), "white")
+    canvas = Image.new(
+        "RGB",
+        (columns * (PICTURE_SIDE + 4) + 4, -(-len(rows) // columns) * (cell + 4) + 4),
+        "white",
+    )
     draw = ImageDraw.Draw(canvas)
     for number, (row, image) in enumerate(zip(rows, images, strict=False)):
         left, top = 4 + number % columns * (PICTURE_SIDE + 4), 4 + number // columns * (cell + 4)
-        canvas.paste(as_picture(image, PICTURE_SIDE).convert("RGB").resize((PICTURE_SIDE, PICTURE_SIDE)), (left, top))
+        canvas.paste(
+            as_picture(image, PICTURE_SIDE).convert("RGB").resize((PICTURE_SIDE, PICTURE_SIDE)),
+            (left, top),
+        )
         label, truth = str(row.get("label", "")), row.get("truth")
         wrong = truth is not None and label != truth
-        text = f"{label[:14]} {row.get('probability', '')}" + (f"\n(true: {str(truth)[:12]})" if wrong else "")
-        draw.multiline_text((left, top + PICTURE_SIDE), text, fill="#b00020" if wrong else "black", spacing=1)
+        text = f"{label[:14]} {row.get('probability', '')}" + (
+            f"\n(true: {str(truth)[:12]})" if wrong else ""
+        )
+        draw.multiline_text(
+            (left, top + PICTURE_SIDE), text, fill="#b00020" if wrong else "black", spacing=1
+        )
     save(canvas, path)
     return f"wrote {path}"
 

@@ -62,7 +62,9 @@ def prove(file: Path, name: str, expected: Mapping[str, Expected], allow: tuple[
     """
     found = dict(networks(open_exported(file, "cpu", (), allow).run.task.modules))
     apart = {
-        network: refuse_beyond(one, outputs_of(found[network], one.inputs), f"{name}: its network {network}")
+        network: refuse_beyond(
+            one, outputs_of(found[network], one.inputs), f"{name}: its network {network}"
+        )
         for network, one in expected.items()
     }
     return computes_alike(max(apart.values(), default=0.0))
@@ -70,9 +72,13 @@ def prove(file: Path, name: str, expected: Mapping[str, Expected], allow: tuple[
 
 def prove_session(file: Path, name: str, expected: Expected) -> str:
     """Do the same for an ONNX file that holds more than the network, by ONNX Runtime alone."""
-    session = importlib.import_module("onnxruntime").InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    session = importlib.import_module("onnxruntime").InferenceSession(
+        str(file), providers=["CPUExecutionProvider"]
+    )
     values = [value for value in expected.inputs if isinstance(value, Tensor)]
-    feeds = {slot.name: value.numpy() for slot, value in zip(session.get_inputs(), values, strict=True)}
+    feeds = {
+        slot.name: value.numpy() for slot, value in zip(session.get_inputs(), values, strict=True)
+    }
     made = [torch.from_numpy(value) for value in session.run(None, feeds)]
     outputs = [value.double() for value in made if value.is_floating_point()]
     return computes_alike(refuse_beyond(expected, outputs, f"{name}: its network"))
@@ -86,10 +92,14 @@ def prove_folding(unfolded: Calls, modules: Mapping[str, nn.Module]) -> None:
     found = dict(networks(modules))
     for network, one in expect(unfolded, "float32").items():
         outputs = outputs_of(found[network], one.inputs)
-        refuse_beyond(one, outputs, f"the network {network} with its adapters folded", "nothing was inferred")
+        refuse_beyond(
+            one, outputs, f"the network {network} with its adapters folded", "nothing was inferred"
+        )
 
 
-def refuse_beyond(expected: Expected, outputs: list[Tensor], name: str, end: str = "it was not kept") -> float:
+def refuse_beyond(
+    expected: Expected, outputs: list[Tensor], name: str, end: str = "it was not kept"
+) -> float:
     """Return how far outputs are from the run's. Raises CheckpointError if that is more than rounding."""
     apart = distance(outputs, expected.outputs)
     if not apart <= expected.allowed:
@@ -112,9 +122,15 @@ def outputs_of(network: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor]:
     was_training = network.training
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = network.eval()(*(value.clone() if isinstance(value, Tensor) else value for value in inputs))
+        made = network.eval()(
+            *(value.clone() if isinstance(value, Tensor) else value for value in inputs)
+        )
     network.train(was_training)
-    return [leaf.double() for leaf in tree_leaves(made) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [
+        leaf.double()
+        for leaf in tree_leaves(made)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
 
 
 def distance(found: list[Tensor], expected: list[Tensor]) -> float:

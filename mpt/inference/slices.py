@@ -51,11 +51,19 @@ def infer_all(trained: Trained, work: Work, devices: Sequence[str]) -> list[Infe
     count = len(devices)
     if count == 1:
         return list(batches_of(trained, work, 0, 1))
-    context = multiprocessing.get_context("spawn")  # a fork of a process that has used a GPU cannot use one
+    # a fork of a process that has used a GPU cannot use one
+    context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count - 1, context, ignore_interrupts) as pool:
-        others = [pool.submit(infer_part, work, device, rank, count) for rank, device in enumerate(devices) if rank]
+        others = [
+            pool.submit(infer_part, work, device, rank, count)
+            for rank, device in enumerate(devices)
+            if rank
+        ]
         try:
-            parts = [list(batches_of(trained, work, 0, count)), *(other.result() for other in others)]
+            parts = [
+                list(batches_of(trained, work, 0, count)),
+                *(other.result() for other in others),
+            ]
         except BrokenProcessPool as error:
             raise RankError(
                 "--nproc: a process that made a part of the outputs was lost; had the machine too little memory?"
@@ -97,10 +105,15 @@ def choose_devices(wanted: str | None, count: int) -> list[str]:
     if count == 1:
         return [wanted or "auto"]
     if wanted not in (None, "auto", "cpu", "cuda"):
-        raise ConfigError(f"--device: found {wanted!r} for {count} processes; use auto, cpu or cuda")
+        raise ConfigError(
+            f"--device: found {wanted!r} for {count} processes; use auto, cpu or cuda"
+        )
     if wanted == "cpu" or not torch.cuda.is_available():
-        return [wanted or "auto"] * count  # a wish for a card that is not there is refused when the run is opened
+        # a wish for a card that is not there is refused when the run is opened
+        return [wanted or "auto"] * count
     cards = torch.cuda.device_count()
     if cards < count:
-        raise ConfigError(f"--nproc: found {count} processes for {cards} CUDA device(s); use {cards}, or --device cpu")
+        raise ConfigError(
+            f"--nproc: found {count} processes for {cards} CUDA device(s); use {cards}, or --device cpu"
+        )
     return [f"cuda:{number}" for number in range(count)]

@@ -70,7 +70,8 @@ def other_classes(directory: RunDirectory, classes: Sequence[str]) -> str:
     if layout is None or not layout.classes or list(layout.classes) == list(classes):
         return ""
     here, trained = (
-        ", ".join(some[:MOST_CLASSES]) + f" and {len(some) - MOST_CLASSES} more" * (len(some) > MOST_CLASSES)
+        ", ".join(some[:MOST_CLASSES])
+        + f" and {len(some) - MOST_CLASSES} more" * (len(some) > MOST_CLASSES)
         for some in (classes, layout.classes)
     )
     return f"the data set's classes are {here or 'none'}, and {directory.path} was trained on {trained}"
@@ -96,7 +97,9 @@ def open_trained(
         directory, chosen = find_run(wanted, runs)
     else:
         directory, warning = newest_finished_run(runs)
-        print(f"run {directory.path}" if warning is None else f"warning: {warning}", file=sys.stderr)
+        print(
+            f"run {directory.path}" if warning is None else f"warning: {warning}", file=sys.stderr
+        )
     if not directory.config_path.is_file():
         raise CheckpointError(f"{directory.path}: no config.yaml in it; it is not a run's folder")
     with missing_parts_explained(directory.path):
@@ -122,5 +125,8 @@ def open_trained(
         print(f"weights of {words}", file=sys.stderr)
     changed = changed_parts(directory.parts_path)
     if changed:
-        print(f"warning: parts changed since {directory.path} was trained: {', '.join(changed)}", file=sys.stderr)
+        print(
+            f"warning: parts changed since {directory.path} was trained: {', '.join(changed)}",
+            file=sys.stderr,
+        )
     return Trained(directory, config, run, train_data, test_data, loaded)

@@ -15,5 +15,6 @@ GAMMA = 2.0
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean of (1 - p)^2 * -log p over samples that have a label, p being the label's probability."""
-    entropy = functional.cross_entropy(logits, labels, reduction="none")  # 0 for samples that are left out
+    # 0 for samples that are left out
+    entropy = functional.cross_entropy(logits, labels, reduction="none")
     return ((1 - (-entropy).exp()) ** GAMMA * entropy).sum() / (labels != IGNORED).sum()

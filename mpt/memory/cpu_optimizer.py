@@ -52,7 +52,9 @@ class HostOptimizer(Optimizer):
 
     def _twin(self, parameter: Tensor) -> Tensor:
         with torch.no_grad():
-            twin = torch.empty_like(parameter, device="cpu", pin_memory=copies_beside(parameter.device))
+            twin = torch.empty_like(
+                parameter, device="cpu", pin_memory=copies_beside(parameter.device)
+            )
             twin.copy_(parameter)
         self.versions[parameter] = parameter._version
         self.twins[parameter] = nn.Parameter(twin)
@@ -61,23 +63,30 @@ class HostOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Step on the host: gradients over, weights back."""
-        assert closure is None, "closures re-evaluate the model on the device; no optimizer here uses one"
+        assert closure is None, (
+            "closures re-evaluate the model on the device; no optimizer here uses one"
+        )
         moved = []
         for outer, inner in zip(self.param_groups, self.inner.param_groups):
             inner.update({key: value for key, value in outer.items() if key != "params"})
             for parameter, twin in zip(outer["params"], inner["params"]):
                 if parameter.grad is not None:
-                    if parameter._version != self.versions[parameter]:  # clipped or loaded since: the device is right
+                    # clipped or loaded since: the device is right
+                    if parameter._version != self.versions[parameter]:
                         twin.copy_(parameter, non_blocking=True)
                     twin.grad = torch.empty_like(
                         parameter.grad, device="cpu", pin_memory=copies_beside(parameter.device)
                     )
                     twin.grad.copy_(parameter.grad, non_blocking=True)
                     moved.append((parameter, twin))
-        for device in {parameter.device for parameter, _ in moved if copies_beside(parameter.device)}:
-            torch.accelerator.current_stream(device).synchronize()  # once, for the copies of all of them
+        for device in {
+            parameter.device for parameter, _ in moved if copies_beside(parameter.device)
+        }:
+            # once, for the copies of all of them
+            torch.accelerator.current_stream(device).synchronize()
         self.inner.step()
-        for outer, inner in zip(self.param_groups, self.inner.param_groups):  # the optimizer's counters in its groups
+        # the optimizer's counters in its groups
+        for outer, inner in zip(self.param_groups, self.inner.param_groups):
             outer.update({key: value for key, value in inner.items() if key != "params"})
         for parameter, twin in moved:
             parameter.copy_(twin, non_blocking=True)
@@ -109,7 +118,8 @@ class CpuOptimizer(MemoryTrick):
         """Return an optimizer that works in host memory."""
         refuse_own_steps(optimizer, precision, "memory.cpu_optimizer")
         host = HostOptimizer(optimizer)
-        self.host_bytes += sum(2 * block_bytes(twin.nbytes) for twin in host.twins.values())  # and their gradients
+        # and their gradients
+        self.host_bytes += sum(2 * block_bytes(twin.nbytes) for twin in host.twins.values())
         return host
 
 

@@ -70,7 +70,8 @@ class Known:
 class CudaGraphs(TakesUpdates):
     """Performs a run's updates: the first ones as they are, then by their graphs."""
 
-    name, exact = "cuda_graphs", False  # Adam corrects its means in float32, and rates are rounded to it
+    # Adam corrects its means in float32, and rates are rounded to it
+    name, exact = "cuda_graphs", False
 
     def __init__(self, settings: Settings) -> None:
         self.warmup = settings.warmup
@@ -93,7 +94,9 @@ class CudaGraphs(TakesUpdates):
         self.run = run
         self.is_planned = detect_fake_mode() is not None and run.device.type != "cpu"
         if run.device.type != "cuda" and not self.is_planned:
-            run.notes.append(f"memory.cuda_graphs: {run.device} has no CUDA graphs; nothing is done")
+            run.notes.append(
+                f"memory.cuda_graphs: {run.device} has no CUDA graphs; nothing is done"
+            )
             return
         refuse(run)
         self.has_graphs = True
@@ -101,7 +104,9 @@ class CudaGraphs(TakesUpdates):
             self.stream = torch.Stream(run.device)
             self.pool = torch.cuda.graph_pool_handle()
 
-    def update(self, phase: Phase, batch: Batch, is_logged: bool, perform: Callable[[Batch, bool], Any]) -> Any:
+    def update(
+        self, phase: Phase, batch: Batch, is_logged: bool, perform: Callable[[Batch, bool], Any]
+    ) -> Any:
         """Return the result of `perform` on the batch, or of the graphs that were recorded of it.
 
         Recorded is the update of a logged step: it computes the gradients' norm too, which others leave out.
@@ -164,9 +169,15 @@ class CudaGraphs(TakesUpdates):
     def refuse_difference(self, known: Known, phase: Phase, why_not: str) -> None:
         """Raise ConfigError for an update that is not the same each time."""
         if not why_not:
-            why_not = first_difference(*known.tapes) if len(known.tapes) == SAME else known.tapes[0].why_not
+            why_not = (
+                first_difference(*known.tapes)
+                if len(known.tapes) == SAME
+                else known.tapes[0].why_not
+            )
         if why_not:
-            raise ConfigError(f"memory.cuda_graphs: phase {phase.name} cannot be recorded: {why_not}; leave it out")
+            raise ConfigError(
+                f"memory.cuda_graphs: phase {phase.name} cannot be recorded: {why_not}; leave it out"
+            )
 
     def record(self, known: Known, phase: Phase, perform: Callable[[], Any]) -> None:
         """Record an update. Its counts in Python are taken back: the repetition that follows counts it."""
@@ -184,7 +195,10 @@ class CudaGraphs(TakesUpdates):
         rates.put_back(counts)
         if scaler is not None and scaled is not None:
             scaler.load_state_dict(scaled)
-        self.say_once(f"{phase.name}: {operators} operators recorded in {len(recorder.segments)} graphs", phase.name)
+        self.say_once(
+            f"{phase.name}: {operators} operators recorded in {len(recorder.segments)} graphs",
+            phase.name,
+        )
 
     def repeated(self, known: Known, phase: Phase, perform: Callable[[], Any]) -> Any:
         """Repeat a recorded update; one that does not go as usual is undone and performed operator by operator."""
@@ -226,7 +240,9 @@ class CudaGraphs(TakesUpdates):
         if not self.inputs:
             self.inputs = {name: value.clone() for name, value in batch.items()}
         elif forms_of(batch) != forms_of(self.inputs):
-            self.say_once("a batch of another shape than the recorded ones runs operator by operator")
+            self.say_once(
+                "a batch of another shape than the recorded ones runs operator by operator"
+            )
             return None
         else:
             for name, value in batch.items():
@@ -239,13 +255,24 @@ class CudaGraphs(TakesUpdates):
         refuse_adaptation(run)
         classes = self.classes
         if self.is_in_doubt:
-            classes = tuple(type(module) for root in run.task.modules.values() for module in root.modules())
+            classes = tuple(
+                type(module) for root in run.task.modules.values() for module in root.modules()
+            )
         scalers = tuple(run.precision.scalers.values())
-        found = (run.precision.numerics.dtype, scalers, run.adaptation.micro_batch_size, len(run.tricks))
+        found = (
+            run.precision.numerics.dtype,
+            scalers,
+            run.adaptation.micro_batch_size,
+            len(run.tricks),
+        )
         is_stale = any(rates.is_stale for rates in self.rates.values())
         if is_stale or (found, classes) != (self.arithmetic, self.classes):
             if any(update.recording for update in self.updates.values()):
-                what = "the optimizer's state was put back" if is_stale else "arithmetic or micro-batches have changed"
+                what = (
+                    "the optimizer's state was put back"
+                    if is_stale
+                    else "arithmetic or micro-batches have changed"
+                )
                 self.news.append(f"memory.cuda_graphs: {what}; updates are recorded anew")
             self.updates, self.rates = {}, {}
         self.arithmetic, self.classes, self.is_in_doubt = found, classes, False
@@ -279,7 +306,9 @@ def refuse(run: Run) -> None:
         )
     for optimizer in run.optimizers.values():
         if reason := why_not(optimizer):
-            raise ConfigError(f"memory.cuda_graphs: {reason}, which a graph would repeat; use adam, adamw or sgd")
+            raise ConfigError(
+                f"memory.cuda_graphs: {reason}, which a graph would repeat; use adam, adamw or sgd"
+            )
 
 
 def refuse_adaptation(run: Run) -> None:

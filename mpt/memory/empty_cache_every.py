@@ -43,7 +43,9 @@ class EmptyCacheEvery(MemoryTrick):
         """Say if there is nothing to empty."""
         self.has_cache = accelerator.has_allocator(run.device)
         if not self.has_cache:
-            run.notes.append(f"memory.empty_cache_every: {run.device} has no cache to empty; nothing is done")
+            run.notes.append(
+                f"memory.empty_cache_every: {run.device} has no cache to empty; nothing is done"
+            )
 
     @contextlib.contextmanager
     def step(self, phase: Phase) -> Iterator[None]:

@@ -31,7 +31,15 @@ from torch import nn
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.memory.adapters.layers import Adapted, fold_all, is_adaptable, is_pointwise, put_adapter, share, weight_of
+from mpt.memory.adapters.layers import (
+    Adapted,
+    fold_all,
+    is_adaptable,
+    is_pointwise,
+    put_adapter,
+    share,
+    weight_of,
+)
 from mpt.memory.adapters.reading import load_adapters, read_adapters
 from mpt.memory.low_bit.packed_linear import PackedLinear
 from mpt.seams import HoldsWeights, Precision, Run, Task
@@ -39,8 +47,25 @@ from mpt.seams import HoldsWeights, Precision, Run, Task
 LOSSY = True
 KINDS = {
     "attention": (
-        *("*.to_q", "*.to_k", "*.to_v", "*.to_out.0", "*.to_add_out", "*.add_q_proj", "*.add_k_proj", "*.add_v_proj"),
-        *("*.q_proj", "*.k_proj", "*.v_proj", "*.o_proj", "*.out_proj", "*.attn.qkv", "*.attn.proj"),
+        *(
+            "*.to_q",
+            "*.to_k",
+            "*.to_v",
+            "*.to_out.0",
+            "*.to_add_out",
+            "*.add_q_proj",
+            "*.add_k_proj",
+            "*.add_v_proj",
+        ),
+        *(
+            "*.q_proj",
+            "*.k_proj",
+            "*.v_proj",
+            "*.o_proj",
+            "*.out_proj",
+            "*.attn.qkv",
+            "*.attn.proj",
+        ),
     ),
     "linear": ("*",),
     "convolutions": ("*",),
@@ -72,7 +97,9 @@ class Settings(Options):
     targets: list[str] = Field(default_factory=lambda: ["*"])
     """The layers that get one: globs over dotted module names ("net.blocks.*.attn.qkv"), which choose Linear layers and
     1x1 convolutions, or the words attention, linear and convolutions (of every size)."""
-    full: list[str] = Field(default_factory=lambda: ["*.fc.*", "*.head.*", "*.heads.*", "*.classifier.*"])
+    full: list[str] = Field(
+        default_factory=lambda: ["*.fc.*", "*.head.*", "*.heads.*", "*.classifier.*"]
+    )
     """Globs over dotted parameter names that are trained as they are, without adapter: a head for new classes."""
     weights: str | None = None
     """A file of adapters to begin with: PEFT's folder, or a safetensors file of diffusers or kohya."""
@@ -136,18 +163,32 @@ class Lora(HoldsWeights):
                     parameter.requires_grad_(False)
         for name, network in task.trainable.items():
             averages = list(twins(network, task))
-            self.adapt_all(network, name, chosen[name], {key: key for key in chosen[name]}, trained=True)
+            self.adapt_all(
+                network, name, chosen[name], {key: key for key in chosen[name]}, trained=True
+            )
             for prefix, twin in averages:
-                keys = {key: key.removeprefix(prefix) for key in chosen[name] if key.startswith(prefix)}
+                keys = {
+                    key: key.removeprefix(prefix) for key in chosen[name] if key.startswith(prefix)
+                }
                 self.adapt_all(twin, name, chosen[name], keys, trained=False)
 
     def refuse_text_encoders(self, networks: Mapping[str, nn.Module]) -> None:
         """Raises ConfigError for a glob over a text encoder that no layer here matches."""
-        names = [f"{name}.{key}" for name, network in networks.items() for key, _ in network.named_modules()]
-        given = {"targets": self.settings.targets, "ranks": self.settings.ranks, "alphas": self.settings.alphas}
+        names = [
+            f"{name}.{key}"
+            for name, network in networks.items()
+            for key, _ in network.named_modules()
+        ]
+        given = {
+            "targets": self.settings.targets,
+            "ranks": self.settings.ranks,
+            "alphas": self.settings.alphas,
+        }
         for setting, globs in given.items():
             for glob in globs:
-                if any(word in glob for word in TEXT_ENCODERS) and not any(fnmatchcase(name, glob) for name in names):
+                if any(word in glob for word in TEXT_ENCODERS) and not any(
+                    fnmatchcase(name, glob) for name in names
+                ):
                     raise ConfigError(
                         f"memory.lora.{setting}: {glob} is of a text encoder, and none is trained here by that name, "
                         f"only {', '.join(networks)}; networks of diffusers have theirs with model.text_encoders=true, "
@@ -155,7 +196,12 @@ class Lora(HoldsWeights):
                     )
 
     def adapt_all(
-        self, root: nn.Module, name: str, chosen: Mapping[str, nn.Module], keys: Mapping[str, str], trained: bool
+        self,
+        root: nn.Module,
+        name: str,
+        chosen: Mapping[str, nn.Module],
+        keys: Mapping[str, str],
+        trained: bool,
     ) -> None:
         """Give layers of a network, or of a moving average of it, their adapters: one for each weight.
 
@@ -176,7 +222,12 @@ class Lora(HoldsWeights):
 
     def layers(self, name: str, network: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
         """Yield the layers of a network that get an adapter: all that read a weight, or none of them."""
-        closed = {m for one in network.modules() if isinstance(one, nn.TransformerEncoderLayer) for m in one.modules()}
+        closed = {
+            m
+            for one in network.modules()
+            if isinstance(one, nn.TransformerEncoderLayer)
+            for m in one.modules()
+        }
         full = self.full_parameters(name, network)
         found: list[tuple[str, nn.Linear | nn.Conv2d]] = []
         for key, module in network.named_modules():
@@ -191,7 +242,9 @@ class Lora(HoldsWeights):
             if module not in adapted
             for parameter in module.parameters(recurse=False)
         }
-        yield from ((key, module) for key, module in found if weight_of(module) not in read_by_others)
+        yield from (
+            (key, module) for key, module in found if weight_of(module) not in read_by_others
+        )
 
     def full_parameters(self, name: str, network: nn.Module) -> set[nn.Parameter]:
         """Return the parameters that are trained as they are, under any of their names."""
@@ -206,7 +259,9 @@ class Lora(HoldsWeights):
         """Give a layer its adapter. Random numbers follow from the run's seed and the name: twins begin alike."""
         assert isinstance(layer, nn.Linear | nn.Conv2d)
         settings = self.settings
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{torch.initial_seed()} {name}".encode()))
+        generator = torch.Generator().manual_seed(
+            zlib.crc32(f"{torch.initial_seed()} {name}".encode())
+        )
         factor = settings.factor_of(name)
         return put_adapter(layer, settings.rank_of(name), factor, generator, trained, settings.dora)
 
@@ -218,14 +273,22 @@ class Lora(HoldsWeights):
 
     def attach(self, run: Run) -> None:
         """Log the trained parts, and warn of adapters alongside weights that were not loaded."""
-        weights = [parameter for module in run.task.trainable.values() for parameter in module.parameters()]
+        weights = [
+            parameter for module in run.task.trainable.values() for parameter in module.parameters()
+        ]
         trained = sum(parameter.numel() for parameter in weights if parameter.requires_grad)
         total = sum(parameter.numel() for parameter in weights if parameter.is_floating_point())
         layers = {layer for module in run.task.trainable.values() for layer in module.modules()}
-        total += sum(one.out_features * one.in_features for one in layers if isinstance(one, PackedLinear))
-        run.messages.append(f"memory.lora: {trained:,} of {total:,} parameters are trained, adapters included")
+        total += sum(
+            one.out_features * one.in_features for one in layers if isinstance(one, PackedLinear)
+        )
+        run.messages.append(
+            f"memory.lora: {trained:,} of {total:,} parameters are trained, adapters included"
+        )
         if not run.config.model.settings.weights:
-            run.notes.append("memory.lora: the weights that stay as they are were never trained; set model.weights")
+            run.notes.append(
+                "memory.lora: the weights that stay as they are were never trained; set model.weights"
+            )
 
     def fold(self, modules: Mapping[str, nn.Module]) -> None:
         """Add every adapter into its layer's weight."""

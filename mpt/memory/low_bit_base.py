@@ -45,7 +45,9 @@ class Settings(Options):
     """fp8 and int8: a byte per weight and a scale per row. nf4: half a byte, and a scale per 64 weights."""
     layers: list[str] = Field(default_factory=lambda: ["*"])
     """Globs over dotted module names ("net.blocks.*"): the Linear layers that are packed."""
-    keep: list[str] = Field(default_factory=lambda: ["*.fc.*", "*.head.*", "*.heads.*", "*.classifier.*"])
+    keep: list[str] = Field(
+        default_factory=lambda: ["*.fc.*", "*.head.*", "*.heads.*", "*.classifier.*"]
+    )
     """Globs over dotted parameter names that stay as they are: the trained ones, as `memory.lora.full` names them."""
 
 
@@ -80,14 +82,21 @@ class LowBitBase(HoldsWeights):
 
     def layers(self, name: str, network: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
         """Yield the layers of a network that are packed: all that read a weight, or none of them."""
-        closed = {m for one in network.modules() if isinstance(one, nn.TransformerEncoderLayer) for m in one.modules()}
+        closed = {
+            m
+            for one in network.modules()
+            if isinstance(one, nn.TransformerEncoderLayer)
+            for m in one.modules()
+        }
         found: dict[nn.Module, tuple[str, nn.Linear]] = {}
         for key, module in network.named_modules():
             full = f"{name}.{key}".rstrip(".")
             if type(module) is nn.Linear and module not in closed and self.is_chosen(full):
                 found[module] = (key, module)
         others = (module for module in network.modules() if module not in found)
-        read_by_others = {parameter for module in others for parameter in module.parameters(recurse=False)}
+        read_by_others = {
+            parameter for module in others for parameter in module.parameters(recurse=False)
+        }
         yield from (one for one in found.values() if one[1].weight not in read_by_others)
 
     def is_chosen(self, name: str) -> bool:

@@ -66,7 +66,9 @@ class LowBitOptimizer(MemoryTrick):
                 f"memory.low_bit_optimizer: there is no 8-bit {type(optimizer).__name__}; use optimizer=adam or adamw"
             )
         if any(group["amsgrad"] for group in optimizer.param_groups):
-            raise ConfigError("memory.low_bit_optimizer: there is no 8-bit amsgrad; use optimizer.amsgrad=false")
+            raise ConfigError(
+                "memory.low_bit_optimizer: there is no 8-bit amsgrad; use optimizer.amsgrad=false"
+            )
         if torch._guards.detect_fake_mode() is not None:
             return AllocatedAdam(optimizer.param_groups)
         return make_low_bit(optimizer, choose_backend(self.settings.backend))
@@ -110,10 +112,15 @@ class AllocatedAdam(Optimizer):
                     continue
                 quantised = parameter.numel() >= SMALLEST_QUANTISED
                 dtype = torch.uint8 if quantised else torch.float32
-                state = {name: torch.zeros_like(parameter, dtype=dtype) for name in ("state1", "state2")}
+                state = {
+                    name: torch.zeros_like(parameter, dtype=dtype) for name in ("state1", "state2")
+                }
                 if quantised:
                     blocks = (-(-parameter.numel() // BLOCK),)
-                    state |= {name: parameter.new_zeros(blocks, dtype=torch.float32) for name in ("absmax1", "absmax2")}
+                    state |= {
+                        name: parameter.new_zeros(blocks, dtype=torch.float32)
+                        for name in ("absmax1", "absmax2")
+                    }
                 self.state[parameter] = state
 
 
@@ -137,10 +144,14 @@ def choose_backend(wanted: str) -> str:
 def make_low_bit(optimizer: Optimizer, backend: str) -> Optimizer:
     """Return the 8-bit form of an Adam or AdamW, over the same groups."""
     kind = type(optimizer).__name__
-    module = importlib.import_module("bitsandbytes.optim" if backend == "bitsandbytes" else "torchao.optim")
+    module = importlib.import_module(
+        "bitsandbytes.optim" if backend == "bitsandbytes" else "torchao.optim"
+    )
     make = getattr(module, f"{kind}8bit")
     names = ("params", "lr", "betas", "eps", "weight_decay", "lr_scale")
-    groups = [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
+    groups = [
+        {name: group[name] for name in names if name in group} for group in optimizer.param_groups
+    ]
     first = groups[0]
     result: Optimizer = make(groups, lr=first["lr"], betas=first["betas"], eps=first["eps"])
     result.register_state_dict_post_hook(flatten_state)
@@ -179,20 +190,36 @@ def flatten_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]
         tensors = {name: getattr(value, name) for name in names}
         return {**tensors, "signed": signed, "dtype": str(dtype).removeprefix("torch.")}
 
-    return {**state, "state": {key: {n: flatten(v) for n, v in own.items()} for key, own in state["state"].items()}}
+    return {
+        **state,
+        "state": {
+            key: {n: flatten(v) for n, v in own.items()} for key, own in state["state"].items()
+        },
+    }
 
 
 def rebuild_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Put torchao's state tensors together again."""
 
     def rebuild(value: Any) -> Any:
-        if not isinstance(value, dict) or set(value) != {"codes", "scale", "qmap", "signed", "dtype"}:
+        if not isinstance(value, dict) or set(value) != {
+            "codes",
+            "scale",
+            "qmap",
+            "signed",
+            "dtype",
+        }:
             return value
         kind = importlib.import_module("torchao.optim.subclass_8bit").OptimState8bit
         dtype = getattr(torch, value["dtype"])
         return kind(value["codes"], value["scale"], value["qmap"], value["signed"], dtype)
 
-    return {**state, "state": {key: {n: rebuild(v) for n, v in own.items()} for key, own in state["state"].items()}}
+    return {
+        **state,
+        "state": {
+            key: {n: rebuild(v) for n, v in own.items()} for key, own in state["state"].items()
+        },
+    }
 
 
 def build(settings: Settings) -> LowBitOptimizer:

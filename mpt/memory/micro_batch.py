@@ -45,7 +45,11 @@ class MicroBatch(MemoryTrick):
         run.adaptation.micro_batch_size = self.size
         if self.size >= batch_size:
             return
-        if any(isinstance(m, _BatchNorm) for root in run.task.trainable.values() for m in root.modules()):
+        if any(
+            isinstance(m, _BatchNorm)
+            for root in run.task.trainable.values()
+            for m in root.modules()
+        ):
             run.notes.append(
                 f"memory.micro_batch: BatchNorm sees {self.size} samples at a time instead of {batch_size}; "
                 "its statistics, and so the result, differ from the whole batch's"

@@ -31,7 +31,9 @@ from mpt.config.options import Options
 from mpt.memory.travelling.host_blocks import HostBlocks
 from mpt.seams import MemoryTrick, Phase, Precision, Task
 
-CONFLICTS = {"compile": "compiled graphs save tensors without asking; use recompute or compile alone"}
+CONFLICTS = {
+    "compile": "compiled graphs save tensors without asking; use recompute or compile alone"
+}
 RELIEVES = "activations"
 SHARDED = True
 PROPOSALS = (True,)
@@ -81,11 +83,13 @@ class Offloaded:
         if self.incoming is not None or (self.fetched is not None and self.fetched() is not None):
             return
         if self.stream is None:
-            if torch._guards.detect_fake_mode() is not None:  # a plan counts the copies that a GPU would have in flight
+            # a plan counts the copies that a GPU would have in flight
+            if torch._guards.detect_fake_mode() is not None:
                 self.incoming = (self.host.to(self.device), None)
             return
         arriving = torch.empty_like(self.host, device=self.device)
-        self.stream.wait_stream(torch.accelerator.current_stream(self.device))  # which may still use that memory
+        # which may still use that memory
+        self.stream.wait_stream(torch.accelerator.current_stream(self.device))
         with self.stream:
             arriving.copy_(self.host, non_blocking=True)
             self.incoming = (arriving, self.stream.record_event())
@@ -157,7 +161,8 @@ class OffloadActivations(MemoryTrick):
         return (
             tensor.device.type not in POINTLESS_ON
             and tensor.nbytes >= max(self.min_bytes, 1)
-            and tensor.nbytes <= tensor.untyped_storage().nbytes()  # an expanded tensor would grow on the way
+            # an expanded tensor would grow on the way
+            and tensor.nbytes <= tensor.untyped_storage().nbytes()
             and tensor.untyped_storage()._cdata not in self.weights
             and not (tensor.is_leaf and tensor.requires_grad)
             and not isinstance(tensor._base, nn.Parameter)  # of sharded networks, a gathered weight
@@ -169,7 +174,13 @@ class OffloadActivations(MemoryTrick):
             # Not the tensor itself: a graph that holds its own output and is never walked would not be freed.
             return tensor.detach()
         storage = tensor.untyped_storage()
-        layout = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor._version)
+        layout = (
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor._version,
+        )
         for owner, same, reference in self.known.get(storage._cdata, []):
             record = reference()
             if same == layout and record is not None and not owner.expired():  # type: ignore[no-untyped-call]

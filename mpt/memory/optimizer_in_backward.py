@@ -82,7 +82,9 @@ class OptimizerInBackward(MemoryTrick):
             group.update(before)
         everyone = [group["params"] for group in groups]
         for group in groups:
-            group["params"] = [parameter for parameter in group["params"] if parameter.grad is not None]
+            group["params"] = [
+                parameter for parameter in group["params"] if parameter.grad is not None
+            ]
         try:
             yield
         finally:
@@ -106,7 +108,9 @@ class OptimizerInBackward(MemoryTrick):
         if scaler is not None:
             scaler.unscale([parameter])
         if phase.name not in self.settings_before:
-            self.settings_before[phase.name] = [settings_of(group) for group in optimizer.param_groups]
+            self.settings_before[phase.name] = [
+                settings_of(group) for group in optimizer.param_groups
+            ]
         for group, before in zip(optimizer.param_groups, self.settings_before[phase.name]):
             group.update(before)
         narrow(optimizer, parameter)

@@ -18,7 +18,9 @@ from mpt.accelerator import copies_beside
 from mpt.config.options import Options
 from mpt.seams import BetweenSteps, Run
 
-CONFLICTS = {"cpu_optimizer": "that one keeps the state in host memory at all times; use one of the two"}
+CONFLICTS = {
+    "cpu_optimizer": "that one keeps the state in host memory at all times; use one of the two"
+}
 RELIEVES = "moments"
 PROPOSALS = (True,)
 
@@ -39,7 +41,9 @@ class ParkOptimizer(BetweenSteps):
         """Remember the run, whose optimizers may still be replaced by another trick."""
         self.run = run
         if run.device.type == "cpu":
-            run.notes.append("memory.park_optimizer: on a CPU the optimizer's state is in host memory already")
+            run.notes.append(
+                "memory.park_optimizer: on a CPU the optimizer's state is in host memory already"
+            )
 
     @contextlib.contextmanager
     def beside_steps(self) -> Iterator[None]:
@@ -55,10 +59,13 @@ class ParkOptimizer(BetweenSteps):
 
     def on_device(self) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield the state's tensors that are on the device, each as a mapping and the key in it; numbers stay."""
-        if self.run is None or self.run.device.type == "cpu":  # nothing is trained, or the state is on the host
+        # nothing is trained, or the state is on the host
+        if self.run is None or self.run.device.type == "cpu":
             return
         kind = self.run.device.type
-        for state in (one for optimizer in self.run.optimizers.values() for one in optimizer.state.values()):
+        for state in (
+            one for optimizer in self.run.optimizers.values() for one in optimizer.state.values()
+        ):
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.dim() and value.device.type == kind:
                     yield state, name

@@ -33,7 +33,9 @@ from mpt.memory.travelling.streaming import Streamed, refuse_recomputed_parts
 from mpt.nn.shared.named_modules import matching_modules
 from mpt.seams import MemoryTrick, Precision, Run, Task
 
-CONFLICTS = {"compile": "compiled networks choose for themselves what to recompute; leave one of the two out"}
+CONFLICTS = {
+    "compile": "compiled networks choose for themselves what to recompute; leave one of the two out"
+}
 RELIEVES = "activations"
 PROPOSALS = ("sqrt", "selective", "all")
 DIALS = ({"budget": (0.0, 1.0), "per": "tensor"}, {"budget": (0.0, 1.0)}, {"every": (2, 8)})
@@ -94,7 +96,9 @@ class Recompute(MemoryTrick):
             self.chains += find_chains(network, names.get(id(network), type(network).__name__))
         if not self.chains:
             known = ", ".join(
-                f"{name}.{child}" for name, m in task.trainable.items() for child, _ in m.named_children()
+                f"{name}.{child}"
+                for name, m in task.trainable.items()
+                for child, _ in m.named_children()
             )
             raise ConfigError(
                 "memory.recompute: found no blocks (a Sequential, a ModuleList or a repeated class) in this model; "
@@ -110,7 +114,9 @@ class Recompute(MemoryTrick):
             if self.settings.per == "tensor":
                 self.wrap_by_tensor(run)
             else:
-                costs = remembered(run, "blocks", lambda: list(measure_units(run, units, BUDGET).values()))
+                costs = remembered(
+                    run, "blocks", lambda: list(measure_units(run, units, BUDGET).values())
+                )
                 by_unit = dict(zip(units, costs, strict=True))
                 self.wrap([[unit] for unit in choose_by_budget(by_unit, self.settings.budget)])
             for block in (one for root in run.task.modules.values() for one in root.modules()):
@@ -154,9 +160,13 @@ class Recompute(MemoryTrick):
         # Measured as they will be when recomputed: an activation in place would overwrite a tensor that may be kept.
         changed = {module: forbid_in_place(module) for unit in single for module in unit.modules}
         partitions = enumerate(self.partitions())
-        chosen = choose_outputs((list_units(run, number, units) for number, units in partitions), self.settings.budget)
+        chosen = choose_outputs(
+            (list_units(run, number, units) for number, units in partitions), self.settings.budget
+        )
         wrapped = {module for unit in chosen for module in unit.modules}
-        for one in (one for module, inner in changed.items() if module not in wrapped for one in inner):
+        for one in (
+            one for module, inner in changed.items() if module not in wrapped for one in inner
+        ):
             one.inplace = True  # type: ignore[assignment]
         by_sequence: dict[nn.Module, list[tuple[int, int, Keeps]]] = defaultdict(list)
         for unit, keeps in chosen.items():
@@ -171,7 +181,12 @@ class Recompute(MemoryTrick):
         """Yield the units one by one, and then in runs of up to 2, 4, 8, ... that can be joined."""
         longest = max(len(chain) if _can_be_joined(chain) else 1 for chain in self.chains)
         for length in [2**power for power in range((longest - 1).bit_length() + 1)]:
-            yield [one for chain in self.chains for unit in _joined(chain, length) for one in _wrappable(unit)]
+            yield [
+                one
+                for chain in self.chains
+                for unit in _joined(chain, length)
+                for one in _wrappable(unit)
+            ]
 
 
 def list_units(run: Run, number: int, units: list[Unit]) -> Listed:
@@ -215,7 +230,10 @@ def _joined(chain: Chain, length: int) -> list[Unit]:
     if length == 1 or not _can_be_joined(chain):
         return chain
     runs = [(run[0], run[-1]) for run in _segments(chain, length)]
-    return [Unit(f"{first.name} to {last.name}", first.owner, first.start, last.stop) for first, last in runs]
+    return [
+        Unit(f"{first.name} to {last.name}", first.owner, first.start, last.stop)
+        for first, last in runs
+    ]
 
 
 def _by_network(chains: list[Chain]) -> list[list[Chain]]:
@@ -238,7 +256,9 @@ def _matching(task: Task, globs: list[str]) -> list[nn.Module]:
     chosen = matching_modules(task.trainable, globs, "memory.recompute.modules")
     # A module inside another chosen one would be recomputed twice over.
     inner = {m for module in chosen for m in module.modules() if m is not module}
-    return [module for module in chosen if module not in inner and not isinstance(module, Recomputed)]
+    return [
+        module for module in chosen if module not in inner and not isinstance(module, Recomputed)
+    ]
 
 
 def build(settings: Settings) -> Recompute:

@@ -52,7 +52,9 @@ class ReleaseGradients(MemoryTrick):
             found = {name for name in run.task.trainable if fnmatchcase(name, glob)}
             if not found:
                 names = ", ".join(run.task.trainable)
-                raise ConfigError(f"memory.release_grads_after: no network is named {glob!r}; trained are {names}")
+                raise ConfigError(
+                    f"memory.release_grads_after: no network is named {glob!r}; trained are {names}"
+                )
             chosen |= found
         self.released = {run.optimizers[name] for name in chosen}
 

@@ -33,7 +33,9 @@ from mpt.memory.travelling.streaming import Streamed, make_streamed, refuse_reco
 from mpt.memory.travelling.weight_traffic import Stream, Traffic
 from mpt.seams import NOTHING, HoldsWeights, Phase, Run
 
-CONFLICTS = {"compile": "compiled graphs hold on to the weights that they were made with; leave one of the two out"}
+CONFLICTS = {
+    "compile": "compiled graphs hold on to the weights that they were made with; leave one of the two out"
+}
 RELIEVES = "weights"
 PROPOSALS = (1.0,)
 DIALS = ({"fraction": (1.0, 0.0)},)
@@ -79,10 +81,17 @@ class StreamWeights(HoldsWeights):
     def host(self, networks: Mapping[str, nn.Module], device: torch.device) -> None:
         """Choose blocks of the built networks, and mark their weights as ones that stay on the host."""
         self.traffic = Traffic(device)
-        shared = Counter(id(p) for root in networks.values() for m in root.modules() for p in m._parameters.values())
+        shared = Counter(
+            id(p)
+            for root in networks.values()
+            for m in root.modules()
+            for p in m._parameters.values()
+        )
         found = 0
         for name, network in networks.items():
-            blocks = [block for block in find_blocks(name, network) if self.heavy_layers(block, shared)]
+            blocks = [
+                block for block in find_blocks(name, network) if self.heavy_layers(block, shared)
+            ]
             found += len(blocks)
             stream = Stream(self.traffic)
             for order, block in enumerate(spread(blocks, self.settings.count(len(blocks)))):
@@ -97,7 +106,9 @@ class StreamWeights(HoldsWeights):
                 "leave the trick out"
             )
 
-    def heavy_layers(self, block: nn.Module, shared: Counter[int]) -> dict[nn.Module, tuple[str, ...]]:
+    def heavy_layers(
+        self, block: nn.Module, shared: Counter[int]
+    ) -> dict[nn.Module, tuple[str, ...]]:
         """Return the layers of a block with weights that can travel, and the names of those in them."""
         least = self.settings.min_kibibytes * 2**10
         names = {
@@ -113,21 +124,27 @@ class StreamWeights(HoldsWeights):
 
     def attach(self, run: Run) -> None:
         """Refuse settings that do not go together; log the streamed blocks."""
-        trained = any(weight.requires_grad for block in self.chosen for weight in block.travelling())
+        trained = any(
+            weight.requires_grad for block in self.chosen for weight in block.travelling()
+        )
         self.exact = not trained or run.device.type == "cpu"
         for block in self.chosen:
             refuse_recomputed_parts(block)
         if trained:
             refuse_trained(run)
-        if "lora" in run.config.memory.tricks and any(next(one.children(), None) is None for one in self.chosen):
+        if "lora" in run.config.memory.tricks and any(
+            next(one.children(), None) is None for one in self.chosen
+        ):
             raise ConfigError(
                 "memory.stream_weights: single layers of a Sequential travel here, and memory.lora gives those no "
                 "adapter; leave one of the two out"
             )
         weights = [weight for block in self.chosen for weight in block.travelling()]
         moved = sum(weight.nbytes for weight in weights)
-        self.host_bytes = sum(  # what pinning adds to the weights, and to the gradients of those that are trained
-            (1 + weight.requires_grad) * (block_bytes(weight.nbytes) - weight.nbytes) for weight in weights
+        # what pinning adds to the weights, and to the gradients of those that are trained
+        self.host_bytes = sum(
+            (1 + weight.requires_grad) * (block_bytes(weight.nbytes) - weight.nbytes)
+            for weight in weights
         )
         run.messages.append(
             f"memory.stream_weights: {moved / 2**20:,.1f} MiB of weights of {len(self.chosen)} blocks wait on the host"
@@ -169,7 +186,9 @@ def find_blocks(name: str, network: nn.Module) -> list[nn.Module]:
 def spread(blocks: Sequence[nn.Module], count: int) -> list[nn.Module]:
     """Return that many blocks, evenly spread: resident ones between give time for the next copy."""
     total = len(blocks)
-    return [block for i, block in enumerate(blocks) if (i + 1) * count // total > i * count // total]
+    return [
+        block for i, block in enumerate(blocks) if (i + 1) * count // total > i * count // total
+    ]
 
 
 def refuse_trained(run: Run) -> None:

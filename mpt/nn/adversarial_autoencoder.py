@@ -42,7 +42,9 @@ class Encoder(nn.Module):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self.features = ImageToVector(settings.image_size, settings.channels, settings.hidden, settings.body)
+        self.features = ImageToVector(
+            settings.image_size, settings.channels, settings.hidden, settings.body
+        )
         self.code = nn.Linear(settings.hidden, settings.latent_size)
 
     def forward(self, image_bchw: Tensor) -> Tensor:
@@ -60,7 +62,11 @@ class Decoder(nn.Module):
         super().__init__()
         self.latent_size = settings.latent_size
         self.decode = VectorToImage(
-            settings.latent_size, settings.image_size, settings.channels, settings.hidden, settings.body
+            settings.latent_size,
+            settings.image_size,
+            settings.channels,
+            settings.hidden,
+            settings.body,
         )
 
     def forward(self, code_bd: Tensor, as_image: bool = True) -> Tensor:
@@ -87,7 +93,11 @@ class PairDiscriminator(nn.Module):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.features = ImageToVector(
-            settings.image_size, settings.channels, settings.hidden, settings.body, condition=settings.latent_size
+            settings.image_size,
+            settings.channels,
+            settings.hidden,
+            settings.body,
+            condition=settings.latent_size,
         )
         self.score = nn.Linear(settings.hidden, 1)
 

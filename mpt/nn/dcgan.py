@@ -42,7 +42,9 @@ class Generator(nn.Module):
         width = features * 2**doublings
         layers: list[nn.Module] = [
             nn.Sequential(
-                nn.ConvTranspose2d(latent_size, width, 4, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+                nn.ConvTranspose2d(latent_size, width, 4, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
             )
         ]
         for _ in range(doublings):

@@ -32,7 +32,9 @@ class Settings(ModelOptions):
     channels: int = Field(3, ge=1)
     small_stem: bool = False
     """For torchvision's ResNets on small images: a 3x3 stem of stride 1 and no max-pooling."""
-    options: dict[str, str | int | float | bool | list[str | int | float | bool] | None] = Field(default_factory=dict)
+    options: dict[str, str | int | float | bool | list[str | int | float | bool] | None] = Field(
+        default_factory=dict
+    )
     """Keyword arguments of the model's constructor: numbers, names, or lists of them."""
 
 
@@ -44,7 +46,9 @@ def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]
     package, _, attribute = name.partition(":")
     options: dict[str, Any] = dict(settings.options)
     if package == "torchvision":
-        net = _torchvision(attribute, settings.image_size, {"num_classes": len(data.classes), **options})
+        net = _torchvision(
+            attribute, settings.image_size, {"num_classes": len(data.classes), **options}
+        )
     elif package == "timm":
         given = {"num_classes": len(data.classes), "in_chans": settings.channels, **options}
         net = _timm(attribute, settings.image_size, given)
@@ -52,7 +56,9 @@ def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]
         net = _granted(package, attribute, len(data.classes), options)
     if settings.small_stem:
         if not hasattr(net, "conv1") or not hasattr(net, "maxpool"):
-            raise ConfigError(f"model.small_stem: {name} has no ResNet stem (conv1, maxpool) to replace")
+            raise ConfigError(
+                f"model.small_stem: {name} has no ResNet stem (conv1, maxpool) to replace"
+            )
         width = int(net.conv1.out_channels)  # type: ignore[arg-type, union-attr]
         net.conv1 = nn.Conv2d(settings.channels, width, 3, padding=1, bias=False)
         net.maxpool = nn.Identity()
@@ -102,11 +108,18 @@ def _torchvision(attribute: str, image_size: int, options: dict[str, Any]) -> nn
     import torchvision
 
     if attribute not in torchvision.models.list_models(module=torchvision.models):
-        near = get_close_matches(attribute, torchvision.models.list_models(module=torchvision.models), 3)
-        raise ConfigError(f"model.name: torchvision has no classifier {attribute!r}{_nearest(near)}")
-    if attribute.startswith("vit_") and image_size != 224:  # the others take any size, or a size by another name
+        near = get_close_matches(
+            attribute, torchvision.models.list_models(module=torchvision.models), 3
+        )
+        raise ConfigError(
+            f"model.name: torchvision has no classifier {attribute!r}{_nearest(near)}"
+        )
+    # the others take any size, or a size by another name
+    if attribute.startswith("vit_") and image_size != 224:
         options = {"image_size": image_size, **options}
-    return _call(f"torchvision:{attribute}", torchvision.models.get_model_builder(attribute), options)
+    return _call(
+        f"torchvision:{attribute}", torchvision.models.get_model_builder(attribute), options
+    )
 
 
 def _timm(attribute: str, image_size: int, options: dict[str, Any]) -> nn.Module:
@@ -116,22 +129,37 @@ def _timm(attribute: str, image_size: int, options: dict[str, Any]) -> nn.Module
         vision_ops.import_torchvision()
         import timm
     except ImportError as error:
-        raise ConfigError("model.name: timm is not installed; `pip install timm` adds it") from error
+        raise ConfigError(
+            "model.name: timm is not installed; `pip install timm` adds it"
+        ) from error
     if not timm.is_model(attribute):
         names = timm.list_models()
-        near = [name for name in names if attribute in name][:3] or get_close_matches(attribute, names, 3, cutoff=0.5)
+        near = [name for name in names if attribute in name][:3] or get_close_matches(
+            attribute, names, 3, cutoff=0.5
+        )
         raise ConfigError(f"model.name: timm has no model {attribute!r}{_nearest(near)}")
     published = timm.models.get_pretrained_cfg(attribute)
-    if published is not None and published.fixed_input_size and published.input_size[-1] != image_size:
-        options = {"img_size": image_size, **options}  # position embeddings and windows are made for one size
-    return _call(f"timm:{attribute}", lambda **kw: timm.create_model(attribute, pretrained=False, **kw), options)
+    if (
+        published is not None
+        and published.fixed_input_size
+        and published.input_size[-1] != image_size
+    ):
+        # position embeddings and windows are made for one size
+        options = {"img_size": image_size, **options}
+    return _call(
+        f"timm:{attribute}",
+        lambda **kw: timm.create_model(attribute, pretrained=False, **kw),
+        options,
+    )
 
 
 def _granted(module_name: str, attribute: str, classes: int, options: dict[str, Any]) -> nn.Module:
     try:
         constructor = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model.name: cannot find {attribute!r} in {module_name!r}: {error}") from error
+        raise ConfigError(
+            f"model.name: cannot find {attribute!r} in {module_name!r}: {error}"
+        ) from error
     accepts = inspect.signature(constructor).parameters
     if "num_classes" in accepts or any(p.kind is p.VAR_KEYWORD for p in accepts.values()):
         options = {"num_classes": classes, **options}

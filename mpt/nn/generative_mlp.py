@@ -32,7 +32,12 @@ NAMES = {
     "vanilla_gan": {"latent_size": 100},
     "lsgan": {"objective": "least_squares", "critic_steps": 3},
     "wgan": {"objective": "wasserstein", "critic_steps": 5, "weight_clip": 0.01},
-    "wgan_gp": {"objective": "wasserstein", "critic_steps": 5, "gradient_penalty": 10.0, "prior": "uniform"},
+    "wgan_gp": {
+        "objective": "wasserstein",
+        "critic_steps": 5,
+        "gradient_penalty": 10.0,
+        "prior": "uniform",
+    },
     "cgan": {"latent_size": 100, "labels": "condition"},
     "acgan": {"latent_size": 16, "labels": "classify", "activation": "prelu"},
     "infogan": {"latent_size": 16, "labels": "code"},
@@ -71,7 +76,9 @@ class Settings(ModelOptions):
     """Ignore them, give them to both networks, have the discriminator name them too, or replace them by a code."""
     codes: int = Field(10, ge=2)
     """Number of categories of the code, with `labels: code`."""
-    objective: Literal["nonsaturating", "least_squares", "wasserstein", "hinge", "energy", "balanced"] = "nonsaturating"
+    objective: Literal[
+        "nonsaturating", "least_squares", "wasserstein", "hinge", "energy", "balanced"
+    ] = "nonsaturating"
     """Adversarial loss."""
     critic_steps: int = Field(1, ge=1)
     """Discriminator updates per generator update."""
@@ -97,7 +104,11 @@ class Generator(nn.Module):
 
     def __init__(self, settings: Settings, condition: int) -> None:
         super().__init__()
-        self.latent_size, self.prior, self.condition = settings.latent_size, settings.prior, condition
+        self.latent_size, self.prior, self.condition = (
+            settings.latent_size,
+            settings.prior,
+            condition,
+        )
         self.decode = VectorToImage(
             settings.latent_size + condition,
             settings.image_size,
@@ -118,7 +129,12 @@ class Scorer(nn.Module):
     def __init__(self, settings: Settings, condition: int = 0, classes: int = 0) -> None:
         super().__init__()
         self.features = ImageToVector(
-            settings.image_size, settings.channels, settings.hidden, settings.body, settings.activation, condition
+            settings.image_size,
+            settings.channels,
+            settings.hidden,
+            settings.body,
+            settings.activation,
+            condition,
         )
         self.score = nn.Linear(settings.hidden, 1)
         self.classify = nn.Linear(settings.hidden, classes) if classes else None
@@ -140,7 +156,12 @@ class AutoencoderCritic(nn.Module):
         shape = (settings.image_size, settings.channels, settings.hidden, settings.body)
         self.encode = ImageToVector(*shape, settings.activation)
         self.decode = VectorToImage(
-            settings.hidden, settings.image_size, settings.channels, settings.hidden, settings.body, settings.activation
+            settings.hidden,
+            settings.image_size,
+            settings.channels,
+            settings.hidden,
+            settings.body,
+            settings.activation,
         )
         self.power = power
 
@@ -156,7 +177,9 @@ class Recogniser(nn.Module):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self.features = ImageToVector(settings.image_size, settings.channels, settings.hidden, settings.body)
+        self.features = ImageToVector(
+            settings.image_size, settings.channels, settings.hidden, settings.body
+        )
         self.guess = nn.Linear(settings.hidden, settings.codes)
 
     def forward(self, image_bchw: Tensor) -> Tensor:
@@ -183,7 +206,9 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     width = settings.codes if settings.labels == "code" else classes
     modules: dict[str, nn.Module] = {"gen": Generator(settings, width)}
     if settings.critic == "autoencoder":
-        modules["disc"] = AutoencoderCritic(settings, power=1 if settings.objective == "balanced" else 2)
+        modules["disc"] = AutoencoderCritic(
+            settings, power=1 if settings.objective == "balanced" else 2
+        )
     else:
         modules["disc"] = Scorer(
             settings,

@@ -43,7 +43,9 @@ class SmallCnn(nn.Module):
             )
             width = wider
         self.stages = nn.Sequential(*stages)
-        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(width, classes))
+        self.head = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(width, classes)
+        )
 
     def forward(self, image_bchw: Tensor) -> Tensor:
         """Return logits."""

@@ -12,7 +12,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
-from mpt.nn.shared.generative_bodies import ImageToVector, VectorToImage, check_image, class_count, join, one_hot
+from mpt.nn.shared.generative_bodies import (
+    ImageToVector,
+    VectorToImage,
+    check_image,
+    class_count,
+    join,
+    one_hot,
+)
 from mpt.seams import DataSpec
 
 TASK = "vae"
@@ -46,7 +53,11 @@ class Encoder(nn.Module):
         super().__init__()
         self.classes = classes
         self.features = ImageToVector(
-            settings.image_size, settings.channels, settings.hidden, settings.body, condition=classes
+            settings.image_size,
+            settings.channels,
+            settings.hidden,
+            settings.body,
+            condition=classes,
         )
         self.mean = nn.Linear(settings.hidden, settings.latent_size)
         self.log_variance = nn.Linear(settings.hidden, settings.latent_size)
@@ -63,7 +74,11 @@ class Decoder(nn.Module):
         super().__init__()
         self.classes, self.latent_size = classes, settings.latent_size
         self.decode = VectorToImage(
-            settings.latent_size + classes, settings.image_size, settings.channels, settings.hidden, settings.body
+            settings.latent_size + classes,
+            settings.image_size,
+            settings.channels,
+            settings.hidden,
+            settings.body,
         )
 
     def forward(self, latent_bd: Tensor, label_b: Tensor | None = None) -> Tensor:

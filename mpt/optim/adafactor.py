@@ -56,8 +56,15 @@ class Adafactor(OwnUpdate):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
         # Torch's own, but for bfloat16, which has the range of float32: at 1/128 small gradients would make steps that
         # shrink with them and are lost.
-        least = torch.finfo(torch.float32 if parameter.dtype == torch.bfloat16 else parameter.dtype).eps
-        update = second_moment(gradient, state, share, least).clamp_(min=least * least).rsqrt_().mul_(gradient)
+        least = torch.finfo(
+            torch.float32 if parameter.dtype == torch.bfloat16 else parameter.dtype
+        ).eps
+        update = (
+            second_moment(gradient, state, share, least)
+            .clamp_(min=least * least)
+            .rsqrt_()
+            .mul_(gradient)
+        )
         excess = update.norm(2).div_(update.numel() ** 0.5 * group["d"]).clamp_(min=1.0)
         parameter.sub_(update.mul_(size.mul_(rate).div_(excess)))
 

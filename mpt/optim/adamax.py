@@ -16,7 +16,10 @@ SHARDED = True
 
 class Settings(OptimizerOptions):
     lr: float = Field(2e-3, gt=0)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
     """Decay rates of the running means of the gradient and of its square."""
     eps: float = Field(1e-8, gt=0)
     """Added to the denominator of the update, against division by zero."""

@@ -20,7 +20,10 @@ from mpt.optim.shared.own_update import OwnUpdate
 
 class Settings(OptimizerOptions):
     lr: float = Field(1e-4, gt=0)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.99,
+    )
     """The interpolation that is stepped along, and the decay of the momentum."""
     weight_decay: float = Field(0.0, ge=0)
     """Taken from the weights, times the rate."""
@@ -32,7 +35,9 @@ class Lion(OwnUpdate):
     elementwise = True
     takes_tensors = True
 
-    def __init__(self, parameters: Parameters, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+    def __init__(
+        self, parameters: Parameters, lr: float, betas: tuple[float, float], weight_decay: float
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     def update(self) -> None:
@@ -49,7 +54,8 @@ class Lion(OwnUpdate):
                 if group["weight_decay"]:
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 direction = momentum.lerp(parameter.grad, 1 - first).sign_()
-                if isinstance(group["lr"], Tensor):  # of a recorded update, which reads it on the device
+                # of a recorded update, which reads it on the device
+                if isinstance(group["lr"], Tensor):
                     parameter.sub_(direction.mul_(group["lr"]))
                 else:
                     parameter.add_(direction, alpha=-group["lr"])
@@ -58,4 +64,6 @@ class Lion(OwnUpdate):
 
 def build(settings: Settings, parameters: Parameters) -> Optimizer:
     """Return the optimizer over `parameters`, a list of parameters or of parameter groups."""
-    return Lion(parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+    return Lion(
+        parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+    )

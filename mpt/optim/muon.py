@@ -40,7 +40,10 @@ class Settings(OptimizerOptions):
     """How a matrix's sides scale its rate."""
     adam: list[str] = Field(default_factory=list)
     """Globs over dotted parameter names ("net.head.*") that AdamW updates too."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
     """AdamW's."""
     eps: float = Field(1e-8, gt=0)
     """AdamW's."""
@@ -72,13 +75,17 @@ class MuonWithAdam(OwnUpdate):
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             momentum: Tensor = state["momentum_buffer"]
             momentum.lerp_(parameter.grad, 1 - group["momentum"])
-            update = parameter.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+            update = (
+                parameter.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+            )
             step_matrix(parameter, update, group)
 
 
 def step_matrix(parameter: Tensor, update: Tensor, group: dict[str, Any]) -> None:
     """Decay a matrix and move it by its update made orthogonal."""
-    flat = torch_muon._zeropower_via_newtonschulz(update.flatten(1), COEFFICIENTS, group["ns_steps"], 1e-7)
+    flat = torch_muon._zeropower_via_newtonschulz(
+        update.flatten(1), COEFFICIENTS, group["ns_steps"], 1e-7
+    )
     rate = torch_muon._adjust_lr(group["lr"], group["adjust"], flat.shape)
     parameter.mul_(1 - group["lr"] * group["weight_decay"])
     parameter.add_(flat.view(update.shape).to(parameter.dtype), alpha=-rate)

@@ -29,7 +29,10 @@ class Settings(OptimizerOptions):
     lr: float = Field(2.5e-3, gt=0)
     schedule: Literal["constant"] = "constant"
     """None: the average takes its place. `warmup_steps` is of use."""
-    betas: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
     """How near to the average gradients are taken, and the decay rate of the mean of their squares."""
     eps: float = Field(1e-8, gt=0)
     """Added to the denominator of the update, against division by zero."""
@@ -49,7 +52,9 @@ class ScheduleFreeAdamW(OwnUpdate, AveragingOptimizer):
     elementwise = True
 
     def __init__(self, parameters: Parameters, foreach: bool | None, **defaults: Any) -> None:
-        super().__init__(parameters, {**defaults, "foreach": foreach, "k": 0, "weight_sum": 0.0, "lr_max": 0.0})
+        super().__init__(
+            parameters, {**defaults, "foreach": foreach, "k": 0, "weight_sum": 0.0, "lr_max": 0.0}
+        )
 
     def update(self) -> None:
         """Perform one update."""
@@ -60,9 +65,15 @@ class ScheduleFreeAdamW(OwnUpdate, AveragingOptimizer):
                 state = self.state[parameter]
                 if "z" not in state:
                     state["z"] = parameter.detach().clone(memory_format=torch.preserve_format)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            together = members[0].is_cuda if group["foreach"] is None and members else group["foreach"]
-            for some in [members] if together and members else [[parameter] for parameter in members]:
+                    state["exp_avg_sq"] = torch.zeros_like(
+                        parameter, memory_format=torch.preserve_format
+                    )
+            together = (
+                members[0].is_cuda if group["foreach"] is None and members else group["foreach"]
+            )
+            for some in (
+                [members] if together and members else [[parameter] for parameter in members]
+            ):
                 self._update(some, group, share)
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any], share: float) -> None:

@@ -86,13 +86,19 @@ class Exchange:
         self.is_active, self.is_last, self.guessed_wrong = True, False, False
         for bucket in self.buckets:
             bucket.sent = None
-            bucket.awaited = {n for n, weight in enumerate(bucket.weights) if weight in self.moved_last}
+            bucket.awaited = {
+                n for n, weight in enumerate(bucket.weights) if weight in self.moved_last
+            }
 
     def before_backward(self) -> None:
         """Count a backward; in the last one, gradients leave as they come."""
         self.backwards += 1
         self.moved.clear()
-        self.is_last = self.overlaps and not self.awaits_weights and self.expected == (self.parts, self.backwards)
+        self.is_last = (
+            self.overlaps
+            and not self.awaits_weights
+            and self.expected == (self.parts, self.backwards)
+        )
 
     def _arrived(self, weight: Tensor) -> None:
         if not self.is_active:  # another phase trains these weights too
@@ -127,7 +133,9 @@ class Exchange:
     def add_weight(self, weight: Tensor, samples: int) -> tuple[Tensor, Tensor]:
         """Return the sums over the ranks of the losses' weights and of the samples that have them; all must call."""
         self.awaits_weights -= 1
-        own = torch.stack([weight.detach().double(), torch.full_like(weight, float(samples), dtype=torch.float64)])
+        own = torch.stack(
+            [weight.detach().double(), torch.full_like(weight, float(samples), dtype=torch.float64)]
+        )
         with self.waiting():
             self.send(own).wait()
         total, count = own.unbind()
@@ -180,12 +188,18 @@ class Exchange:
 
 def copy_each(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) -> None:
     """Copy tensors to those at their places, in one launch on a GPU; leave out places with none."""
-    pairs = [(one, other) for one, other in zip(targets, sources, strict=True) if one is not None and other is not None]
+    pairs = [
+        (one, other)
+        for one, other in zip(targets, sources, strict=True)
+        if one is not None and other is not None
+    ]
     if pairs:
         torch._foreach_copy_([one for one, _ in pairs], [other for _, other in pairs])
 
 
-def make_buckets(weights: Sequence[nn.Parameter], bucket_bytes: float, dtype: torch.dtype | None) -> list[Bucket]:
+def make_buckets(
+    weights: Sequence[nn.Parameter], bucket_bytes: float, dtype: torch.dtype | None
+) -> list[Bucket]:
     """Return buckets of about that size, the last weights first: backward reaches them first."""
     groups: list[list[nn.Parameter]] = []
     kind: tuple[torch.device, torch.dtype] | None = None
@@ -200,7 +214,13 @@ def make_buckets(weights: Sequence[nn.Parameter], bucket_bytes: float, dtype: to
     buckets = []
     for group in groups:
         kept = dtype or group[0].grad_dtype or group[0].dtype
-        buffer = torch.zeros(sum(weight.numel() for weight in group), dtype=kept, device=group[0].device)
+        buffer = torch.zeros(
+            sum(weight.numel() for weight in group), dtype=kept, device=group[0].device
+        )
         pieces = torch.split(buffer, [weight.numel() for weight in group])
-        buckets.append(Bucket(group, buffer, [piece.view(w.shape) for piece, w in zip(pieces, group, strict=True)]))
+        buckets.append(
+            Bucket(
+                group, buffer, [piece.view(w.shape) for piece, w in zip(pieces, group, strict=True)]
+            )
+        )
     return buckets

@@ -43,7 +43,9 @@ def set_environment(nproc: int) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of the agent too
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
     known = [name for name in SIGNALS if hasattr(signal, name)]
-    handled = [name for name in known if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN]
+    handled = [
+        name for name in known if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN
+    ]
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(handled))
 
 

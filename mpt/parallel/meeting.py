@@ -24,10 +24,16 @@ def connect(place: Place, is_master: bool) -> Any:
         await_answer(place, where)
     try:
         store = open_store(place, is_master)
-    except (RuntimeError, ValueError, TimeoutError) as error:  # torch's DistNetworkError is a RuntimeError
+    except (
+        RuntimeError,
+        ValueError,
+        TimeoutError,
+    ) as error:  # torch's DistNetworkError is a RuntimeError
         text = str(error).split("\n")[0]
         if is_master and ("EADDRINUSE" in text or "already in use" in text):
-            raise RankError(f"{where}: the port is in use on this machine; set MASTER_PORT to a free one") from None
+            raise RankError(
+                f"{where}: the port is in use on this machine; set MASTER_PORT to a free one"
+            ) from None
         raise unreachable(place, where, text) from None
     return PrefixStore(f"mpt/{place.restarts}", store)
 
@@ -45,7 +51,13 @@ def open_store(place: Place, is_master: bool) -> Any:
         try:
             timeout = timedelta(seconds=CONNECT_SECONDS)
             found.append(
-                TCPStore(place.address, place.port, is_master=is_master, timeout=timeout, wait_for_workers=False)
+                TCPStore(
+                    place.address,
+                    place.port,
+                    is_master=is_master,
+                    timeout=timeout,
+                    wait_for_workers=False,
+                )
             )
         except BaseException as error:
             failed.append(error)
@@ -56,7 +68,9 @@ def open_store(place: Place, is_master: bool) -> Any:
     if failed:
         raise failed[0]
     if not found:
-        raise TimeoutError("what listens there does not answer as a store: another program may have the port")
+        raise TimeoutError(
+            "what listens there does not answer as a store: another program may have the port"
+        )
     return found[0]
 
 

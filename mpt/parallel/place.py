@@ -56,6 +56,8 @@ def read_place(environment: Mapping[str, str] = os.environ) -> Place | None:
         address=address,
         port=int(words["MASTER_PORT"]),
         has_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True",
-        on_machine=int(words["LOCAL_WORLD_SIZE"]) if words["LOCAL_WORLD_SIZE"].isdecimal() else int(count),
+        on_machine=int(words["LOCAL_WORLD_SIZE"])
+        if words["LOCAL_WORLD_SIZE"].isdecimal()
+        else int(count),
         restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0") or 0),
     )

@@ -39,7 +39,9 @@ FIELDS = 8
 class Ranks(World):
     """One of several processes."""
 
-    def __init__(self, place: Place, settings: Parallel, device_type: str, store: Any, watch: Watch) -> None:
+    def __init__(
+        self, place: Place, settings: Parallel, device_type: str, store: Any, watch: Watch
+    ) -> None:
         self.rank, self.size, self.settings = place.rank, place.size, settings
         self.host, self.on_machine = place.host, place.on_machine
         self.location, self.watch, self.store = place, watch, store
@@ -53,7 +55,8 @@ class Ranks(World):
         self.on_gpu = device_type == "cuda"
         timeout = timedelta(seconds=settings.timeout + AFTER_WATCH_SECONDS)
         backend = "nccl" if self.on_gpu else "gloo"
-        if self.on_gpu and settings.offload:  # norms and flags of tensors on the host are summed there
+        # norms and flags of tensors on the host are summed there
+        if self.on_gpu and settings.offload:
             backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(
             backend,
@@ -91,8 +94,13 @@ class Ranks(World):
         """Return the whole batch: all fields as bytes, in one collective. A part may have no samples."""
         most = share(count, 0, self.size)[1]
         own = next(iter(part.values()))
-        fields = [(name, v.contiguous(), v.shape[1:].numel() * v.element_size()) for name, v in part.items()]
-        sent = torch.zeros(sum(most * each for _, _, each in fields), dtype=torch.uint8, device=own.device)
+        fields = [
+            (name, v.contiguous(), v.shape[1:].numel() * v.element_size())
+            for name, v in part.items()
+        ]
+        sent = torch.zeros(
+            sum(most * each for _, _, each in fields), dtype=torch.uint8, device=own.device
+        )
         start = 0
         for _, value, each in fields:
             data = value.reshape(-1).view(torch.uint8)
@@ -101,7 +109,10 @@ class Ranks(World):
         received = torch.empty(self.size, len(sent), dtype=torch.uint8, device=own.device)
         with self.waiting():
             self._gather_bytes(received, sent)
-        counts = [stop - begin for begin, stop in (share(count, rank, self.size) for rank in range(self.size))]
+        counts = [
+            stop - begin
+            for begin, stop in (share(count, rank, self.size) for rank in range(self.size))
+        ]
         batch: dict[str, Tensor] = {}
         start = 0
         for name, value, each in fields:
@@ -109,7 +120,10 @@ class Ranks(World):
             if counts[0] == counts[-1]:  # one copy for thousands of ranks
                 joined.view(self.size, -1).copy_(received[:, start : start + counts[0] * each])
             else:
-                torch.cat([received[rank, start : start + n * each] for rank, n in enumerate(counts)], out=joined)
+                torch.cat(
+                    [received[rank, start : start + n * each] for rank, n in enumerate(counts)],
+                    out=joined,
+                )
             batch[name] = joined.view(value.dtype).view(count, *value.shape[1:])
             start += most * each
         return batch
@@ -123,17 +137,23 @@ class Ranks(World):
             parameters = ()  # summed as they arise
         if phase not in self.exchanges:
             settings = self.settings
-            dtype = None if settings.reduce_dtype == "auto" else getattr(torch, settings.reduce_dtype)
+            dtype = (
+                None if settings.reduce_dtype == "auto" else getattr(torch, settings.reduce_dtype)
+            )
             found: Exchange | None = None
             error: RuntimeError | None = None
             try:
                 size = settings.bucket_mib * 2**20
-                found = Exchange(parameters, self._send, size, dtype, settings.overlap, self.waiting)
+                found = Exchange(
+                    parameters, self._send, size, dtype, settings.overlap, self.waiting
+                )
             except RuntimeError as refused:
                 error = refused
             # Buckets are sent whatever happens, so all ranks must have them.
             if not all(self.collect(found is not None)):
-                raise error or PeerFaultError("out_of_memory", "another rank has no room for the buckets of gradients")
+                raise error or PeerFaultError(
+                    "out_of_memory", "another rank has no room for the buckets of gradients"
+                )
             assert found is not None
             self.exchanges[phase] = found
         return self.exchanges[phase]
@@ -160,7 +180,9 @@ class Ranks(World):
         rows = torch.empty(self.size, FIELDS, dtype=torch.int64)
         with self.waiting():
             dist.all_gather(list(rows), told, group=self.talk)
-        assert bool((rows[:, 0] == rows[0, 0]).all()), f"ranks are not at one point; rank {self.rank} is at {site}"
+        assert bool((rows[:, 0] == rows[0, 0]).all()), (
+            f"ranks are not at one point; rank {self.rank} is at {site}"
+        )
         self.signal = int(rows[:, 5].max()) or None
         worst = int(rows[:, 1].argmax())
         fault = FAULT_KINDS[int(rows[worst, 1])]
@@ -227,12 +249,19 @@ class Ranks(World):
 
         One that a rank lacks counts as zero there.
         """
-        names = list(dict.fromkeys(name for of_rank in self.collect(list(values)) for name in of_rank))
+        names = list(
+            dict.fromkeys(name for of_rank in self.collect(list(values)) for name in of_rank)
+        )
         if not names:
             return {}
-        device = self.meeting_device(next((value.device for value in values.values()), torch.device("cpu")))
+        device = self.meeting_device(
+            next((value.device for value in values.values()), torch.device("cpu"))
+        )
         zero = torch.zeros((), device=device)
-        own = [values[name].float().reshape(()).to(device) if name in values else zero for name in names]
+        own = [
+            values[name].float().reshape(()).to(device) if name in values else zero
+            for name in names
+        ]
         sums = torch.stack(own)
         with self.waiting():
             dist.all_reduce(sums)
@@ -274,7 +303,11 @@ class Ranks(World):
     def ending(self, error: BaseException) -> None:
         """Report that this rank ends with a failure alone, so that nobody ends it before it has reported it."""
         self.location.is_ending = True
-        if self.is_first and not isinstance(error, PeerFaultError) and not is_broken_connection(error):
+        if (
+            self.is_first
+            and not isinstance(error, PeerFaultError)
+            and not is_broken_connection(error)
+        ):
             self.store.set("ending/0", "1")
 
     def waiting(self) -> Waiting:
@@ -311,7 +344,14 @@ def is_broken_connection(error: BaseException) -> bool:
     """Return whether a collective failed because another process is gone."""
     if isinstance(error, PeerFaultError) or not isinstance(error, RuntimeError):
         return False
-    words = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo/transport", "NCCL", "Socket Timeout")
+    words = (
+        "Connection closed by peer",
+        "Connection reset",
+        "Broken pipe",
+        "gloo/transport",
+        "NCCL",
+        "Socket Timeout",
+    )
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 

@@ -61,16 +61,22 @@ def refuse(config: Config, world: World) -> None:
     if config.memory.on_oom == "adapt":
         reasons.append("memory.on_oom=adapt needs ranks that can fail alone; use stop")
     if config.train.recent_states:
-        reasons.append("train.recent_states keeps whole states in memory; set it to 0, checkpoints are returned to")
+        reasons.append(
+            "train.recent_states keeps whole states in memory; set it to 0, checkpoints are returned to"
+        )
     if config.train.batch_size % size:
         reasons.append(
             f"train.batch_size={config.train.batch_size} cannot be shared out evenly over {size} processes; change it"
         )
     together = config.parallel.shard_ranks or world.on_machine
     if config.parallel.shard == "hybrid" and size % together:
-        reasons.append(f"parallel.shard: hybrid over {together} processes does not divide the {size} that there are")
+        reasons.append(
+            f"parallel.shard: hybrid over {together} processes does not divide the {size} that there are"
+        )
     if reasons:
-        raise ConfigError(f"parallel.strategy: fsdp cannot train this: {'; '.join(reasons)}. {way_out(tricks)}")
+        raise ConfigError(
+            f"parallel.strategy: fsdp cannot train this: {'; '.join(reasons)}. {way_out(tricks)}"
+        )
 
 
 def way_out(tricks: Sequence[str]) -> str:
@@ -89,7 +95,11 @@ def is_sharded(plugin: Plugin) -> bool:
 
 def sharded_names(kind: str) -> list[str]:
     """Return the names of a kind that work on shards."""
-    return [name for name in INSTALLED.names(kind) if (found := INSTALLED.find(kind, name)) and is_sharded(found)]
+    return [
+        name
+        for name in INSTALLED.names(kind)
+        if (found := INSTALLED.find(kind, name)) and is_sharded(found)
+    ]
 
 
 def shard(
@@ -110,7 +120,9 @@ def shard(
     """
     in_half = give_rows(networks := list(networks), in_half)
     mesh = make_mesh(device_type, world, settings)
-    offload = CPUOffloadPolicy(pin_memory=device_type == "cuda") if settings.offload else OffloadPolicy()
+    offload = (
+        CPUOffloadPolicy(pin_memory=device_type == "cuda") if settings.offload else OffloadPolicy()
+    )
     found: list[FSDPModule] = []
     for network in networks:
         for part in parts(network, in_half):
@@ -139,7 +151,9 @@ def give_rows(networks: Iterable[nn.Module], in_half: Collection[Tensor]) -> set
         for name, weight in module._parameters.items():
             if weight is not None and not weight.dim():
                 if weight not in rows:
-                    rows[weight] = nn.Parameter(weight.detach().reshape(1), requires_grad=weight.requires_grad)
+                    rows[weight] = nn.Parameter(
+                        weight.detach().reshape(1), requires_grad=weight.requires_grad
+                    )
                 module._parameters[name] = rows[weight]
     return {rows.get(weight, weight) for weight in in_half}
 
@@ -180,7 +194,9 @@ def make_policy(
     reduced = torch.float32 if is_half else None
     return MixedPrecisionPolicy(
         param_dtype=half if is_half else None,
-        reduce_dtype=reduced if settings.reduce_dtype == "auto" else getattr(torch, settings.reduce_dtype),
+        reduce_dtype=reduced
+        if settings.reduce_dtype == "auto"
+        else getattr(torch, settings.reduce_dtype),
         cast_forward_inputs=False,
     )
 
@@ -210,13 +226,19 @@ def groups_of(unit: FSDPModule) -> list[Any]:
     None."""
     state: Any = unit._get_fsdp_state()
     groups = vars(state).get("_fsdp_param_groups")
-    return [group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None]
+    return [
+        group
+        for group in ([state._fsdp_param_group] if groups is None else groups)
+        if group is not None
+    ]
 
 
 def has_gradient(weight: Any) -> bool:
     """Return whether a gathered weight has a gradient that the ranks have not summed."""
     gathered = vars(weight).get("_unsharded_param")
-    return weight.unsharded_accumulated_grad is not None or (gathered is not None and gathered.grad is not None)
+    return weight.unsharded_accumulated_grad is not None or (
+        gathered is not None and gathered.grad is not None
+    )
 
 
 def make_mesh(device_type: str, world: World, settings: Parallel) -> DeviceMesh:
@@ -224,7 +246,9 @@ def make_mesh(device_type: str, world: World, settings: Parallel) -> DeviceMesh:
     if settings.shard != "hybrid":
         return init_device_mesh(device_type, (world.size,))
     together = settings.shard_ranks or world.on_machine
-    return init_device_mesh(device_type, (world.size // together, together), mesh_dim_names=("replica", "shard"))
+    return init_device_mesh(
+        device_type, (world.size // together, together), mesh_dim_names=("replica", "shard")
+    )
 
 
 def own_weights(module: nn.Module) -> list[nn.Parameter]:
@@ -246,7 +270,9 @@ def leaves(module: nn.Module) -> Iterator[nn.Module]:
 
 def own_results(module: nn.Module, inputs: Any, output: Any) -> Any:
     """Copy a tensor that is a view: changed in place, it would lose the hook that gathers the weights again."""
-    return tree_map(lambda one: one.clone() if isinstance(one, Tensor) and one._is_view() else one, output)
+    return tree_map(
+        lambda one: one.clone() if isinstance(one, Tensor) and one._is_view() else one, output
+    )
 
 
 def units(network: nn.Module) -> Iterator[nn.Module]:
@@ -281,5 +307,9 @@ def shard_state(optimizer: Optimizer) -> None:
             for name, value in entries.items():
                 if isinstance(value, Tensor) and not value.dim() and name != "step":
                     value = value.reshape(1)  # of a single number, see `give_rows`
-                if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
+                if (
+                    isinstance(value, Tensor)
+                    and not isinstance(value, DTensor)
+                    and value.shape == parameter.shape
+                ):
                     entries[name] = like(value, parameter)

@@ -165,10 +165,13 @@ def explain(error: BaseException, place: Place, watch: Watch, store: Any) -> Non
             store.set("ending/0", "1")
             watch.write_fault(0, f"rank 0 failed: {error}", code)
         elif wait_for(store, "ending/0", AGREEMENT_SECONDS):
-            wait_for(store, "ended/0", END_SECONDS)  # torchrun would end it as soon as this process has ended
+            # torchrun would end it as soon as this process has ended
+            wait_for(store, "ended/0", END_SECONDS)
             raise SystemExit(code)
         else:
-            if not watch.write_fault(place.rank, f"{watch.describe(place.rank)} failed: {error}", code):
+            if not watch.write_fault(
+                place.rank, f"{watch.describe(place.rank)} failed: {error}", code
+            ):
                 raise SystemExit(code)
             if isinstance(error, MptError):
                 error.args = (f"rank {place.rank} on {place.host}: {error}",)

@@ -146,10 +146,14 @@ class Watch:
             if self.moved.get(rank, (None, 0.0))[0] != moved:
                 self.moved[rank] = moved, now
             silent, still = now - self.seen[rank][1], now - self.moved[rank][1]
-            if silent > min(SILENT_SECONDS, self.timeout) and not self.store.check([f"ended/{rank}"]):
+            if silent > min(SILENT_SECONDS, self.timeout) and not self.store.check(
+                [f"ended/{rank}"]
+            ):
                 self.find_fault(rank, f"{self.describe(rank)} has not answered for {silent:.0f} s")
             elif self.place.is_waiting and not told["waiting"] and still > self.timeout:
-                text = f"{self.describe(rank)} has not moved for {still:.0f} s, and others wait for it"
+                text = (
+                    f"{self.describe(rank)} has not moved for {still:.0f} s, and others wait for it"
+                )
                 self.find_fault(rank, text)
 
     def describe(self, rank: int) -> str:
@@ -157,7 +161,8 @@ class Watch:
         told = self.remember(rank)
         if told is None:
             return f"rank {rank} (step {self.place.step})"
-        step = max(told["step"], self.place.step)  # ranks are never a step apart; a report may be old
+        # ranks are never a step apart; a report may be old
+        step = max(told["step"], self.place.step)
         return f"rank {rank} (host {told['host']}, process {told['process']}, step {step})"
 
     def remember(self, rank: int) -> dict[str, Any] | None:
@@ -194,10 +199,15 @@ class Watch:
             self.has_store = False  # asking a stopped process again would take as long again
             if self.fault is None:
                 if self.place.has_agent:
-                    started = "the process that started the training and keeps the store of the ranks"
+                    started = (
+                        "the process that started the training and keeps the store of the ranks"
+                    )
                     lost, text = None, f"{self.describe(self.place.rank)}: {started} {end}"
                 else:
-                    lost, text = 0, f"{self.describe(0)} {end}, and with it the store that the processes meet at"
+                    lost, text = (
+                        0,
+                        f"{self.describe(0)} {end}, and with it the store that the processes meet at",
+                    )
                 print(f"error: {text}. {WAY_ON}", file=sys.stderr, flush=True)
                 self.fault = Fault(self.place.rank, lost, text, RankError.exit_code)
             return self.fault
@@ -219,18 +229,24 @@ class Watch:
             return rank == 0 and fault.lost != 0
         if self.has_store:
             with contextlib.suppress(RuntimeError):
-                return fault.lost == 0 and self.store.compare_set(RECORDER, "", str(rank)).decode() == str(rank)
+                return fault.lost == 0 and self.store.compare_set(
+                    RECORDER, "", str(rank)
+                ).decode() == str(rank)
         return rank == place.on_machine or (rank == 1 and not place.has_agent)
 
     def find_lost(self) -> list[int]:
         """Return the ranks that say nothing for two seconds, other than those that have ended in order."""
-        keys = [(rank, f"rank/{rank}") for rank in range(self.place.size) if rank != self.place.rank]
+        keys = [
+            (rank, f"rank/{rank}") for rank in range(self.place.size) if rank != self.place.rank
+        ]
         before = {rank: self.store.get(key) for rank, key in keys if self.store.check([key])}
         time.sleep(4 * BEAT_SECONDS)
         return [
             rank
             for rank, key in keys
-            if rank in before and self.store.get(key) == before[rank] and not self.store.check([f"ended/{rank}"])
+            if rank in before
+            and self.store.get(key) == before[rank]
+            and not self.store.check([f"ended/{rank}"])
         ]
 
     def _end(self, fault: Fault) -> None:

@@ -20,7 +20,9 @@ class Finder:
     """Finds `mpt.parts.NAME` and nothing else; Python finds its submodules in its folder."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Return the specification of a namespace package over the folder of that name."""
         if name.rpartition(".")[0] != IMPORT_HOME:
             return None

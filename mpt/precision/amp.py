@@ -45,6 +45,8 @@ class Autocast(Policy):
 def build(name: str, settings: Settings, device: torch.device) -> Policy:
     """Build the mode; `dtype: auto` is resolved for the device."""
     if name == "bf16" and settings.dtype == "float16":
-        raise ConfigError("precision.dtype: bf16 is bfloat16 by name; for float16 use precision=amp")
+        raise ConfigError(
+            "precision.dtype: bf16 is bfloat16 by name; for float16 use precision=amp"
+        )
     dtype, reason = choose_dtype(settings, device, NAMES[name].get("dtype"))
     return Autocast(name, settings, device, dtype, reason)

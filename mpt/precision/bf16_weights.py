@@ -33,7 +33,14 @@ from mpt.precision.shared.choice import choose_dtype
 from mpt.precision.shared.policy import Policy
 from mpt.precision.shared.rounding import BLOCK, make_table
 from mpt.precision.shared.saved_dtypes import hold_state_in_bfloat16
-from mpt.precision.shared.weight_pieces import COMPENSATION, Bucket, Piece, Rounding, buckets, is_float32
+from mpt.precision.shared.weight_pieces import (
+    COMPENSATION,
+    Bucket,
+    Piece,
+    Rounding,
+    buckets,
+    is_float32,
+)
 from mpt.seams import Phase, StepStats, Task
 
 NAMES: dict[str, dict[str, object]] = {
@@ -70,7 +77,9 @@ class LearningHalf(HalfWeights):
 
     settings: Settings
 
-    def __init__(self, name: str, settings: Settings, device: torch.device, dtype: torch.dtype, reason: str) -> None:
+    def __init__(
+        self, name: str, settings: Settings, device: torch.device, dtype: torch.dtype, reason: str
+    ) -> None:
         super().__init__(name, settings, device, dtype, reason)
         self.remainder = REMAINDERS.get(name)
         self.numerics = replace(self.numerics, rounds_weights=False, lifts_state=True)
@@ -115,7 +124,9 @@ class LearningHalf(HalfWeights):
         """Let the optimizer step, a few pieces at a time, on the parameters of its groups that have a gradient."""
         optimizer = phase.optimizer
         members = [list(group["params"]) for group in optimizer.param_groups]
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        settings = [
+            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
+        ]
         try:
             for group, parameters in zip(optimizer.param_groups, members, strict=True):
                 group["params"] = [parameter for parameter in parameters if is_float32(parameter)]
@@ -125,14 +136,19 @@ class LearningHalf(HalfWeights):
                 for group, before in zip(optimizer.param_groups, settings, strict=True):
                     group.update(before)
                 self._step_on(phase, bucket, members)
-            if self.remainder is None:  # of a run in another of these modes before: in the weights by now
-                for parameter in (one for parameters in members for one in parameters if one.grad is not None):
+            # of a run in another of these modes before: in the weights by now
+            if self.remainder is None:
+                for parameter in (
+                    one for parameters in members for one in parameters if one.grad is not None
+                ):
                     optimizer.state[parameter].pop(COMPENSATION, None)
         finally:
             for group, parameters in zip(optimizer.param_groups, members, strict=True):
                 group["params"] = parameters
 
-    def _step_on(self, phase: Phase, pieces: list[Piece], members: list[list[nn.Parameter]]) -> None:
+    def _step_on(
+        self, phase: Phase, pieces: list[Piece], members: list[list[nn.Parameter]]
+    ) -> None:
         """Step on some pieces, with the optimizer's groups and state narrowed to them."""
         optimizer, number = phase.optimizer, self.updates.get(phase.name, 0)
         stored = {piece.parameter: optimizer.state.pop(piece.parameter, {}) for piece in pieces}
@@ -170,7 +186,9 @@ def build(name: str, settings: Settings, device: torch.device) -> Policy:
     if settings.dtype not in ("auto", own):
         raise ConfigError(f"precision.dtype: {name} is {own}; leave it out, or use another mode")
     if own == "float16" and settings.accumulate != "float32":
-        raise ConfigError(f"precision.accumulate: {name} sums scaled gradients in float32; leave it out")
+        raise ConfigError(
+            f"precision.accumulate: {name} sums scaled gradients in float32; leave it out"
+        )
     fixed = settings.model_copy(update={"dtype": own})
     dtype, reason = choose_dtype(fixed, device, own)
     how = {

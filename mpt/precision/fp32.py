@@ -43,7 +43,9 @@ def build(name: str, settings: Settings, device: torch.device) -> Policy:
     """Build the mode."""
     own: Literal["ieee", "tf32"] = "tf32" if name == "tf32" else "ieee"
     if settings.matmul in ("ieee", "tf32") and settings.matmul != own:
-        raise ConfigError(f"precision.matmul: {settings.matmul} contradicts {name}, which is {own}; leave it out")
+        raise ConfigError(
+            f"precision.matmul: {settings.matmul} contradicts {name}, which is {own}; leave it out"
+        )
     if settings.matmul == "auto":
         settings = settings.model_copy(update={"matmul": own})
     reason = "float32 everywhere, as the mode says"
@@ -55,7 +57,9 @@ def build(name: str, settings: Settings, device: torch.device) -> Policy:
     if settings.matmul == "bf16x3":
         reason = "float32 weights; matrix products as three of bfloat16"
     asked = {"dtype": settings.dtype, "loss_scale": settings.loss_scale}
-    if unused := [f"precision.{key}={value}" for key, value in asked.items() if value not in ("auto", 1.0)]:
+    if unused := [
+        f"precision.{key}={value}" for key, value in asked.items() if value not in ("auto", 1.0)
+    ]:
         reason += f"; {' and '.join(unused)} changes nothing here"
     mode = Float32(name, settings, device, torch.float32, reason)
     if name == "tf32":

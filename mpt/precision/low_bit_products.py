@@ -67,7 +67,9 @@ class LowBitProducts(Autocast):
         super().prepare(task, is_sharded=is_sharded)
         capability = check_device(self.name, self.device, self.settings.emulate)
         if find_spec("torchao") is None:
-            raise ConfigError(f"precision.mode: {self.name} needs torchao, which is not installed; pip install torchao")
+            raise ConfigError(
+                f"precision.mode: {self.name} needs torchao, which is not installed; pip install torchao"
+            )
         ratio = FLOPS_PER_BYTE.get(capability, FLOPS_PER_BYTE[8, 9])
         chosen: dict[tuple[int, int], list[str]] = defaultdict(list)
         reasons: dict[str, int] = defaultdict(int)
@@ -76,26 +78,40 @@ class LowBitProducts(Autocast):
             for name, layer in eligible_layers(network, reasons):
                 gain = predicted_speedup(layer.in_features, layer.out_features, MANY_ROWS, ratio)
                 if gain < self.settings.min_speedup:
-                    reasons[f"too small to gain ({layer.in_features} x {layer.out_features}: {gain:.2f}x at most)"] += 1
+                    reasons[
+                        f"too small to gain ({layer.in_features} x {layer.out_features}: {gain:.2f}x at most)"
+                    ] += 1
                     continue
                 chosen[layer.in_features, layer.out_features].append(f"{key}.{name}")
                 if not is_fake:
-                    network.set_submodule(name, replacement(self.name, layer, self.settings.emulate))
+                    network.set_submodule(
+                        name, replacement(self.name, layer, self.settings.emulate)
+                    )
         if not chosen:
-            why = "; ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has no Linear layers"
+            why = (
+                "; ".join(f"{count} {reason}" for reason, count in reasons.items())
+                or "it has no Linear layers"
+            )
             raise ConfigError(
                 f"precision.mode: {self.name} has nothing to do in this model: {why}. Convolutions have no 8-bit "
                 "kernels. Use precision=bf16"
             )
         notes = tell(self.name, chosen, reasons, ratio)
         if is_fake:
-            notes.append(f"{self.name} is planned as bf16, whose memory it needs; its speed is not planned")
+            notes.append(
+                f"{self.name} is planned as bf16, whose memory it needs; its speed is not planned"
+            )
         self.numerics = replace(self.numerics, notes=(*self.numerics.notes, *notes))
 
 
 def eligible_layers(network: nn.Module, reasons: dict[str, int]) -> list[tuple[str, nn.Linear]]:
     """Return the Linear layers whose shape 8-bit products can have, by name; count why others cannot."""
-    kept = {m for module in network.modules() if isinstance(module, Float32Module) for m in module.modules()}
+    kept = {
+        m
+        for module in network.modules()
+        if isinstance(module, Float32Module)
+        for m in module.modules()
+    }
     found = []
     for name, module in network.named_modules():
         if isinstance(module, nn.modules.conv._ConvNd):
@@ -124,7 +140,9 @@ def predicted_speedup(inputs: int, outputs: int, rows: int, ratio: float) -> flo
     return products(1, 2) / (products(2, 1) + SCALING_BYTES * operands * ratio)
 
 
-def tell(name: str, chosen: dict[tuple[int, int], list[str]], reasons: dict[str, int], ratio: float) -> list[str]:
+def tell(
+    name: str, chosen: dict[tuple[int, int], list[str]], reasons: dict[str, int], ratio: float
+) -> list[str]:
     """Return the lines before a run: the predicted gain of each shape, and the memory that does not shrink."""
     notes = []
     for (inputs, outputs), layers in chosen.items():
@@ -132,17 +150,25 @@ def tell(name: str, chosen: dict[tuple[int, int], list[str]], reasons: dict[str,
         start = f"faster from about {rows[0]} rows (samples x tokens) on" if rows else "not faster"
         best = predicted_speedup(inputs, outputs, MANY_ROWS, ratio)
         some = layers[0] if len(layers) == 1 else f"{len(layers)} layers like {layers[0]}"
-        notes.append(f"{name}: {some} ({inputs} x {outputs}): predicted {best:.2f}x bf16's speed at most, {start}")
+        notes.append(
+            f"{name}: {some} ({inputs} x {outputs}): predicted {best:.2f}x bf16's speed at most, {start}"
+        )
     left = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
     if left:
         notes.append(f"{name}: left in bfloat16: {left}")
-    notes.append(f"{name}: memory does not shrink against bf16; only memory.compile makes the casts cheap")
+    notes.append(
+        f"{name}: memory does not shrink against bf16; only memory.compile makes the casts cheap"
+    )
     return notes
 
 
 def check_device(name: str, device: torch.device, emulate: bool) -> tuple[int, int]:
     """Return the compute capability, (0, 0) on a CPU. Raises ConfigError if the device cannot run the mode."""
-    if device.type != "cpu" and torch._guards.detect_fake_mode() is not None and not torch.cuda.is_available():
+    if (
+        device.type != "cpu"
+        and torch._guards.detect_fake_mode() is not None
+        and not torch.cuda.is_available()
+    ):
         return 0, 0  # a plan for a card that is not here
     if device.type != "cuda":
         if name == "fp8" and not emulate:
@@ -180,7 +206,9 @@ class Int8Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return bfloat16 outputs; inputs of any floating dtype."""
-        training: Any = importlib.import_module("torchao.prototype.quantized_training.int8_mixed_precision")
+        training: Any = importlib.import_module(
+            "torchao.prototype.quantized_training.int8_mixed_precision"
+        )
         entry = input.to(torch.bfloat16).contiguous()
         config = training.Int8MixedPrecisionTrainingConfig(module_swap=True)
         function: Any = training._Int8MixedPrecisionTrainingLinearFunction

@@ -29,7 +29,12 @@ from mpt.errors import ConfigError
 from mpt.nn.shared.mixin import Mixin, mix_in
 from mpt.nn.shared.named_modules import named_modules
 from mpt.precision.shared.choice import choose_dtype
-from mpt.precision.shared.float32_modules import Float32Module, cast_floating, keep_in_float32, own_methods
+from mpt.precision.shared.float32_modules import (
+    Float32Module,
+    cast_floating,
+    keep_in_float32,
+    own_methods,
+)
 from mpt.precision.shared.policy import Policy
 from mpt.seams import Phase, Task
 
@@ -92,7 +97,11 @@ def mixed_dtypes(network: nn.Module, error: RuntimeError) -> str | None:
     failure.
     """
     said = str(error).split("\n")[0]
-    kept = [name for name, module in network.named_modules() if name and isinstance(module, Float32Module)]
+    kept = [
+        name
+        for name, module in network.named_modules()
+        if name and isinstance(module, Float32Module)
+    ]
     if not kept or not any(words in said for words in MIXED):
         return None
     named = ", ".join(kept[:4]) + ", ..." * (len(kept) > 4)
@@ -119,7 +128,11 @@ def half_entry(function: FunctionType) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()}
+        given = {
+            a.dtype
+            for a in (*args, *kwargs.values())
+            if isinstance(a, Tensor) and a.is_floating_point()
+        }
         if self.half_is_running or given == {self.half_input_dtype}:
             return function(self, *args, **kwargs)
         return run_in_half(self, functools.partial(function, self), args, kwargs)
@@ -133,7 +146,12 @@ class HalfWeights(Policy):
     casts_back = True
 
     def __init__(
-        self, name: str, settings: PrecisionOptions, device: torch.device, dtype: torch.dtype, reason: str
+        self,
+        name: str,
+        settings: PrecisionOptions,
+        device: torch.device,
+        dtype: torch.dtype,
+        reason: str,
     ) -> None:
         super().__init__(name, settings, device, dtype, reason)
         self.keeps_masters = name == "O2"
@@ -162,10 +180,16 @@ class HalfWeights(Policy):
             self._originals[network] = dict(network.named_parameters(remove_duplicate=False))
             for module in network.modules():
                 for name, parameter in module._parameters.items():
-                    if parameter is not None and parameter.dtype == torch.float32 and parameter not in kept:
+                    if (
+                        parameter is not None
+                        and parameter.dtype == torch.float32
+                        and parameter not in kept
+                    ):
                         if parameter not in twins:
                             half = parameter.detach().to(self.numerics.dtype)
-                            twins[parameter] = nn.Parameter(half, requires_grad=parameter.requires_grad)
+                            twins[parameter] = nn.Parameter(
+                                half, requires_grad=parameter.requires_grad
+                            )
                         module._parameters[name] = twins[parameter]
 
     def _restore_untrained(self, task: Task) -> None:
@@ -183,7 +207,9 @@ class HalfWeights(Policy):
                 ):
                     continue
                 if half not in full_of:
-                    full_of[half] = nn.Parameter(half.detach().float(), requires_grad=half.requires_grad)
+                    full_of[half] = nn.Parameter(
+                        half.detach().float(), requires_grad=half.requires_grad
+                    )
                     if original is not None and not original.is_meta:
                         full_of[half].detach().copy_(original)
                 owner, _, key = name.rpartition(".")
@@ -200,7 +226,8 @@ class HalfWeights(Policy):
             # A ModuleDict is networks trained together; it has no forward, so its members get the casts.
             for network in module.values() if isinstance(module, nn.ModuleDict) else [module]:
                 cast_inputs(network, self.numerics.dtype)
-        self._twins.clear()  # its keys are the float32 weights: without masters, nothing else may keep them alive
+        # its keys are the float32 weights: without masters, nothing else may keep them alive
+        self._twins.clear()
 
     def _stays_float32(self, module: nn.Module) -> bool:
         return isinstance(module, Float32Module) or (
@@ -211,9 +238,17 @@ class HalfWeights(Policy):
         """Keep in float32 the modules that own a weight of a module which stays float32."""
         modules = [module for network in task.trainable.values() for module in network.modules()]
         while True:
-            kept = {p for module in modules if self._stays_float32(module) for p in module.parameters()}
-            inside = {m for module in modules if self._stays_float32(module) for m in module.modules()}
-            sharing = [m for m in modules if m not in inside and not kept.isdisjoint(m._parameters.values())]
+            kept = {
+                p for module in modules if self._stays_float32(module) for p in module.parameters()
+            }
+            inside = {
+                m for module in modules if self._stays_float32(module) for m in module.modules()
+            }
+            sharing = [
+                m
+                for m in modules
+                if m not in inside and not kept.isdisjoint(m._parameters.values())
+            ]
             if not sharing:
                 return
             for module in sharing:
@@ -240,9 +275,12 @@ class HalfWeights(Policy):
     def _half_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the half twin of a float32 parameter; tied weights share one twin."""
         if parameter not in self._twins:
-            half = nn.Parameter(parameter.detach().to(self.numerics.dtype), requires_grad=parameter.requires_grad)
+            half = nn.Parameter(
+                parameter.detach().to(self.numerics.dtype), requires_grad=parameter.requires_grad
+            )
             self._twins[parameter] = half
-            if self.keeps_masters and parameter.requires_grad:  # frozen parameters are never added to
+            # frozen parameters are never added to
+            if self.keeps_masters and parameter.requires_grad:
                 self.masters[half] = parameter
                 half.grad_dtype = torch.float32
         return self._twins[parameter]

@@ -38,7 +38,11 @@ class Native(Policy):
     def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
         """Set the dtype of each network that can choose."""
         super().prepare(task, is_sharded=is_sharded)
-        able = [module for module in task.modules.values() if callable(getattr(module, "set_half", None))]
+        able = [
+            module
+            for module in task.modules.values()
+            if callable(getattr(module, "set_half", None))
+        ]
         if not able:
             raise ConfigError(
                 "precision.mode: native is for models with a half precision of their own (networks with a `set_half`), "
@@ -51,7 +55,9 @@ class Native(Policy):
         """Make gradients finite, then clip and step."""
         for parameter in phase.module.parameters():
             if parameter.grad is not None:
-                torch.nan_to_num_(parameter.grad, nan=0.0, posinf=LARGEST_GRADIENT, neginf=-LARGEST_GRADIENT)
+                torch.nan_to_num_(
+                    parameter.grad, nan=0.0, posinf=LARGEST_GRADIENT, neginf=-LARGEST_GRADIENT
+                )
         return super().step(phase, clip_norm)
 
 
@@ -60,5 +66,9 @@ def build(name: str, settings: Settings, device: torch.device) -> Policy:
     dtype, reason = choose_dtype(settings, device)
     kind = "float16" if dtype == torch.float16 else "bfloat16"
     return Native(
-        name, settings, device, dtype, f"{reason.split(' with loss scaling')[0]}; {kind} in the model's blocks"
+        name,
+        settings,
+        device,
+        dtype,
+        f"{reason.split(' with loss scaling')[0]}; {kind} in the model's blocks",
     )

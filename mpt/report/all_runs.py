@@ -37,7 +37,10 @@ def write_all_runs(runs_dir: Path) -> Path:
         overlay_data=Markup(as_script_data(overlay)),
         most_drawn=MOST_DRAWN,
         best=best_runs(rows),
-        choices={key: sorted({getattr(one, key) for one in rows} - {""}) for key in ("model", "dataset", "mode")},
+        choices={
+            key: sorted({getattr(one, key) for one in rows} - {""})
+            for key in ("model", "dataset", "mode")
+        },
         comparisons=read_comparisons(runs_dir),
     )
     write_atomically(runs_dir / PAGE, page)

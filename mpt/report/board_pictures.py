@@ -54,7 +54,11 @@ def evaluation_pictures(details: Mapping[str, Any]) -> dict[str, bytes]:
             if shown["matrix"]:
                 counts = [[cell.count for cell in row] for row in shown["matrix"]]
                 made["confusion"] = save_plot(plot_matrix(counts, shown["classes"]), "png")
-            made |= {kind: sheet for kind in ("worst", "examples") if (sheet := draw_samples(shown[kind]))}
+            made |= {
+                kind: sheet
+                for kind in ("worst", "examples")
+                if (sheet := draw_samples(shown[kind]))
+            }
         if "section" in details:
             section = show_section(details["section"], int(details["step"]))
             if section["matrix"]:
@@ -70,7 +74,9 @@ def draw_plots(run_path: Path, folder: Path) -> Pictures:
     """Draw every plot of a run's report below a folder."""
     with _drawing, kept_plots() as plots:
         names = list(draw_run(read_run(run_path)))
-        made = {f"plots/{name}": save_plot(plot, "png") for name, plot in zip(names, plots, strict=True)}
+        made = {
+            f"plots/{name}": save_plot(plot, "png") for name, plot in zip(names, plots, strict=True)
+        }
     return write(folder, made)
 
 
@@ -96,10 +102,14 @@ def plot_matrix(counts: Sequence[Sequence[int]], names: Sequence[str]) -> Plot:
             return
         axes.set_xticks(range(len(names)), names, rotation=90)
         axes.set_yticks(range(len(names)), names)
-        for row, column, count in ((y, x, count) for y, line in enumerate(counts) for x, count in enumerate(line)):
+        for row, column, count in (
+            (y, x, count) for y, line in enumerate(counts) for x, count in enumerate(line)
+        ):
             if count:
                 colour = "white" if shares[row][column] > 0.5 else "black"
-                axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=7)
+                axes.text(
+                    column, row, str(count), ha="center", va="center", color=colour, fontsize=7
+                )
 
     return Plot(build, "confusion", SIDE, SIDE)
 
@@ -121,8 +131,12 @@ def draw_samples(samples: Sequence[Mapping[str, Any]]) -> bytes:
         sides = [max(1, round(side * scale)) for side in picture.size]
         sheet.paste(picture.resize((sides[0], sides[1]), Image.Resampling.NEAREST), (left, top))
         is_right = one["label"] == one["truth"]
-        words = f"{one['label']} {one['probability']:.2f}" + ("" if is_right else f"\nin truth {one['truth']}")
-        draw.text((left + 2, top + TILE), words.encode("latin-1", "replace").decode("latin-1"), "black")
+        words = f"{one['label']} {one['probability']:.2f}" + (
+            "" if is_right else f"\nin truth {one['truth']}"
+        )
+        draw.text(
+            (left + 2, top + TILE), words.encode("latin-1", "replace").decode("latin-1"), "black"
+        )
     target = io.BytesIO()
     sheet.save(target, "PNG")
     return target.getvalue()

@@ -56,13 +56,20 @@ def show_classification(content: Mapping[str, Any]) -> dict[str, Any]:
         "classes": names,
         "matrix": cells(content["matrix"], len(names)),
         "per_class": [
-            (str(row["name"]), int(row["samples"]), *(float(row[key]) for key in ("precision", "recall", "f1")))
+            (
+                str(row["name"]),
+                int(row["samples"]),
+                *(float(row[key]) for key in ("precision", "recall", "f1")),
+            )
             for row in content["per_class"][:MOST_CLASSES]
         ],
         "left_out": max(0, len(content["per_class"]) - MOST_CLASSES),
-        "pairs": [(str(one["truth"]), str(one["label"]), int(one["count"])) for one in content["pairs"]],
+        "pairs": [
+            (str(one["truth"]), str(one["label"]), int(one["count"])) for one in content["pairs"]
+        ],
         "expected_error": float(content["calibration"]["expected_error"]),
-        "calibration": Markup(draw_calibration(content["calibration"]["bins"])),  # drawn here: no text of the file
+        # drawn here: no text of the file
+        "calibration": Markup(draw_calibration(content["calibration"]["bins"])),
         "worst": [read_sample(one) for one in content["worst"]],
         "examples": [read_sample(one) for one in content.get("examples", [])],
     }
@@ -83,7 +90,11 @@ def cells(matrix: Any, size: int, totals: Any = None) -> list[list[Cell]]:
     """Return the matrix's cells; none if it was left out. `totals` are the rows' sums, which shares refer to."""
     if not matrix or len(matrix) != size:
         return []
-    of = [sum(map(int, row)) for row in matrix] if totals is None else [int(total) for total in totals]
+    of = (
+        [sum(map(int, row)) for row in matrix]
+        if totals is None
+        else [int(total) for total in totals]
+    )
     return [
         [
             Cell(int(count), min(1.0, int(count) / max(1, of[number])), place == number)
@@ -95,14 +106,20 @@ def cells(matrix: Any, size: int, totals: Any = None) -> list[list[Cell]]:
 
 def draw_calibration(bins: Sequence[Mapping[str, Any]]) -> str:
     """Draw accuracy over confidence alongside the line on which they would be equal."""
-    places = [(float(one["confidence"]), float(one["accuracy"]), int(one["samples"])) for one in bins]
+    places = [
+        (float(one["confidence"]), float(one["accuracy"]), int(one["samples"])) for one in bins
+    ]
     most = max((count for _, _, count in places), default=1)
 
     def build(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], color=INK, alpha=0.4, linewidth=1)
-        axes.plot([x for x, _, _ in places], [y for _, y, _ in places], color=COLOURS[0], linewidth=1)
+        axes.plot(
+            [x for x, _, _ in places], [y for _, y, _ in places], color=COLOURS[0], linewidth=1
+        )
         sizes = [12 + 120 * count / most for _, _, count in places]
-        axes.scatter([x for x, _, _ in places], [y for _, y, _ in places], s=sizes, color=COLOURS[0])
+        axes.scatter(
+            [x for x, _, _ in places], [y for _, y, _ in places], s=sizes, color=COLOURS[0]
+        )
         axes.set_xlim(0, 1.02)
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("confidence")

@@ -39,12 +39,17 @@ class Group:
     @property
     def finals(self) -> dict[int, float]:
         """Seed -> last metric; NaN if the run diverged."""
-        return {seed: math.nan if seed in self.failed else record.final for seed, record in self.runs.items()}
+        return {
+            seed: math.nan if seed in self.failed else record.final
+            for seed, record in self.runs.items()
+        }
 
     @property
     def timed(self) -> Mapping[int, RunRecord]:
         """The runs whose times count: those that had the processor for themselves, or all if none had."""
-        return {seed: record for seed, record in self.runs.items() if record.at_a_time == 1} or self.runs
+        return {
+            seed: record for seed, record in self.runs.items() if record.at_a_time == 1
+        } or self.runs
 
     @property
     def any_run(self) -> RunRecord:
@@ -104,7 +109,11 @@ class Comparison:
 
 
 def compare_groups(
-    groups: Sequence[Group], margin: Margin, most_seeds: int | None = None, *, models_differ: bool = False
+    groups: Sequence[Group],
+    margin: Margin,
+    most_seeds: int | None = None,
+    *,
+    models_differ: bool = False,
 ) -> Comparison:
     """Hold every group to the baseline. Raises ConfigError when the runs cannot be compared.
 
@@ -114,7 +123,8 @@ def compare_groups(
         raise ConfigError("A comparison needs two modes or two runs at least; name another one.")
     check_comparable(groups, models_differ=models_differ)
     check_test_sets(groups)
-    ordered = sorted(groups, key=lambda group: group.label != FLOAT32)  # stable: the others stay as they were named
+    # stable: the others stay as they were named
+    ordered = sorted(groups, key=lambda group: group.label != FLOAT32)
     baseline = ordered[0]
     with_metric = [group.any_run for group in ordered if group.any_run.metric]
     example = with_metric[0] if with_metric else baseline.any_run
@@ -134,7 +144,10 @@ def check_comparable(groups: Sequence[Group], *, models_differ: bool = False) ->
     facts: Sequence[tuple[str, Callable[[RunRecord], str]]] = (
         ("model", lambda record: record.model),
         ("data set", lambda record: record.dataset),
-        ("metric", lambda record: record.metric if record.evaluations or record.is_finished else ""),
+        (
+            "metric",
+            lambda record: record.metric if record.evaluations or record.is_finished else "",
+        ),
     )
     for name, read in facts:
         if name == "model" and models_differ:
@@ -167,11 +180,15 @@ def check_test_sets(groups: Sequence[Group]) -> None:
                 )
 
 
-def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord, most_seeds: int | None = None) -> Row:
+def describe(
+    group: Group, baseline: Group, margin: Margin, example: RunRecord, most_seeds: int | None = None
+) -> Row:
     """Return a group's figures compared with the baseline's."""
 
     def typical(
-        read: Callable[[RunRecord], float], own: Mapping[int, RunRecord], base: Mapping[int, RunRecord]
+        read: Callable[[RunRecord], float],
+        own: Mapping[int, RunRecord],
+        base: Mapping[int, RunRecord],
     ) -> tuple[float, float]:
         shown = positive_median([read(record) for record in own.values()])
         return shown, divide(shown, positive_median([read(record) for record in base.values()]))
@@ -179,8 +196,13 @@ def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord, 
     same_measure = group.any_run.memory.get("kind") == baseline.any_run.memory.get("kind")
     peak, peak_ratio = typical(lambda record: record.step_peak_bytes, group.runs, baseline.runs)
     step, step_ratio = typical(lambda record: record.step_seconds, group.timed, baseline.timed)
-    throughput, throughput_ratio = typical(lambda record: record.samples_per_second, group.timed, baseline.timed)
-    final, best = spread(list(group.finals.values())), spread([record.best for record in group.runs.values()])
+    throughput, throughput_ratio = typical(
+        lambda record: record.samples_per_second, group.timed, baseline.timed
+    )
+    final, best = (
+        spread(list(group.finals.values())),
+        spread([record.best for record in group.runs.values()]),
+    )
     base_final = spread(list(baseline.finals.values()))
     base_best = spread([record.best for record in baseline.runs.values()])
     verdict = None
@@ -190,7 +212,9 @@ def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord, 
         if most_seeds is None:
             verdict = judge(*finals, margin, higher_is_better=better, resolution=resolution)
         else:
-            verdict = judge_until(*finals, margin, most_seeds, higher_is_better=better, resolution=resolution)
+            verdict = judge_until(
+                *finals, margin, most_seeds, higher_is_better=better, resolution=resolution
+            )
     return Row(
         group=group,
         peak_bytes=peak,
@@ -222,8 +246,16 @@ def scale_history(record: RunRecord) -> dict[str, tuple[float, float, float]]:
 def find_notes(groups: Sequence[Group]) -> list[str]:
     """Return the caveats of the table."""
     records = [record for group in groups for record in group.runs.values()]
-    failed = [f"{group.label}, seed {seed}: {why}" for group in groups for seed, why in sorted(group.failed.items())]
-    changed = [f"{one.name}: a resume at step {step} {what}." for one in records for step, what in one.settings_changes]
+    failed = [
+        f"{group.label}, seed {seed}: {why}"
+        for group in groups
+        for seed, why in sorted(group.failed.items())
+    ]
+    changed = [
+        f"{one.name}: a resume at step {step} {what}."
+        for one in records
+        for step, what in one.settings_changes
+    ]
     return [
         *failed,
         *note_unknown(records),
@@ -241,20 +273,32 @@ def note_unknown(records: Sequence[RunRecord]) -> list[str]:
     unknown = [record.name for record in records if not record.config]
     if not unknown:
         return []
-    return [f"Without a config that can be read, so how they were trained is not known: {', '.join(unknown)}."]
+    return [
+        f"Without a config that can be read, so how they were trained is not known: {', '.join(unknown)}."
+    ]
 
 
 def note_settings(records: Sequence[RunRecord]) -> list[str]:
     """Return notes on settings that differ and are not the subject of the comparison."""
     notes = []
     for section, differing in unexpected_differences(records).items():
-        if len(differing) > MOST_NOTES:  # another optimizer or model: its name says more than all its settings
+        # another optimizer or model: its name says more than all its settings
+        if len(differing) > MOST_NOTES:
             told = f"{section}.name"
-            names = f" {told}: {', '.join(sorted(differing.pop(told)))}, and in" if told in differing else ""
+            names = (
+                f" {told}: {', '.join(sorted(differing.pop(told)))}, and in"
+                if told in differing
+                else ""
+            )
             keys = ", ".join(key.removeprefix(f"{section}.") for key in differing)
-            notes.append(f"The configs also differ in{names} {len(differing)} other settings of {section}: {keys}.")
+            notes.append(
+                f"The configs also differ in{names} {len(differing)} other settings of {section}: {keys}."
+            )
         else:
-            notes += [f"The configs also differ in {key}: {', '.join(sorted(vs))}." for key, vs in differing.items()]
+            notes += [
+                f"The configs also differ in {key}: {', '.join(sorted(vs))}."
+                for key, vs in differing.items()
+            ]
     return notes
 
 
@@ -275,7 +319,9 @@ def note_machines(records: Sequence[RunRecord]) -> list[str]:
     machines = {machine(record) for record in records} - {""}
     if len(machines) < 2:
         return []
-    return [f"The runs come from different machines: {'; '.join(sorted(machines))}. Times are not comparable."]
+    return [
+        f"The runs come from different machines: {'; '.join(sorted(machines))}. Times are not comparable."
+    ]
 
 
 def note_memory(records: Sequence[RunRecord]) -> list[str]:
@@ -283,7 +329,9 @@ def note_memory(records: Sequence[RunRecord]) -> list[str]:
     kinds = {str(record.memory.get("kind")) for record in records if record.memory}
     if len(kinds) < 2:
         return []
-    return [f"Memory was measured in different ways ({', '.join(sorted(kinds))}), so it has no ratio."]
+    return [
+        f"Memory was measured in different ways ({', '.join(sorted(kinds))}), so it has no ratio."
+    ]
 
 
 def note_unfinished(groups: Sequence[Group]) -> list[str]:
@@ -296,7 +344,9 @@ def note_unfinished(groups: Sequence[Group]) -> list[str]:
     ]
     if not unfinished:
         return []
-    return [f"Not finished, so their last evaluation counts as the final one: {', '.join(unfinished)}."]
+    return [
+        f"Not finished, so their last evaluation counts as the final one: {', '.join(unfinished)}."
+    ]
 
 
 def note_times(groups: Sequence[Group]) -> list[str]:
@@ -304,9 +354,15 @@ def note_times(groups: Sequence[Group]) -> list[str]:
     most = max(record.at_a_time for group in groups for record in group.runs.values())
     if most == 1:
         return []
-    crowded = [group.label for group in groups if any(record.at_a_time > 1 for record in group.timed.values())]
+    crowded = [
+        group.label
+        for group in groups
+        if any(record.at_a_time > 1 for record in group.timed.values())
+    ]
     if crowded:
-        return [f"Up to {most} runs at a time: the step times of {', '.join(crowded)} were measured side by side."]
+        return [
+            f"Up to {most} runs at a time: the step times of {', '.join(crowded)} were measured side by side."
+        ]
     seeds = sorted({seed for group in groups for seed in group.timed})
     return [
         f"Step times and throughput are those of seed {', '.join(map(str, seeds))}, whose runs were alone; the others "
@@ -317,7 +373,12 @@ def note_times(groups: Sequence[Group]) -> list[str]:
 def machine(record: RunRecord) -> str:
     """Return the identity of a run's device, as far as its environment names it."""
     devices = record.environment.get("devices")
-    if record.is_on_gpu and isinstance(devices, list) and devices and isinstance(devices[0], Mapping):
+    if (
+        record.is_on_gpu
+        and isinstance(devices, list)
+        and devices
+        and isinstance(devices[0], Mapping)
+    ):
         return str(devices[0].get("name", ""))
     return str(record.environment.get("processor", ""))
 

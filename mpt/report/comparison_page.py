@@ -30,10 +30,17 @@ def write_comparison(path: Path, comparison: Comparison) -> None:
         ) from error
     content = describe_comparison(path.resolve().name, comparison)
     template = environment()
-    write_atomically(path / "comparison.json", json.dumps(plain(as_json(comparison)), indent=1, allow_nan=False) + "\n")
-    write_atomically(path / "comparison.md", template.get_template("comparison.md.j2").render(**content))
+    write_atomically(
+        path / "comparison.json",
+        json.dumps(plain(as_json(comparison)), indent=1, allow_nan=False) + "\n",
+    )
+    write_atomically(
+        path / "comparison.md", template.get_template("comparison.md.j2").render(**content)
+    )
     plots = {caption: Markup(svg) for caption, svg in draw_panels(comparison).items()}
-    page = template.get_template("comparison.html.j2").render(**content, plots=plots, grids=side_by_side(comparison))
+    page = template.get_template("comparison.html.j2").render(
+        **content, plots=plots, grids=side_by_side(comparison)
+    )
     write_atomically(path / "comparison.html", page)
     write_atomically(path / "comparison.png", draw_png(comparison))
 
@@ -49,10 +56,15 @@ def describe_comparison(name: str, comparison: Comparison) -> dict[str, Any]:
         "dataset": example.dataset,
         "steps": example.steps,
         "verdicts": [
-            (row.group.label, row.verdict, say_verdict(row, comparison)) for row in comparison.rows if row.verdict
+            (row.group.label, row.verdict, say_verdict(row, comparison))
+            for row in comparison.rows
+            if row.verdict
         ],
         "spread": say_spread(comparison),
-        "reasons": [(row.group.label, row.group.any_run.dtype, row.group.any_run.reason) for row in comparison.rows],
+        "reasons": [
+            (row.group.label, row.group.any_run.dtype, row.group.any_run.reason)
+            for row in comparison.rows
+        ],
         "environment": example.environment,
     }
 
@@ -111,7 +123,10 @@ def row_as_json(row: Row) -> dict[str, Any]:
         "samples_per_second": row.samples_per_second,
         "throughput_ratio": row.throughput_ratio,
         "skipped": row.skipped,
-        "loss_scale": {phase: dict(zip(("first", "lowest", "last"), ends)) for phase, ends in row.scales.items()},
+        "loss_scale": {
+            phase: dict(zip(("first", "lowest", "last"), ends))
+            for phase, ends in row.scales.items()
+        },
         "final": {**asdict(row.final), "ratio": row.final_ratio},
         "best": {**asdict(row.best), "ratio": row.best_ratio},
         "runs": {
@@ -124,4 +139,7 @@ def row_as_json(row: Row) -> dict[str, Any]:
 
 def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as plain data."""
-    return {**{key: value for key, value in asdict(verdict).items() if key != "margin"}, "headline": verdict.headline}
+    return {
+        **{key: value for key, value in asdict(verdict).items() if key != "margin"},
+        "headline": verdict.headline,
+    }

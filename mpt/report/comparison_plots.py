@@ -63,8 +63,12 @@ def draw_png(comparison: Comparison) -> bytes:
     chosen = panels(comparison)
     rows = math.ceil(len(chosen) / 2)
     style = {key: DARK_INK if value == INK else value for key, value in STYLE.items()}
-    with matplotlib.rc_context({**style, "figure.facecolor": "white", "savefig.facecolor": "white"}):
-        figure = Figure(figsize=(12, (3.3 + room_for_labels(comparison)) * rows), layout="constrained")
+    with matplotlib.rc_context(
+        {**style, "figure.facecolor": "white", "savefig.facecolor": "white"}
+    ):
+        figure = Figure(
+            figsize=(12, (3.3 + room_for_labels(comparison)) * rows), layout="constrained"
+        )
         for index, (caption, paint) in enumerate(chosen):
             axes = figure.add_subplot(rows, 2, index + 1)
             paint(axes, comparison)
@@ -88,12 +92,27 @@ def panels(comparison: Comparison) -> list[tuple[str, Painter]]:
         (
             f"{metric} per seed",
             paint_finals,
-            any(math.isfinite(value) for row in comparison.rows for value in row.group.finals.values()),
+            any(
+                math.isfinite(value)
+                for row in comparison.rows
+                for value in row.group.finals.values()
+            ),
         ),
-        *((f"Loss {name} by step", partial(paint_loss, name=name), True) for name in shared_losses(comparison)),
+        *(
+            (f"Loss {name} by step", partial(paint_loss, name=name), True)
+            for name in shared_losses(comparison)
+        ),
         (f"{metric} by step", paint_metric, any(has_curve(run, metric) for run in runs)),
-        ("Peak memory", paint_memory, any(math.isfinite(row.peak_bytes) for row in comparison.rows)),
-        ("Seconds per step", paint_seconds, any(math.isfinite(row.step_seconds) for row in comparison.rows)),
+        (
+            "Peak memory",
+            paint_memory,
+            any(math.isfinite(row.peak_bytes) for row in comparison.rows),
+        ),
+        (
+            "Seconds per step",
+            paint_seconds,
+            any(math.isfinite(row.step_seconds) for row in comparison.rows),
+        ),
         ("Loss scale", paint_scale, any(row.scales for row in comparison.rows)),
     )
     return [(caption, paint) for caption, paint, has_data in wanted if has_data]
@@ -117,27 +136,45 @@ def short(label: str) -> str:
     Long labels leave no room for a plot.
     """
     words = [re.sub(r"^[\w.]*\.(?=\w+=)", "", word) for word in label.split()]
-    return "\n".join(textwrap.wrap(" ".join(words), 22, max_lines=3, placeholder=" …", break_on_hyphens=False))
+    return "\n".join(
+        textwrap.wrap(" ".join(words), 22, max_lines=3, placeholder=" …", break_on_hyphens=False)
+    )
 
 
 def paint_intervals(axes: Axes, comparison: Comparison) -> None:
     """Draw each mode's 90 % interval against the margin's band."""
     margin = comparison.margin
     unit = 100.0 if margin.relative else 1.0
-    others = [(short(row.group.label), row.verdict) for row in comparison.rows if row.verdict is not None]
+    others = [
+        (short(row.group.label), row.verdict) for row in comparison.rows if row.verdict is not None
+    ]
     axes.axvspan(-margin.size * unit, margin.size * unit, color="#2a9d74", alpha=0.16, linewidth=0)
     axes.axvline(0, color=axes.xaxis.label.get_color(), linewidth=0.8, alpha=0.6)
-    ends = [end * unit for _, verdict in others for end in (verdict.low, verdict.high) if math.isfinite(end)]
+    ends = [
+        end * unit
+        for _, verdict in others
+        for end in (verdict.low, verdict.high)
+        if math.isfinite(end)
+    ]
     reach = 1.25 * max([margin.size * unit, *map(abs, ends)])
     for index, (_, verdict) in enumerate(others):
         colour = OUTCOME_COLOURS[verdict.outcome]
         low, high = (max(-reach, min(reach, end * unit)) for end in (verdict.low, verdict.high))
-        axes.plot([low, high], [index, index], color=colour, linewidth=4, solid_capstyle="butt", alpha=0.65)
+        axes.plot(
+            [low, high],
+            [index, index],
+            color=colour,
+            linewidth=4,
+            solid_capstyle="butt",
+            alpha=0.65,
+        )
         if math.isfinite(verdict.difference):
             axes.plot([verdict.difference * unit], [index], "o", color=colour, markersize=7)
     axes.set_xlim(-reach, reach)
     axes.set_ylim(len(others) - 0.4, -0.6)
-    axes.set_yticks(range(len(others)), [f"{label}\n{verdict.outcome}" for label, verdict in others])
+    axes.set_yticks(
+        range(len(others)), [f"{label}\n{verdict.outcome}" for label, verdict in others]
+    )
     shown = "% of the baseline" if margin.relative else "in the metric's unit"
     axes.set_xlabel(f"difference from {short(comparison.baseline.group.label)}, {shown}")
     axes.grid(axis="y", visible=False)
@@ -147,7 +184,11 @@ def paint_finals(axes: Axes, comparison: Comparison) -> None:
     """Draw the final metric of every run, the runs of one seed joined."""
     labels = [short(row.group.label) for row in comparison.rows]
     for seed in comparison.seeds:
-        points = [(at, row.group.finals[seed]) for at, row in enumerate(comparison.rows) if seed in row.group.finals]
+        points = [
+            (at, row.group.finals[seed])
+            for at, row in enumerate(comparison.rows)
+            if seed in row.group.finals
+        ]
         axes.plot(
             [at for at, _ in points],
             [value for _, value in points],
@@ -159,7 +200,10 @@ def paint_finals(axes: Axes, comparison: Comparison) -> None:
             axes.plot([at], [value], "o", color=COLOURS[at % len(COLOURS)], markersize=6)
     is_crowded = sum(max(map(len, label.split("\n"))) + 3 for label in labels) > 70
     axes.set_xticks(
-        range(len(labels)), labels, rotation=25 if is_crowded else 0, ha="right" if is_crowded else "center"
+        range(len(labels)),
+        labels,
+        rotation=25 if is_crowded else 0,
+        ha="right" if is_crowded else "center",
     )
     axes.set_xlim(-0.5, len(labels) - 0.5)
     axes.set_ylabel(comparison.metric)
@@ -173,10 +217,17 @@ def paint_metric(axes: Axes, comparison: Comparison) -> None:
         for index, record in enumerate(row.group.runs.values()):
             series = curves(record.evaluations, "metrics").get(comparison.metric, ([], []))
             label = short(row.group.label) if index == 0 else None
-            marker = "o" if len(series[0]) < 60 else ""  # a run with one evaluation is a point and no line
+            # a run with one evaluation is a point and no line
+            marker = "o" if len(series[0]) < 60 else ""
             colour = COLOURS[at % len(COLOURS)]
             axes.plot(
-                *thin(series), color=colour, alpha=0.75, linewidth=1.2, label=label, marker=marker, markersize=3.5
+                *thin(series),
+                color=colour,
+                alpha=0.75,
+                linewidth=1.2,
+                label=label,
+                marker=marker,
+                markersize=3.5,
             )
     label_steps(axes, comparison.metric)
     add_legend(axes, len(comparison.rows))
@@ -223,7 +274,9 @@ def paint_memory(axes: Axes, comparison: Comparison) -> None:
             left += size
         axes.text(left, at, f"  {show_bytes(row.peak_bytes)}", va="center", fontsize=8)
     for name in names:
-        axes.barh([0], [0], color=COLOURS[names.index(name) % len(COLOURS)], label=name.replace("_", " "))
+        axes.barh(
+            [0], [0], color=COLOURS[names.index(name) % len(COLOURS)], label=name.replace("_", " ")
+        )
     name_bars(axes, comparison)
     most = max(row.peak_bytes for row in comparison.rows if math.isfinite(row.peak_bytes))
     mark_bytes(axes, most)
@@ -235,18 +288,26 @@ def paint_memory(axes: Axes, comparison: Comparison) -> None:
 def paint_seconds(axes: Axes, comparison: Comparison) -> None:
     """Draw the median step of every mode, and of every seed that was timed as a dot."""
     for at, row in enumerate(comparison.rows):
-        axes.barh([at], [row.step_seconds], color=COLOURS[at % len(COLOURS)], height=0.62, alpha=0.8)
+        axes.barh(
+            [at], [row.step_seconds], color=COLOURS[at % len(COLOURS)], height=0.62, alpha=0.8
+        )
         seconds = [record.step_seconds for record in row.group.timed.values()]
-        axes.plot(seconds, [at] * len(seconds), ".", color=axes.xaxis.label.get_color(), markersize=5)
+        axes.plot(
+            seconds, [at] * len(seconds), ".", color=axes.xaxis.label.get_color(), markersize=5
+        )
     name_bars(axes, comparison)
     axes.margins(x=0.14)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_seconds(value) if value else "0"))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: show_seconds(value) if value else "0")
+    )
     axes.xaxis.set_major_locator(MaxNLocator(5))
 
 
 def name_bars(axes: Axes, comparison: Comparison) -> None:
     """Label horizontal bars, one per mode."""
-    axes.set_yticks(range(len(comparison.rows)), [short(row.group.label) for row in comparison.rows])
+    axes.set_yticks(
+        range(len(comparison.rows)), [short(row.group.label) for row in comparison.rows]
+    )
     axes.set_ylim(len(comparison.rows) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
 

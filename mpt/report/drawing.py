@@ -101,11 +101,15 @@ def save_plot(plot: Plot, suffix: str) -> bytes:
     with matplotlib.rc_context({**PAPER, "svg.hashsalt": plot.name, "pdf.fonttype": 42}):
         figure = Figure(figsize=(plot.width, plot.height), layout="constrained")
         plot.build(figure.add_subplot())
-        figure.savefig(target, format=suffix, facecolor="white", metadata=dict.fromkeys(UNSAID[suffix]))
+        figure.savefig(
+            target, format=suffix, facecolor="white", metadata=dict.fromkeys(UNSAID[suffix])
+        )
     return target.getvalue()
 
 
-def draw_svg(build: Callable[[Axes], None], name: str, width: float = 6.4, height: float = 2.7) -> str:
+def draw_svg(
+    build: Callable[[Axes], None], name: str, width: float = 6.4, height: float = 2.7
+) -> str:
     """Draw one pair of axes and return it as an `<svg>` element for a page."""
     if (kept := _kept.get()) is not None:
         kept.append(Plot(build, name, width, height))
@@ -134,7 +138,9 @@ def as_svg(figure: Figure, name: str) -> str:
 
 def escape_attribute(text: str) -> str:
     """Escape text for an attribute's value."""
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+    return (
+        text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+    )
 
 
 def mark_bytes(axes: Axes, most: float) -> None:
@@ -142,7 +148,9 @@ def mark_bytes(axes: Axes, most: float) -> None:
     power = min(3, max(0, int(math.log(max(most, 1), 1024))))
     unit, name = 1024.0**power, ("B", "KiB", "MiB", "GiB")[power]
     axes.set_xticks([mark * unit for mark in MaxNLocator(5).tick_values(0, most / unit)])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}" if value else "0"))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value / unit:g} {name}" if value else "0")
+    )
 
 
 def label_steps(axes: Axes, label: str) -> None:
@@ -169,12 +177,20 @@ def point_marker(steps: Sequence[int]) -> str:
 
 def add_legend(axes: Axes, count: int) -> None:
     """Put a legend above the plot, so that it hides no data."""
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(count, legend_columns(axes)), borderaxespad=0)
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=min(count, legend_columns(axes)),
+        borderaxespad=0,
+    )
 
 
 def legend_columns(axes: Axes) -> int:
     """Return the number of labels of this plot in one row."""
-    longest = max((len(line) for label in axes.get_legend_handles_labels()[1] for line in label.split("\n")), default=0)
+    longest = max(
+        (len(line) for label in axes.get_legend_handles_labels()[1] for line in label.split("\n")),
+        default=0,
+    )
     return max(1, min(4, LEGEND_LETTERS // (longest + 6)))
 
 
@@ -184,7 +200,8 @@ def set_scale(axes: Axes, values: Sequence[float], *, wanted: bool) -> None:
     spans = min(finite) > 0 and max(finite) > (3 if wanted else 100) * min(finite)
     if spans:
         axes.set_yscale("log")
-        if max(finite) < 100 * min(finite):  # powers of ten alone could leave the axis with one number or none
+        # powers of ten alone could leave the axis with one number or none
+        if max(finite) < 100 * min(finite):
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         # The usual formatter writes formulas, which are never parsed here.
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -209,7 +226,10 @@ def thin(series: Series) -> Series:
     if size <= 1:
         return list(steps), [value if math.isfinite(value) else math.nan for value in values]
     groups = [values[start : start + size] for start in range(0, len(values), size)]
-    means = [math.fsum(group) / len(group) if all(map(math.isfinite, group)) else math.nan for group in groups]
+    means = [
+        math.fsum(group) / len(group) if all(map(math.isfinite, group)) else math.nan
+        for group in groups
+    ]
     return [steps[min(start + size, len(steps)) - 1] for start in range(0, len(steps), size)], means
 
 

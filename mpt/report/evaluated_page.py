@@ -50,7 +50,10 @@ class Evaluated:
     @property
     def headings(self) -> list[str]:
         """The table's headings: the precisions, and the difference of two."""
-        return [*(one.precision for one in self.measured), *(["difference"] if len(self.measured) > 1 else [])]
+        return [
+            *(one.precision for one in self.measured),
+            *(["difference"] if len(self.measured) > 1 else []),
+        ]
 
     @property
     def has_other_samples(self) -> bool:
@@ -62,11 +65,19 @@ class Evaluated:
         said = []
         if self.saved is not None and self.metric in self.measured[0].figures:
             now = self.measured[0].figures[self.metric]
-            same = "the same" if now == self.saved else f"now {show_figure(now)}, {now - self.saved:+.3g}"
+            same = (
+                "the same"
+                if now == self.saved
+                else f"now {show_figure(now)}, {now - self.saved:+.3g}"
+            )
             if self.has_other_samples:
                 same = "on other samples: the test set's files have changed since, and the figures cannot be compared"
-            said.append(f"Training measured {self.metric} {show_figure(self.saved)} at this step: {same}.")
-        said += [f"{name} was not measured: {why}" for name, why in self.measured[0].refused.items()]
+            said.append(
+                f"Training measured {self.metric} {show_figure(self.saved)} at this step: {same}."
+            )
+        said += [
+            f"{name} was not measured: {why}" for name, why in self.measured[0].refused.items()
+        ]
         return said
 
     def to_record(self) -> dict[str, Any]:
@@ -84,7 +95,8 @@ class Evaluated:
             "seconds": self.seconds,
             "metric": self.metric,
             "figures": {
-                one.precision: {name: finite(value) for name, value in one.figures.items()} for one in self.measured
+                one.precision: {name: finite(value) for name, value in one.figures.items()}
+                for one in self.measured
             },
             "saved_figure": finite(self.saved),
             "saved_on_other_samples": self.has_other_samples,
@@ -104,7 +116,9 @@ def figure_rows(found: Evaluated) -> list[list[str]]:
 def ordered(found: Evaluated) -> list[str]:
     """Return the names of the figures, that of the task's own metric first."""
     names = list(found.measured[0].figures)
-    return [name for name in names if name == found.metric] + [name for name in names if name != found.metric]
+    return [name for name in names if name == found.metric] + [
+        name for name in names if name != found.metric
+    ]
 
 
 def write_page(folder: Path, found: Evaluated) -> None:

@@ -50,7 +50,10 @@ def show_section(section: Mapping[str, Any], step: int) -> dict[str, Any]:
         "head": [str(name) for name in section["table"]["head"]],
         "rows": [[str(cell) for cell in row] for row in rows[:MOST_ROWS]],
         "left_out": max(0, len(rows) - MOST_ROWS),
-        "charts": [(str(one["title"]), Markup(draw_chart(one, n))) for n, one in enumerate(section["charts"])],
+        "charts": [
+            (str(one["title"]), Markup(draw_chart(one, n)))
+            for n, one in enumerate(section["charts"])
+        ],
         "matrix_title": str(matrix["title"]),
         "names": names,
         "matrix": cells(matrix["counts"], len(names), matrix["totals"]),

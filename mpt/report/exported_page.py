@@ -29,7 +29,10 @@ class Judged(Protocol):
 
 def write_page(path: Path, name: str, kind: str, run: str, judged: Judged, size_bytes: int) -> None:
     """Write the page. Raises InputOutputError."""
-    names = [judged.metric, *(one for one in judged.before if one != judged.metric and one in judged.after)]
+    names = [
+        judged.metric,
+        *(one for one in judged.before if one != judged.metric and one in judged.after),
+    ]
     rows: list[list[Any]] = [
         [
             one,
@@ -40,5 +43,7 @@ def write_page(path: Path, name: str, kind: str, run: str, judged: Judged, size_
         for one in names
     ]
     page = environment().get_template("exported.html.j2")
-    text = page.render(name=name, kind=kind, run=run, judged=judged, rows=rows, size=show_bytes(size_bytes))
+    text = page.render(
+        name=name, kind=kind, run=run, judged=judged, rows=rows, size=show_bytes(size_bytes)
+    )
     write_atomically(path, text)

@@ -40,11 +40,15 @@ def covariance(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the sample covariance (divided by n - 1)."""
     count = len(first)
     mean_first, mean_second = math.fsum(first) / count, math.fsum(second) / count
-    products = ((one - mean_first) * (other - mean_second) for one, other in zip(first, second, strict=True))
+    products = (
+        (one - mean_first) * (other - mean_second) for one, other in zip(first, second, strict=True)
+    )
     return math.fsum(products) / (count - 1)
 
 
-def difference_interval(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+def difference_interval(
+    first: Sequence[float], second: Sequence[float], level: float = LEVEL
+) -> tuple[float, float]:
     """Return the interval of the mean of second - first, paired, that misses it at `level` on each side."""
     differences = [after - before for before, after in zip(first, second, strict=True)]
     centre = math.fsum(differences) / len(differences)
@@ -53,7 +57,9 @@ def difference_interval(first: Sequence[float], second: Sequence[float], level: 
     return centre - reach, centre + reach
 
 
-def fieller_interval(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+def fieller_interval(
+    first: Sequence[float], second: Sequence[float], level: float = LEVEL
+) -> tuple[float, float]:
     """Return the interval of (mean(second) - mean(first)) / |mean(first)|, paired, that misses at `level` a side.
 
     The ratios r not rejected by a t test of mean(second - r * first) = 0 solve a quadratic (Fieller 1954). Unbounded

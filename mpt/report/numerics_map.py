@@ -69,7 +69,9 @@ def rows_of(tables: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
 
 
-def map_numerics(ranges: Sequence[Mapping[str, Any]], exponents: Sequence[Mapping[str, Any]]) -> NumericsMap | None:
+def map_numerics(
+    ranges: Sequence[Mapping[str, Any]], exponents: Sequence[Mapping[str, Any]]
+) -> NumericsMap | None:
     """Arrange the doctor's rows; None if there are none."""
     steps = sorted({whole(row.get("step", 0)) for row in ranges})
     by_place: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
@@ -79,12 +81,19 @@ def map_numerics(ranges: Sequence[Mapping[str, Any]], exponents: Sequence[Mappin
     if not by_place:
         return None
     rows = [
-        (phase, module, [[cell(key, found.get(step, {}).get(key)) for step in steps] for _, key in QUANTITIES])
+        (
+            phase,
+            module,
+            [[cell(key, found.get(step, {}).get(key)) for step in steps] for _, key in QUANTITIES],
+        )
         for (phase, module), found in by_place.items()
     ]
     last = max((whole(row.get("step", 0)) for row in exponents), default=0)
     histograms = [
-        (f"{row.get('phase')}, {row.get('way')}, step {last}", draw_exponents(section(row, "shares")))
+        (
+            f"{row.get('phase')}, {row.get('way')}, step {last}",
+            draw_exponents(section(row, "shares")),
+        )
         for row in exponents
         if whole(row.get("step", 0)) == last and section(row, "shares")
     ]
@@ -99,7 +108,10 @@ def cell(key: str, value: Any) -> Cell:
     if key.endswith("bits"):
         strength = min(1.0, max(0.0, 1 - amount / COMFORTABLE_BITS))
         return Cell(f"{amount:z.0f}", f"rgba(200, 60, 50, {0.7 * strength:.2f})")
-    return Cell(f"{amount:.0%}" if amount >= 0.005 else "", f"rgba(60, 90, 200, {0.7 * min(1.0, amount):.2f})")
+    return Cell(
+        f"{amount:.0%}" if amount >= 0.005 else "",
+        f"rgba(60, 90, 200, {0.7 * min(1.0, amount):.2f})",
+    )
 
 
 def draw_exponents(shares: Mapping[str, Any]) -> Markup:
@@ -115,7 +127,9 @@ def draw_exponents(shares: Mapping[str, Any]) -> Markup:
     def left(power: float) -> float:
         return 8 * (min(max(power, LOWEST), HIGHEST + 1) - LOWEST)
 
-    parts = [f'<svg viewBox="0 0 {width} 158" role="img" aria-label="powers of two and the ranges of dtypes">']
+    parts = [
+        f'<svg viewBox="0 0 {width} 158" role="img" aria-label="powers of two and the ranges of dtypes">'
+    ]
     for index, share in enumerate(bars):
         if share:
             tall = max(0.6, height * share / tallest)

@@ -31,7 +31,14 @@ from mpt.report.pictures import embed_samples
 from mpt.report.plots import constant_rates, draw_run, memory_parts, skipped_steps
 from mpt.report.read_run import read_run
 from mpt.report.run_record import RunRecord
-from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
+from mpt.report.units import (
+    show_bytes,
+    show_count,
+    show_figure,
+    show_ratio,
+    show_seconds,
+    show_spread,
+)
 from mpt.run.process.files import write_atomically
 from mpt.run.records.layout import RunDirectory
 from mpt.run.records.used_parts import read_used_parts
@@ -48,7 +55,9 @@ def memory_kind(record: RunRecord) -> str:
     if not record.memory.get("kind"):
         return ""
     return (
-        "the allocator's peak on the GPU" if record.is_on_gpu else "the peak of live tensor bytes over a tracked step"
+        "the allocator's peak on the GPU"
+        if record.is_on_gpu
+        else "the peak of live tensor bytes over a tracked step"
     )
 
 
@@ -72,7 +81,10 @@ def write_report(run_path: Path) -> None:
     )
     write_atomically(run_path / "report.html", page)
     # Last: it says that the other two are there (see `mpt.run.records.ending`).
-    write_atomically(run_path / "report.json", json.dumps(plain(as_json(record)), indent=1, allow_nan=False) + "\n")
+    write_atomically(
+        run_path / "report.json",
+        json.dumps(plain(as_json(record)), indent=1, allow_nan=False) + "\n",
+    )
 
 
 def write_evaluation(path: Path, name: str, section: Mapping[str, Any], step: int) -> None:
@@ -132,16 +144,30 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         (f"{record.metric or 'metric'}, best", show_figure(record.best)),
         *((("stopped early", str(why)),) if (why := record.summary.get("stopped_early")) else ()),
         ("median step", show_seconds(record.step_seconds)),
-        *((f"learning rate, {name}", show_figure(rate)) for name, rate in constant_rates(record).items()),
+        *(
+            (f"learning rate, {name}", show_figure(rate))
+            for name, rate in constant_rates(record).items()
+        ),
         ("samples per second", show_figure(record.samples_per_second)),
         ("device utilisation", show_device_use(record)),
         ("peak memory", show_bytes(peak)),
-        *((f"planned, {row.name}", f"{show_bytes(row.planned)} ({row.error:+.1%})") for row in record.planned),
+        *(
+            (f"planned, {row.name}", f"{show_bytes(row.planned)} ({row.error:+.1%})")
+            for row in record.planned
+        ),
         ("steps skipped", show_count(sum(skipped.values())) if skipped or record.train else "–"),
-        *((("files skipped", f"{bad:.0f} (skipped_files.csv)"),) if (bad := skipped_files(record)) else ()),
+        *(
+            (("files skipped", f"{bad:.0f} (skipped_files.csv)"),)
+            if (bad := skipped_files(record))
+            else ()
+        ),
         ("parameters", show_count(number(record.summary.get("parameters")))),
         ("wall clock", show_seconds(wall_seconds(record))),
-        *([("raised to float32 in recovery", ", ".join(record.raised_to_float32))] if record.raised_to_float32 else []),
+        *(
+            [("raised to float32 in recovery", ", ".join(record.raised_to_float32))]
+            if record.raised_to_float32
+            else []
+        ),
         *rank_figures(section(record.summary, "ranks")),
     ]
     return {
@@ -154,12 +180,16 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         "memory_kind": memory_kind(record),
         "reserved_bytes": number(record.memory.get("reserved_bytes")),
         "planned": record.planned,
-        "planned_parts": {name: number(size) for name, size in section(record.plan, "by_category").items()},
+        "planned_parts": {
+            name: number(size) for name, size in section(record.plan, "by_category").items()
+        },
         "plan_problem": str(record.plan.get("error", "")),
         "skipped": skipped,
         "skipped_steps": skipped_steps(record),
         "events": [event_row(event) for event in record.events[-MOST_EVENTS:]],
-        "event_kinds": Counter(str(event.get("kind", "other")) for event in record.events).most_common(),
+        "event_kinds": Counter(
+            str(event.get("kind", "other")) for event in record.events
+        ).most_common(),
         "environment": [*environment_rows(record.environment), *part_rows(record)],
     }
 
@@ -190,7 +220,9 @@ def rank_figures(ranks: Mapping[str, Any]) -> list[tuple[str, str]]:
         if any(value > 0 for value in values):
             shown = [show(value) for value in values]
             few = len(values) <= MOST_RANKS
-            figures.append((title, ", ".join(shown) if few else f"{show(min(values))} to {show(max(values))}"))
+            figures.append(
+                (title, ", ".join(shown) if few else f"{show(min(values))} to {show(max(values))}")
+            )
     return figures
 
 
@@ -217,7 +249,11 @@ def event_row(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
     known = {"step", "kind", "phase", "message", "time"}
     if kind == "scale" and message:
         known.add("scale")  # the message has both values
-    facts = ((key, value) for key, value in event.items() if key not in known and value not in ([], {}, None, ""))
+    facts = (
+        (key, value)
+        for key, value in event.items()
+        if key not in known and value not in ([], {}, None, "")
+    )
     rest = ", ".join(f"{key} {show_fact(value)}" for key, value in facts)
     message = "; ".join(part for part in (message, rest) if part)
     return str(event.get("step", "")), kind, str(event.get("phase", "")), message
@@ -302,13 +338,19 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "device_utilization": record.device_use[0],
         "peak_bytes": record.peak_bytes,
         "memory": dict(record.memory),
-        "plan": {**record.plan, "compared": [{**vars(row), "error": row.error} for row in record.planned]},
+        "plan": {
+            **record.plan,
+            "compared": [{**vars(row), "error": row.error} for row in record.planned],
+        },
         "skipped": record.skipped,
         "skipped_steps": skipped_steps(record),
         "skipped_files": skipped_files(record),
         "test_samples": record.summary.get("test_samples"),
         "curves": {
-            key: {name: {"step": steps, "value": values} for name, (steps, values) in curves(lines, key).items()}
+            key: {
+                name: {"step": steps, "value": values}
+                for name, (steps, values) in curves(lines, key).items()
+            }
             for key, lines in (
                 ("metrics", record.evaluations),
                 ("losses", record.train),

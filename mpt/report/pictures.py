@@ -71,12 +71,19 @@ def side_by_side(comparison: Comparison) -> tuple[int, list[list[Picture]]] | No
     """
     for seed in comparison.seeds:
         runs = [(row.group.label, row.group.runs.get(seed)) for row in comparison.rows]
-        found = [(label, {path.name: path for path in run.samples}) for label, run in runs if run is not None]
+        found = [
+            (label, {path.name: path for path in run.samples})
+            for label, run in runs
+            if run is not None
+        ]
         if len(found) < len(runs):
             continue
         shared = sorted(set.intersection(*(set(paths) for _, paths in found)))
         chosen = choose([Path(name) for name in shared], MOST_MOMENTS)
         if chosen:
-            rows = [[embed(paths[at.name], f"{label}, {at.stem}") for at in chosen] for label, paths in found]
+            rows = [
+                [embed(paths[at.name], f"{label}, {at.stem}") for at in chosen]
+                for label, paths in found
+            ]
             return seed, [[replace(picture, wide=False) for picture in row] for row in rows]
     return None

@@ -55,7 +55,9 @@ def constant_rates(record: RunRecord) -> dict[str, float]:
     """Return each optimizer's learning rate if none of them ever changes, which is a figure and no plot."""
     values = {name: set(series[1]) for name, series in curves(record.train, "lr").items()}
     return (
-        {name: next(iter(own)) for name, own in values.items()} if all(len(own) == 1 for own in values.values()) else {}
+        {name: next(iter(own)) for name, own in values.items()}
+        if all(len(own) == 1 for own in values.values())
+        else {}
     )
 
 
@@ -67,11 +69,21 @@ def draw_metric(record: RunRecord) -> str:
 
     def build(axes: Axes) -> None:
         steps, values = thin(series)
-        axes.plot(steps, values, color=COLOURS[0], marker="o" if len(steps) < 60 else "", markersize=3.5)
+        axes.plot(
+            steps, values, color=COLOURS[0], marker="o" if len(steps) < 60 else "", markersize=3.5
+        )
         best = record.best
         at = next((step for step, value in zip(*series, strict=True) if value == best), None)
         if at is not None and math.isfinite(best):
-            axes.plot([at], [best], "o", color=COLOURS[1], markersize=7, fillstyle="none", markeredgewidth=1.8)
+            axes.plot(
+                [at],
+                [best],
+                "o",
+                color=COLOURS[1],
+                markersize=7,
+                fillstyle="none",
+                markeredgewidth=1.8,
+            )
             axes.annotate(
                 f"best {best:.4g} at {at}",
                 (at, best),
@@ -91,10 +103,18 @@ def draw_losses(record: RunRecord) -> str:
 
 
 def draw_curves(
-    record: RunRecord, key: str, label: str, name: str, *, smooth: bool = False, logarithmic: bool = False
+    record: RunRecord,
+    key: str,
+    label: str,
+    name: str,
+    *,
+    smooth: bool = False,
+    logarithmic: bool = False,
 ) -> str:
     """Draw one line per name that the training lines hold under `key`."""
-    found = {line: series for line, series in curves(record.train, key).items() if has_finite(series[1])}
+    found = {
+        line: series for line, series in curves(record.train, key).items() if has_finite(series[1])
+    }
     if not found:
         return ""
 
@@ -105,7 +125,9 @@ def draw_curves(
                 axes.plot(steps, values, color=colour, alpha=0.22, linewidth=0.8)
                 values = running_mean(values, weight=min(0.98, 1 - 12 / len(steps)))
             axes.plot(steps, values, color=colour, label=line, marker=point_marker(steps))
-        set_scale(axes, [value for _, values in found.values() for value in values], wanted=logarithmic)
+        set_scale(
+            axes, [value for _, values in found.values() for value in values], wanted=logarithmic
+        )
         label_steps(axes, label)
         add_legend(axes, len(found))
 
@@ -114,7 +136,11 @@ def draw_curves(
 
 def draw_scale(record: RunRecord) -> str:
     """Draw the loss scale of every phase and a mark at every step that was skipped."""
-    found = {name: series for name, series in curves(record.train, "scale").items() if has_finite(series[1])}
+    found = {
+        name: series
+        for name, series in curves(record.train, "scale").items()
+        if has_finite(series[1])
+    }
     skipped = skipped_steps(record)
     if not found or all(set(values) == {1.0} for _, values in found.values()):
         return ""
@@ -145,7 +171,9 @@ def draw_scale(record: RunRecord) -> str:
 
 def skipped_steps(record: RunRecord) -> list[int]:
     """Return the steps at which an update was left out: from the events or, without them, from the counters."""
-    steps = {whole(event.get("step"), -1) for event in record.events if event.get("kind") == "overflow"}
+    steps = {
+        whole(event.get("step"), -1) for event in record.events if event.get("kind") == "overflow"
+    }
     if not steps:
         for counts in curves(record.train, "skipped").values():
             before = 0.0
@@ -179,7 +207,9 @@ def draw_device_use(record: RunRecord) -> str:
 
     def build(axes: Axes) -> None:
         steps, values = thin(series)
-        axes.plot(steps, [100 * value for value in values], color=COLOURS[1], marker=point_marker(steps))
+        axes.plot(
+            steps, [100 * value for value in values], color=COLOURS[1], marker=point_marker(steps)
+        )
         axes.set_ylim(0, 100)
         label_steps(axes, "device utilisation (%)")
 
@@ -211,7 +241,13 @@ def draw_memory(memory: Mapping[str, Any]) -> str:
     def build(axes: Axes) -> None:
         left = 0.0
         for colour, (part, size) in zip(cycle_colours(), parts.items(), strict=False):
-            axes.barh([0], [size], left=left, color=colour, label=f"{part.replace('_', ' ')}  {show_bytes(size)}")
+            axes.barh(
+                [0],
+                [size],
+                left=left,
+                color=colour,
+                label=f"{part.replace('_', ' ')}  {show_bytes(size)}",
+            )
             left += size
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)

@@ -99,7 +99,9 @@ def current_summary(
     steps = number(summary.get("steps"))
     if not math.isfinite(steps):
         return summary, False
-    names = (CHECKPOINT_NAME.fullmatch(entry.name) for entry in (path / "checkpoints").glob("step-*"))
+    names = (
+        CHECKPOINT_NAME.fullmatch(entry.name) for entry in (path / "checkpoints").glob("step-*")
+    )
     saved = max((int(name.group(1)) for name in names if name), default=-1)
     reached = max([saved, *(whole(line.get("step"), -1) for line in lines)])
     if reached <= steps:

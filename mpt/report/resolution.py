@@ -36,7 +36,11 @@ class Resolution:
         if not self.step or math.isinf(self.step) or distance <= 1e-9:
             return ""
         count = math.floor(1 / (distance * max(1, self.classes))) + 1
-        return f"at least {count} test samples would do" if not self.classes else f"{count} of each class would do"
+        return (
+            f"at least {count} test samples would do"
+            if not self.classes
+            else f"{count} of each class would do"
+        )
 
 
 CONTINUOUS = Resolution()
@@ -46,7 +50,9 @@ UNKNOWN = Resolution(math.inf)
 def of_samples(values: Sequence[float], samples: int) -> Resolution:
     """Return one sample's share if every value is a whole number of test samples' shares, else no resolution."""
     finite = [value * samples for value in values if math.isfinite(value)]
-    counts = bool(finite) and samples > 0 and all(abs(count - round(count)) < 1e-4 for count in finite)
+    counts = (
+        bool(finite) and samples > 0 and all(abs(count - round(count)) < 1e-4 for count in finite)
+    )
     if not (counts and all(0 <= count <= samples + 1e-4 for count in finite)):
         return CONTINUOUS
     return Resolution(1 / samples, f"one of its {samples} samples")
@@ -59,7 +65,9 @@ def of_classes(objects: Mapping[str, int]) -> Resolution:
         return CONTINUOUS
     rarest = min(present, key=lambda name: present[name])
     count, classes = present[rarest], len(present)
-    return Resolution(1 / (count * classes), f"one object of class {rarest}, of which it has {count},", classes)
+    return Resolution(
+        1 / (count * classes), f"one object of class {rarest}, of which it has {count},", classes
+    )
 
 
 def resolution_of(baseline: Mapping[int, RunRecord], other: Mapping[int, RunRecord]) -> Resolution:
@@ -70,7 +78,11 @@ def resolution_of(baseline: Mapping[int, RunRecord], other: Mapping[int, RunReco
         return CONTINUOUS
     example = max(finite, key=lambda record: record.test_samples)
     known = of_classes(objects_of(example))
-    counted = known if known.step else of_samples([record.final for record in finite], example.test_samples)
+    counted = (
+        known
+        if known.step
+        else of_samples([record.final for record in finite], example.test_samples)
+    )
     if counted.step:
         return counted
     pairs = [(baseline[seed], other[seed]) for seed in baseline.keys() & other.keys()]
@@ -82,8 +94,16 @@ def objects_of(record: RunRecord) -> dict[str, int]:
     """Return the labelled test objects by class of a run whose metric is a mean over classes."""
     details = read_json_object(record.path / "evaluation.json")
     given: Any = details.get("objects")
-    if given is None and record.metric in OVER_CLASSES and isinstance(details.get("per_class"), list):
-        given = {str(one.get("name")): one.get("samples") for one in details["per_class"] if isinstance(one, dict)}
+    if (
+        given is None
+        and record.metric in OVER_CLASSES
+        and isinstance(details.get("per_class"), list)
+    ):
+        given = {
+            str(one.get("name")): one.get("samples")
+            for one in details["per_class"]
+            if isinstance(one, dict)
+        }
     if not isinstance(given, dict):
         return {}
     return {str(name): count for name, count in given.items() if isinstance(count, int)}
@@ -92,4 +112,7 @@ def objects_of(record: RunRecord) -> dict[str, int]:
 def differ(one: RunRecord, two: RunRecord) -> bool:
     """Return whether two trainings came to other losses in a step that both logged."""
     losses = {line.get("step"): line.get("losses") for line in one.train}
-    return any(line.get("step") in losses and line.get("losses") != losses[line.get("step")] for line in two.train)
+    return any(
+        line.get("step") in losses and line.get("losses") != losses[line.get("step")]
+        for line in two.train
+    )

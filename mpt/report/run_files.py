@@ -36,7 +36,9 @@ def parse_config(text: str, problems: list[str]) -> Mapping[str, Any]:
     if mistakes:
         problems.append(f"config.yaml could not be interpreted: {mistakes[0]}")
     value = node.plain()
-    return value if isinstance(value, dict) and not any(mistake.fatal for mistake in mistakes) else {}
+    return (
+        value if isinstance(value, dict) and not any(mistake.fatal for mistake in mistakes) else {}
+    )
 
 
 def read_object(path: Path, problems: list[str], *, needed: bool = True) -> Mapping[str, Any]:
@@ -117,5 +119,7 @@ def read_lines(path: Path, problems: list[str], most: int | None = None) -> list
         else:
             bad += 1
     if bad:
-        problems.append(f"{path.name}: {bad} line{'s' if bad > 1 else ''} could not be read and were left out.")
+        problems.append(
+            f"{path.name}: {bad} line{'s' if bad > 1 else ''} could not be read and were left out."
+        )
     return found

@@ -43,14 +43,20 @@ def read_index(runs_dir: Path) -> dict[str, Any]:
         content = read_json(runs_dir / INDEX)
     except (OSError, ValueError):
         return {}
-    entries = content.get("runs") if isinstance(content, dict) and content.get("version") == VERSION else None
+    entries = (
+        content.get("runs")
+        if isinstance(content, dict) and content.get("version") == VERSION
+        else None
+    )
     return entries if isinstance(entries, dict) else {}
 
 
 def write_index(runs_dir: Path, entries: Mapping[str, Any]) -> None:
     """Write the index, if the folder can be written."""
     with contextlib.suppress(InputOutputError):
-        write_atomically(runs_dir / INDEX, json.dumps({"version": VERSION, "runs": entries}), durable=False)
+        write_atomically(
+            runs_dir / INDEX, json.dumps({"version": VERSION, "runs": entries}), durable=False
+        )
 
 
 def as_entry(row: Any, made_of: list[list[int] | None]) -> dict[str, Any]:
@@ -60,9 +66,15 @@ def as_entry(row: Any, made_of: list[list[int] | None]) -> dict[str, Any]:
     return {"made_of": made_of, "row": values}
 
 
-def from_entry(entry: Any, kind: type[Any], path: Path, made_of: list[list[int] | None]) -> Any | None:
+def from_entry(
+    entry: Any, kind: type[Any], path: Path, made_of: list[list[int] | None]
+) -> Any | None:
     """Return the row of an entry, None if the run has changed or the entry is none."""
-    if not isinstance(entry, dict) or entry.get("made_of") != made_of or not isinstance(entry.get("row"), dict):
+    if (
+        not isinstance(entry, dict)
+        or entry.get("made_of") != made_of
+        or not isinstance(entry.get("row"), dict)
+    ):
         return None
     values = {**entry["row"], "path": path}
     return kind(**values) if dict(wrong_types(values, kind)) == {} else None
@@ -70,7 +82,14 @@ def from_entry(entry: Any, kind: type[Any], path: Path, made_of: list[list[int] 
 
 def wrong_types(values: Mapping[str, Any], kind: type[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a row class whose value is missing, superfluous or of another type."""
-    types = {"str": str, "int": int, "bool": bool, "float": (float, int), "int | None": (int, type(None)), "Path": Path}
+    types = {
+        "str": str,
+        "int": int,
+        "bool": bool,
+        "float": (float, int),
+        "int | None": (int, type(None)),
+        "Path": Path,
+    }
     fields = {field.name: types[str(field.type)] for field in dataclasses.fields(kind)}
     for name in {*fields, *values}:
         if name not in fields or name not in values or not isinstance(values[name], fields[name]):  # type: ignore[arg-type]

@@ -28,7 +28,11 @@ MOST_DRAWN = 100
 MOST_POINTS = 120
 MOST_LINES = 1200
 """Of a log that are read, evenly chosen."""
-SECTIONS = (("evaluate", "metrics", ""), ("train", "losses", "loss "), ("train", "grad_norm", "gradient norm "))
+SECTIONS = (
+    ("evaluate", "metrics", ""),
+    ("train", "losses", "loss "),
+    ("train", "grad_norm", "gradient norm "),
+)
 """Kind of line, its figure, and the beginning of its curves' names."""
 THUMBNAIL_SIDE = 160
 UNTOLD = ("name", "seed", "train.device")
@@ -61,7 +65,9 @@ def read_overlay(rows: Sequence[RunRow]) -> dict[str, dict[str, Any]]:
     for row in rows[:MOST_DRAWN]:
         found[row.name]["settings"] = differing(settings[row.name], settings.values())
         peers = [
-            settings[one.name] for one in rows[:MOST_DRAWN] if one.model == row.model and one.dataset == row.dataset
+            settings[one.name]
+            for one in rows[:MOST_DRAWN]
+            if one.model == row.model and one.dataset == row.dataset
         ]
         found[row.name]["told"] = tell(differing(settings[row.name], peers), peers)
     return found
@@ -79,15 +85,23 @@ def group_of(settings: Mapping[str, str]) -> str:
 
 def differing(own: Mapping[str, str], others: Any) -> dict[str, str]:
     """Return the settings in which not all runs agree."""
-    return {key: value for key, value in own.items() if any(other.get(key) != value for other in others)}
+    return {
+        key: value for key, value in own.items() if any(other.get(key) != value for other in others)
+    }
 
 
 def tell(settings: Mapping[str, str], peers: Sequence[Mapping[str, str]]) -> str:
     """Return a run's own settings in a few words: first those that fewest other runs share."""
-    told = {key: value for key, value in settings.items() if key not in SHOWN and value not in ("None", "")}
+    told = {
+        key: value
+        for key, value in settings.items()
+        if key not in SHOWN and value not in ("None", "")
+    }
     rare = sorted(told, key=lambda key: sum(peer.get(key) == told[key] for peer in peers))
     words = [f"{key.removesuffix('.name').rpartition('.')[2]} {shorten(told[key])}" for key in rare]
-    return ", ".join(words[:MOST_TOLD]) + (f" and {len(words) - MOST_TOLD} more" if len(words) > MOST_TOLD else "")
+    return ", ".join(words[:MOST_TOLD]) + (
+        f" and {len(words) - MOST_TOLD} more" if len(words) > MOST_TOLD else ""
+    )
 
 
 def shorten(value: str) -> str:
@@ -100,7 +114,9 @@ def read_curves(run: Path) -> dict[str, tuple[list[int], list[float | None]]]:
     lines = read_lines(run / "metrics.jsonl", [], MOST_LINES)
     found: dict[str, tuple[list[int], list[float | None]]] = {}
     for kind, key, prefix in SECTIONS:
-        series = curves(last_of_each_step([line for line in lines if line.get("kind") == kind]), key)
+        series = curves(
+            last_of_each_step([line for line in lines if line.get("kind") == kind]), key
+        )
         for name, (steps, values) in series.items():
             every = -(-len(steps) // MOST_POINTS)
             kept = [*range(0, len(steps) - 1, every), len(steps) - 1]  # the last one always
@@ -128,4 +144,9 @@ def read_thumbnail(run: Path) -> str:
 
 def as_script_data(overlay: Mapping[str, Any]) -> str:
     """Return JSON that is safe inside a script element, which nothing executes."""
-    return json.dumps(overlay, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return (
+        json.dumps(overlay, allow_nan=False)
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+    )

@@ -64,7 +64,10 @@ class RunRecord:
     @property
     def mode(self) -> str:
         """The precision mode's canonical name."""
-        return str(section(self.summary, "precision").get("mode") or section(self.config, "precision").get("mode", ""))
+        return str(
+            section(self.summary, "precision").get("mode")
+            or section(self.config, "precision").get("mode", "")
+        )
 
     @property
     def dtype(self) -> str:
@@ -128,7 +131,11 @@ class RunRecord:
         """The metric's best value; NaN if there is none."""
         if "best" in self.summary:
             return number(self.summary["best"])
-        values = [v for v in curves(self.evaluations, "metrics").get(self.metric, ([], []))[1] if math.isfinite(v)]
+        values = [
+            v
+            for v in curves(self.evaluations, "metrics").get(self.metric, ([], []))[1]
+            if math.isfinite(v)
+        ]
         return (max(values) if self.higher_is_better else min(values)) if values else math.nan
 
     @property
@@ -165,14 +172,20 @@ class RunRecord:
     def samples_per_second(self) -> float:
         """Throughput of training."""
         if self.is_on_gpu and len(self.train) > 2:
-            return finite_median([number(line.get("samples_per_second")) for line in self.train[1:]])
+            return finite_median(
+                [number(line.get("samples_per_second")) for line in self.train[1:]]
+            )
         return self.figure("samples_per_second", "samples_per_second")
 
     @property
     def device_use(self) -> tuple[float, str]:
         """The mean share of sampled periods in which the device was busy, NaN if none was, and the reason for that."""
         entry = section(self.summary, "device_utilization")
-        samples = [number(line["device_utilization"]) for line in self.train if "device_utilization" in line]
+        samples = [
+            number(line["device_utilization"])
+            for line in self.train
+            if "device_utilization" in line
+        ]
         if entry.get("mean") is None and samples:
             return math.fsum(samples) / len(samples), ""
         return number(entry.get("mean")), str(entry.get("not_measured", ""))
@@ -183,7 +196,9 @@ class RunRecord:
         resumes = self.environment.get("resumes")
         starts = [self.environment, *(resumes if isinstance(resumes, list) else [])]
         counts = [
-            number(section(start, "variables").get(SIDE_BY_SIDE), 1.0) for start in starts if isinstance(start, Mapping)
+            number(section(start, "variables").get(SIDE_BY_SIDE), 1.0)
+            for start in starts
+            if isinstance(start, Mapping)
         ]
         return int(max([1.0, *(count for count in counts if math.isfinite(count))]))
 
@@ -191,7 +206,12 @@ class RunRecord:
     def memory(self) -> Mapping[str, Any]:
         """Peak memory and its split in bytes, with `kind` saying how it was measured."""
         last: Mapping[str, Any] = next(
-            (line["memory"] for line in reversed(self.train) if isinstance(line.get("memory"), dict)), {}
+            (
+                line["memory"]
+                for line in reversed(self.train)
+                if isinstance(line.get("memory"), dict)
+            ),
+            {},
         )
         return section(self.summary, "peak_memory") or last
 
@@ -230,7 +250,9 @@ class RunRecord:
         ]
         found = []
         for name, in_plan, in_memory in pairs:
-            measured = next((number(self.memory[key]) for key in in_memory if key in self.memory), math.nan)
+            measured = next(
+                (number(self.memory[key]) for key in in_memory if key in self.memory), math.nan
+            )
             row = Planned(name, number(self.plan.get(in_plan)), measured)
             if math.isfinite(row.error):
                 found.append(row)
@@ -239,11 +261,14 @@ class RunRecord:
     @property
     def skipped(self) -> dict[str, int]:
         """Phase -> optimizer steps left out after an overflow."""
-        counts = section(self.summary, "skipped") or (section(self.train[-1], "skipped") if self.train else {})
+        counts = section(self.summary, "skipped") or (
+            section(self.train[-1], "skipped") if self.train else {}
+        )
         return {str(phase): whole(count) for phase, count in counts.items()}
 
     def figure(self, in_summary: str, in_lines: str) -> float:
         """Return a figure of the summary or, without one, the median of the training lines."""
-        if self.summary.get(in_summary) is not None:  # a summary that was written after a kill has no step times
+        # a summary that was written after a kill has no step times
+        if self.summary.get(in_summary) is not None:
             return number(self.summary[in_summary])
         return finite_median([number(line.get(in_lines)) for line in self.train])

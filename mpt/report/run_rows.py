@@ -53,7 +53,11 @@ class RunRow:
     @property
     def link(self) -> str:
         """The path of the run's report from the folder of the runs; empty if there is none."""
-        return f"{quote(os.fsencode(self.name))}/report.html" if (self.path / "report.html").is_file() else ""
+        return (
+            f"{quote(os.fsencode(self.name))}/report.html"
+            if (self.path / "report.html").is_file()
+            else ""
+        )
 
 
 def read_rows(runs_dir: Path) -> list[RunRow]:
@@ -65,7 +69,8 @@ def read_rows(runs_dir: Path) -> list[RunRow]:
     entries: dict[str, Any] = {}
     rows = []
     for directory in list_runs(runs_dir):
-        made_of = signature(directory.path)  # before it is read: a run in training has changed by the next time
+        # before it is read: a run in training has changed by the next time
+        made_of = signature(directory.path)
         row = from_entry(known.get(directory.path.name), RunRow, directory.path, made_of)
         row = row or row_or_none(directory.path)
         if row is not None:
@@ -90,7 +95,8 @@ def row_or_none(path: Path) -> RunRow | None:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         print(
-            f"warning: {printable(str(path), 200)} could not be described ({printable(reason, 200)})", file=sys.stderr
+            f"warning: {printable(str(path), 200)} could not be described ({printable(reason, 200)})",
+            file=sys.stderr,
         )
         return None
 
@@ -125,7 +131,9 @@ def describe(record: RunRecord) -> RunRow:
         dtype=record.dtype,
         seed=record.seed,
         steps=record.steps,
-        state="finished" if record.is_finished else f"{record.steps}" + (f" of {total:.0f}" if total > 0 else ""),
+        state="finished"
+        if record.is_finished
+        else f"{record.steps}" + (f" of {total:.0f}" if total > 0 else ""),
         is_finished=record.is_finished,
         metric=record.metric,
         higher_is_better=record.higher_is_better,
@@ -136,7 +144,9 @@ def describe(record: RunRecord) -> RunRow:
         samples_per_second=record.samples_per_second,
         skipped=sum(record.skipped.values()),
         given=given_settings(record.environment.get("command")),
-        trained=time.strftime("%Y-%m-%d %H:%M", time.localtime(max(writing_times(record.path), default=0) / 1e9)),
+        trained=time.strftime(
+            "%Y-%m-%d %H:%M", time.localtime(max(writing_times(record.path), default=0) / 1e9)
+        ),
     )
 
 

@@ -31,7 +31,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mpt.errors import ConfigError
-from mpt.report.intervals import LEVEL, covariance, difference_interval, fieller_interval, student_quantile
+from mpt.report.intervals import (
+    LEVEL,
+    covariance,
+    difference_interval,
+    fieller_interval,
+    student_quantile,
+)
 from mpt.report.resolution import CONTINUOUS, Resolution
 from mpt.report.sequential import FEWEST, levels
 
@@ -122,7 +128,17 @@ def judge(
     first, second = [baseline[seed] for seed in seeds], [other[seed] for seed in seeds]
 
     def undecided(reason: str, wanted: int | None = None, difference: float = math.nan) -> Verdict:
-        return Verdict("undecided", "unknown", difference, -math.inf, math.inf, margin, len(seeds), wanted, reason)
+        return Verdict(
+            "undecided",
+            "unknown",
+            difference,
+            -math.inf,
+            math.inf,
+            margin,
+            len(seeds),
+            wanted,
+            reason,
+        )
 
     if not seeds:
         return undecided("The two modes have no seed in common.")
@@ -131,17 +147,25 @@ def judge(
         return undecided(f"The baseline itself has no finite metric for seed {join(failed)}.")
     failed = [seed for seed in seeds if not math.isfinite(other[seed])]
     if failed:
-        reason = f"No finite metric for seed {join(failed)}: the run diverged and the baseline did not."
-        return Verdict("outside", "worse", math.nan, -math.inf, math.inf, margin, len(seeds), None, reason)
+        reason = (
+            f"No finite metric for seed {join(failed)}: the run diverged and the baseline did not."
+        )
+        return Verdict(
+            "outside", "worse", math.nan, -math.inf, math.inf, margin, len(seeds), None, reason
+        )
     scale = math.fsum(first) / len(first)
     if margin.relative and scale == 0:
-        return undecided("The baseline's mean is zero, so a share of it means nothing: give --margin as an amount.")
+        return undecided(
+            "The baseline's mean is zero, so a share of it means nothing: give --margin as an amount."
+        )
     difference = math.fsum(second) / len(second) - scale
     if margin.relative:
         difference /= abs(scale)
     if len(seeds) < FEWEST:
         count = "One seed shows" if len(seeds) == 1 else "Two seeds show"
-        return undecided(f"{count} too little of the spread to decide: use --seeds 3 or more.", None, difference)
+        return undecided(
+            f"{count} too little of the spread to decide: use --seeds 3 or more.", None, difference
+        )
     interval = fieller_interval if margin.relative else difference_interval
     low, high = interval(first, second, level)
     if math.isinf(low):
@@ -156,7 +180,9 @@ def judge(
     step = resolution.step / abs(scale) if margin.relative else resolution.step
     low, high = min(low, difference - step), max(high, difference + step)
     if step and step >= abs(margin.size - abs(difference)):
-        return too_coarse(difference, (low, high), margin, len(seeds), resolution, scale, higher_is_better)
+        return too_coarse(
+            difference, (low, high), margin, len(seeds), resolution, scale, higher_is_better
+        )
     return conclude(
         first,
         second,
@@ -227,7 +253,13 @@ def judge_until(
     first, second = ({seed: side[seed] for seed in common[:look]} for side in (baseline, other))
     level = strictness[look]
     return judge(
-        first, second, margin, higher_is_better=higher_is_better, level=level, most=most, resolution=resolution
+        first,
+        second,
+        margin,
+        higher_is_better=higher_is_better,
+        level=level,
+        most=most,
+        resolution=resolution,
     )
 
 
@@ -248,13 +280,24 @@ def conclude(
     direction = direction_of(difference, higher_is_better)
     share = f"{100 * (1 - 2 * level):.3g} %"
     said = f"{share} interval {margin.show(low)} to {margin.show(high)}"
-    looked = f" Looked at after each seed, of {most} at most, with 5 % error on each side altogether." if most else ""
-    flat = " The differences do not vary between seeds, so the interval has no width." if low == high else ""
+    looked = (
+        f" Looked at after each seed, of {most} at most, with 5 % error on each side altogether."
+        if most
+        else ""
+    )
+    flat = (
+        " The differences do not vary between seeds, so the interval has no width."
+        if low == high
+        else ""
+    )
     count, wanted = len(first), None
     outcome: Outcome
     differences = [after - before for before, after in zip(first, second, strict=True)]
     if -margin.size < low and high < margin.size:
-        outcome, reason = "within", f"The {said} lies inside ±{margin}.{flat}{looked} {assumption(count)}"
+        outcome, reason = (
+            "within",
+            f"The {said} lies inside ±{margin}.{flat}{looked} {assumption(count)}",
+        )
         if is_skewed(differences, resolution):
             outcome = "undecided"
             reason = (
@@ -262,7 +305,10 @@ def conclude(
                 f"and these {count} are not (Shapiro-Wilk, 1 %): look at the seeds that lie apart."
             )
     elif low > margin.size or high < -margin.size:
-        outcome, reason = "outside", f"The {said} lies wholly outside ±{margin}, on the {direction} side.{flat}{looked}"
+        outcome, reason = (
+            "outside",
+            f"The {said} lies wholly outside ±{margin}, on the {direction} side.{flat}{looked}",
+        )
     else:
         outcome = "undecided"
         wanted = seeds_to_decide(first, second, margin, difference)
@@ -300,7 +346,8 @@ def advise_seeds(count: int, wanted: int | None, most: int | None, *, apart: boo
         return "The difference is as large as the margin itself: no number of seeds decides it; change the margin."
     if most is not None and count >= most:
         return (
-            f"These {most} seeds are all that were allowed; about {wanted} would decide it (--max-seeds, or --margin)."
+            f"These {most} seeds are all that were allowed; about {wanted} would decide it "
+            "(--max-seeds, or --margin)."
         )
     beyond = "" if most is None or wanted <= most else f", more than the {most} allowed"
     more = "one more" if wanted - count == 1 else f"{wanted - count} more"
@@ -313,7 +360,9 @@ def join(seeds: Sequence[int]) -> str:
     return ", ".join(str(seed) for seed in seeds)
 
 
-def seeds_to_decide(first: Sequence[float], second: Sequence[float], margin: Margin, difference: float) -> int | None:
+def seeds_to_decide(
+    first: Sequence[float], second: Sequence[float], margin: Margin, difference: float
+) -> int | None:
     """Return about how many paired seeds would decide, or None if no number would.
 
     The usual formula for two one-sided tests, n = ((t_a + t_b) s / distance to the margin)^2 with b halved when the
@@ -323,7 +372,10 @@ def seeds_to_decide(first: Sequence[float], second: Sequence[float], margin: Mar
     scale = abs(math.fsum(first) / len(first)) if margin.relative else 1.0
     # For a share, the residuals about the measured ratio vary (the delta method).
     ratio = difference * math.copysign(1.0, math.fsum(first)) if margin.relative else 0.0
-    residuals = [(after - before - ratio * before) / scale for before, after in zip(first, second, strict=True)]
+    residuals = [
+        (after - before - ratio * before) / scale
+        for before, after in zip(first, second, strict=True)
+    ]
     deviation = math.sqrt(covariance(residuals, residuals))
     distance = abs(margin.size - abs(difference))
     missed = (1 - POWER) / 2 if abs(difference) < margin.size else 1 - POWER

@@ -89,7 +89,9 @@ class Sweep:
         return self.windows[0]
 
 
-def read_sweep(key: str, modes: Mapping[str, Sequence[tuple[float, str, Group]]], margin: Margin) -> Sweep:
+def read_sweep(
+    key: str, modes: Mapping[str, Sequence[tuple[float, str, Group]]], margin: Margin
+) -> Sweep:
     """Return the windows of modes, the baseline first, each with its values in rising order, their labels and runs.
 
     Raises ConfigError when the runs cannot be compared, or the baseline has no value without a run that diverged.
@@ -100,9 +102,15 @@ def read_sweep(key: str, modes: Mapping[str, Sequence[tuple[float, str, Group]]]
     example = max((group.any_run for group in groups), key=lambda record: bool(record.metric))
     better = example.higher_is_better
     baseline = next(iter(modes.values()))
-    sound = [point for point in baseline if all(math.isfinite(final) for final in point[2].finals.values())]
+    sound = [
+        point
+        for point in baseline
+        if all(math.isfinite(final) for final in point[2].finals.values())
+    ]
     if not sound:
-        raise ConfigError(f"--over {key}: in {next(iter(modes))} a run diverged at every value; add lower ones.")
+        raise ConfigError(
+            f"--over {key}: in {next(iter(modes))} a run diverged at every value; add lower ones."
+        )
     sign = 1.0 if better else -1.0
     best_group = max(sound, key=lambda point: sign * spread(list(point[2].finals.values())).mean)[2]
 
@@ -110,22 +118,30 @@ def read_sweep(key: str, modes: Mapping[str, Sequence[tuple[float, str, Group]]]
         state: State = "trains"
         if group is not best_group:
             state = state_of(best_group, group, margin, higher_is_better=better)
-        return Point(value, label, group.finals, group.failed, spread(list(group.finals.values())), state)
+        return Point(
+            value, label, group.finals, group.failed, spread(list(group.finals.values())), state
+        )
 
     described = {mode: [describe(*point) for point in points] for mode, points in modes.items()}
     described_baseline = next(iter(described.values()))
     reference = described_baseline[[group for _, _, group in baseline].index(best_group)]
     seeds = sorted({seed for group in groups for seed in group.runs})
-    places = {mode: find_places(points, reference, margin, sign) for mode, points in described.items()}
+    places = {
+        mode: find_places(points, reference, margin, sign) for mode, points in described.items()
+    }
     base = next(iter(places.values()))
-    windows = [describe_window(mode, described[mode], sign, own, base) for mode, own in places.items()]
+    windows = [
+        describe_window(mode, described[mode], sign, own, base) for mode, own in places.items()
+    ]
     return Sweep(key, windows, margin, example.metric or "metric", better, seeds, reference)
 
 
 def state_of(reference: Group, group: Group, margin: Margin, *, higher_is_better: bool) -> State:
     """Return whether a metric is not worse than the reference's by more than the margin, at 5 %."""
     finals, resolution = group.finals, resolution_of(reference.runs, group.runs)
-    verdict = judge(reference.finals, finals, margin, higher_is_better=higher_is_better, resolution=resolution)
+    verdict = judge(
+        reference.finals, finals, margin, higher_is_better=higher_is_better, resolution=resolution
+    )
     if not all(math.isfinite(final) for final in finals.values()):
         return "does not train"
     low, high = (verdict.low, verdict.high) if higher_is_better else (-verdict.high, -verdict.low)
@@ -161,7 +177,9 @@ def find_places(points: Sequence[Point], reference: Point, margin: Margin, sign:
     return Places(lower, upper, best)
 
 
-def describe_window(mode: str, points: Sequence[Point], sign: float, own: Places, base: Places) -> Window:
+def describe_window(
+    mode: str, points: Sequence[Point], sign: float, own: Places, base: Places
+) -> Window:
     """Return the window of one mode, held to the baseline's places."""
     lowest, highest = ends_of(points, sign)
     return Window(
@@ -208,7 +226,9 @@ def edge(values: Sequence[float], quality: Sequence[float], threshold: float) ->
         if there >= threshold:
             continue
         share = (here - threshold) / (here - there) if math.isfinite(there) else 0.5
-        return math.exp((1 - share) * math.log(values[index]) + share * math.log(values[index + 1])), False
+        return math.exp(
+            (1 - share) * math.log(values[index]) + share * math.log(values[index + 1])
+        ), False
     return values[-1], True
 
 
@@ -220,7 +240,10 @@ def summit(values: Sequence[float], quality: Sequence[float]) -> Place:
     top = max(finite, key=lambda index: quality[index])
     if top in (0, len(values) - 1):
         return values[top], True
-    logs, heights = [math.log(values[index]) for index in (top - 1, top, top + 1)], list(quality[top - 1 : top + 2])
+    logs, heights = (
+        [math.log(values[index]) for index in (top - 1, top, top + 1)],
+        list(quality[top - 1 : top + 2]),
+    )
     if not all(map(math.isfinite, heights)):
         return values[top], False
     left, right = logs[0] - logs[1], logs[2] - logs[1]
@@ -248,5 +271,8 @@ def estimate(places: Sequence[Place]) -> Estimate:
 def ratio(places: Sequence[Place], base: Sequence[Place]) -> Estimate:
     """Return the ratio to the baseline's, seed by seed; places beyond the grid on either side leave no interval."""
     return estimate(
-        [(one / other, beyond or base_beyond) for (one, beyond), (other, base_beyond) in zip(places, base, strict=True)]
+        [
+            (one / other, beyond or base_beyond)
+            for (one, beyond), (other, base_beyond) in zip(places, base, strict=True)
+        ]
     )

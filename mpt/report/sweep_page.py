@@ -33,8 +33,13 @@ def write_sweep(folder: Path, sweep: Sweep, *, multiples: bool) -> None:
         "failed": failures(sweep),
     }
     template = environment()
-    write_atomically(folder / "comparison.json", json.dumps(plain(as_json(sweep)), indent=1, allow_nan=False) + "\n")
-    write_atomically(folder / "comparison.md", template.get_template("sweep.md.j2").render(**content))
+    write_atomically(
+        folder / "comparison.json",
+        json.dumps(plain(as_json(sweep)), indent=1, allow_nan=False) + "\n",
+    )
+    write_atomically(
+        folder / "comparison.md", template.get_template("sweep.md.j2").render(**content)
+    )
     plot = Markup(draw_sweep(sweep))
     page = template.get_template("sweep.html.j2").render(**content, plot=plot)
     write_atomically(folder / "comparison.html", page)
@@ -125,21 +130,31 @@ def as_json(sweep: Sweep) -> dict[str, Any]:
 
 def draw_sweep(sweep: Sweep) -> str:
     """Draw the metric over the values: a line per mode through the means, a mark per seed, the margin's line."""
-    return draw_svg(lambda axes: paint(axes, sweep), f"{sweep.metric} over {sweep.key}", width=11.0, height=4.2)
+    return draw_svg(
+        lambda axes: paint(axes, sweep), f"{sweep.metric} over {sweep.key}", width=11.0, height=4.2
+    )
 
 
 def paint(axes: Axes, sweep: Sweep) -> None:
     """Paint the sweep. Runs that diverged are crosses at the plot's worse edge."""
     axes.set_xscale("log")
-    finals = [value for window in sweep.windows for point in window.points for value in point.finals.values()]
+    finals = [
+        value
+        for window in sweep.windows
+        for point in window.points
+        for value in point.finals.values()
+    ]
     threshold = sweep.reference.final.mean - (1 if sweep.higher_is_better else -1) * allowed(
         sweep.margin, sweep.reference.final.mean
     )
     set_scale(axes, [value for value in finals if math.isfinite(value)], wanted=False)
     for index, window in enumerate(sweep.windows):
-        shift = 1.012 ** (index - (len(sweep.windows) - 1) / 2)  # marks of two modes do not cover each other
+        # marks of two modes do not cover each other
+        shift = 1.012 ** (index - (len(sweep.windows) - 1) / 2)
         paint_mode(axes, window, index, shift, 0.0 if sweep.higher_is_better else 1.0)
-    axes.axhline(threshold, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle="--", alpha=0.6)
+    axes.axhline(
+        threshold, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle="--", alpha=0.6
+    )
     axes.annotate(
         f"{sweep.margin} worse than the best of {sweep.baseline.mode}",
         (0.995, threshold),
@@ -163,7 +178,13 @@ def paint_mode(axes: Axes, window: Window, index: int, shift: float, worse_edge:
     """Paint one mode; values that do not train or are not decided have open marks."""
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
     means = [(point.value * shift, mean_of(point)) for point in window.points]
-    axes.plot([at for at, _ in means], [mean for _, mean in means], color=colour, alpha=0.9, label=window.mode)
+    axes.plot(
+        [at for at, _ in means],
+        [mean for _, mean in means],
+        color=colour,
+        alpha=0.9,
+        label=window.mode,
+    )
     for point in window.points:
         good = [value for value in point.finals.values() if math.isfinite(value)]
         face = colour if point.state == "trains" else "none"
@@ -171,7 +192,12 @@ def paint_mode(axes: Axes, window: Window, index: int, shift: float, worse_edge:
         axes.plot(at, good, marker, color=colour, markerfacecolor=face, markersize=5, linestyle="")
         for _ in range(len(point.finals) - len(good)):
             axes.plot(
-                [point.value * shift], [worse_edge], "x", color=RED, transform=axes.get_xaxis_transform(), clip_on=False
+                [point.value * shift],
+                [worse_edge],
+                "x",
+                color=RED,
+                transform=axes.get_xaxis_transform(),
+                clip_on=False,
             )
 
 

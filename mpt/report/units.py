@@ -42,7 +42,9 @@ def show_seconds(value: float, decimals: int = 1) -> str:
 
 def show_count(value: float) -> str:
     """Write a count with thousands set apart."""
-    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}") if math.isfinite(value) else "–"
+    return (
+        f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}") if math.isfinite(value) else "–"
+    )
 
 
 def counted(number: float, what: str) -> str:
@@ -65,7 +67,11 @@ def show_ratio(value: float) -> str:
     """Write a ratio to the baseline."""
     if not math.isfinite(value):
         return "–"
-    return f"{value:.3f}\N{MULTIPLICATION SIGN}" if abs(value) < 10 else f"{value:.3g}\N{MULTIPLICATION SIGN}"
+    return (
+        f"{value:.3f}\N{MULTIPLICATION SIGN}"
+        if abs(value) < 10
+        else f"{value:.3g}\N{MULTIPLICATION SIGN}"
+    )
 
 
 def show_spread(mean: float, deviation: float) -> str:

@@ -54,4 +54,6 @@ def log(name: str, value: Tensor | float) -> None:
     elif isinstance(value, int | float):
         Figures.open.add(name, torch.tensor(float(value)))
     else:
-        raise PartError(f"log({name!r}, ...): expected a tensor or a number, found {type(value).__name__}")
+        raise PartError(
+            f"log({name!r}, ...): expected a tensor or a number, found {type(value).__name__}"
+        )

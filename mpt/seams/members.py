@@ -19,12 +19,24 @@ LIKENESS = 0.85
 def check_members(what: str, part: object, kind: type) -> None:
     """Raise PartError if a part's class has a member that its base class no longer has, or misspells one."""
     made = type(part)
-    own = {name: value for base in made.__mro__ if not is_of_mpt(base) for name, value in vars(base).items()}
-    known = {name for base in made.__mro__ if is_of_mpt(base) for name in (*vars(base), *get_annotations(base))}
+    own = {
+        name: value
+        for base in made.__mro__
+        if not is_of_mpt(base)
+        for name, value in vars(base).items()
+    }
+    known = {
+        name
+        for base in made.__mro__
+        if is_of_mpt(base)
+        for name in (*vars(base), *get_annotations(base))
+    }
     for name in (*own, *vars(part)):
         moved = None if name in known else moved_member(made, name, on_object=name not in own)
         if moved is not None:
-            raise PartError(f"{what} returned {article_of(made)}, whose {name} has no effect: {moved}")
+            raise PartError(
+                f"{what} returned {article_of(made)}, whose {name} has no effect: {moved}"
+            )
     for name, meant in misspelt_hooks(made, own, known):
         raise PartError(
             f"{what} returned {article_of(made)}, whose {name} nothing calls; is {kind.__name__}.{meant} meant? "
@@ -32,7 +44,9 @@ def check_members(what: str, part: object, kind: type) -> None:
         )
 
 
-def misspelt_hooks(made: type, own: Mapping[str, Any], known: Collection[str]) -> Iterator[tuple[str, str]]:
+def misspelt_hooks(
+    made: type, own: Mapping[str, Any], known: Collection[str]
+) -> Iterator[tuple[str, str]]:
     """Yield public methods that would never be called, each with the hook that is probably meant.
 
     Neither the class nor its module names them, and they have nearly the name of a hook which is not overridden.
@@ -41,7 +55,12 @@ def misspelt_hooks(made: type, own: Mapping[str, Any], known: Collection[str]) -
     mentioned = {name for value in near for code in codes_of(value) for name in code.co_names}
     hooks = [name for name in known if not name.startswith("_") and name not in own]
     for name, value in own.items():
-        if name.startswith("_") or not isinstance(value, FunctionType) or name in known or name in mentioned:
+        if (
+            name.startswith("_")
+            or not isinstance(value, FunctionType)
+            or name in known
+            or name in mentioned
+        ):
             continue
         for meant in get_close_matches(name, hooks, 1, LIKENESS):
             yield name, meant

@@ -21,7 +21,9 @@ END = object()
 """The mark of the end of a phase's losses: a phase may yield anything by mistake."""
 
 
-def losses_of(run: Run, phase: Phase, part: Batch, figures: Figures | None = None) -> Iterator[tuple[Loss, ...]]:
+def losses_of(
+    run: Run, phase: Phase, part: Batch, figures: Figures | None = None
+) -> Iterator[tuple[Loss, ...]]:
     """Yield a phase's losses on a micro-batch, those of one backward together: the only place that computes them.
 
     A phase's loss is computed when it is asked for. Drop losses before asking for the next, or their graph stays
@@ -49,7 +51,9 @@ def losses_of(run: Run, phase: Phase, part: Batch, figures: Figures | None = Non
 
 def as_together(item: Any, phase: Phase) -> tuple[Loss, ...]:
     """Check a phase's yielded losses of one backward. Raises ConfigError for anything else."""
-    together = (item,) if isinstance(item, Loss) or not isinstance(item, tuple | list) else tuple(item)
+    together = (
+        (item,) if isinstance(item, Loss) or not isinstance(item, tuple | list) else tuple(item)
+    )
     for loss in together:
         if not isinstance(loss, Loss):
             raise ConfigError(

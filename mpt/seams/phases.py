@@ -70,7 +70,11 @@ class Phase:
 
     def is_due(self, step: int) -> bool:
         """Does the phase run in this step?"""
-        return step % self.every == 0 and step >= self.since and (self.until is None or step < self.until)
+        return (
+            step % self.every == 0
+            and step >= self.since
+            and (self.until is None or step < self.until)
+        )
 
 
 @dataclass

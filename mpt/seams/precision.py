@@ -28,9 +28,11 @@ class Scaler(Protocol):
     has_overflowed: bool
     """Whether any gradient was not finite in this process, at a scale that skips no step too."""
 
-    def unscale(self, parameters: Sequence[nn.Parameter]) -> bool: ...  # in place; whether any gradient overflowed
+    # in place; whether any gradient overflowed
+    def unscale(self, parameters: Sequence[nn.Parameter]) -> bool: ...
     def update(self, overflowed: bool) -> None: ...  # after each step, or skipped one
-    def keep_on(self, device: torch.device) -> None: ...  # read the scale from memory of the device from now on
+    # read the scale from memory of the device from now on
+    def keep_on(self, device: torch.device) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 

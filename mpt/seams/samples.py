@@ -70,10 +70,19 @@ class DataSpec:
     def to_record(self) -> dict[str, Any]:
         """Return the layout as JSON can hold it."""
         fields = {
-            name: {"shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch."), "kind": spec.kind}
+            name: {
+                "shape": list(spec.shape),
+                "dtype": str(spec.dtype).removeprefix("torch."),
+                "kind": spec.kind,
+            }
             for name, spec in self.fields.items()
         }
-        return {"fields": fields, "size": self.size, "classes": list(self.classes), "extra": dict(self.extra)}
+        return {
+            "fields": fields,
+            "size": self.size,
+            "classes": list(self.classes),
+            "extra": dict(self.extra),
+        }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> DataSpec:
@@ -83,11 +92,14 @@ class DataSpec:
             dtype = getattr(torch, entry["dtype"])
             if not isinstance(dtype, torch.dtype):
                 raise TypeError(f"{entry['dtype']!r} is not a dtype")
-            kind = entry.get("kind", "image" if name == "image" else "target")  # not in records of earlier versions
+            # not in records of earlier versions
+            kind = entry.get("kind", "image" if name == "image" else "target")
             if kind not in get_args(FieldKind):
                 raise ValueError(f"{kind!r} is no kind of field")
             fields[str(name)] = FieldSpec(tuple(int(side) for side in entry["shape"]), dtype, kind)
-        return cls(fields, int(record["size"]), tuple(map(str, record["classes"])), dict(record["extra"]))
+        return cls(
+            fields, int(record["size"]), tuple(map(str, record["classes"])), dict(record["extra"])
+        )
 
     def zeros(self, batch_size: int, device: torch.device | str, stored: bool = False) -> Batch:
         """Return a batch of zeros as a task sees it, for dry runs; `stored`: as the data set delivers it."""
@@ -119,7 +131,11 @@ class DataSpec:
         """Return a batch with its uint8 images as float32 in [0, 1], the same numbers on every device."""
         converted = {}
         for name, value in batch.items():
-            if value.dtype == torch.uint8 and name in self.fields and self.fields[name].kind == "image":
+            if (
+                value.dtype == torch.uint8
+                and name in self.fields
+                and self.fields[name].kind == "image"
+            ):
                 # By a tensor: CUDA multiplies by the reciprocal of a number, which rounds differently.
                 converted[name] = value / torch.full((), 255.0, device=value.device)
         return {**batch, **converted} if converted else batch
@@ -182,7 +198,9 @@ def stacked(data: Any, spec: DataSpec, indices: Sequence[int]) -> Batch:
     """
     kind = type(data).__name__
     if not hasattr(data, "__getitem__"):
-        raise DataError(f"data set {kind}: it has neither fetch(indices, epoch) nor __getitem__(index); give it one")
+        raise DataError(
+            f"data set {kind}: it has neither fetch(indices, epoch) nor __getitem__(index); give it one"
+        )
     samples = []
     for index in indices:
         sample = data[index]
@@ -190,7 +208,9 @@ def stacked(data: Any, spec: DataSpec, indices: Sequence[int]) -> Batch:
             sample = dict(zip(spec.fields, sample, strict=True))
         if not isinstance(sample, Mapping) or set(sample) != set(spec.fields):
             found = (
-                f"a mapping of {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else type(sample).__name__
+                f"a mapping of {', '.join(map(str, sample))}"
+                if isinstance(sample, Mapping)
+                else type(sample).__name__
             )
             raise DataError(
                 f"data set {kind}: its __getitem__({index}) gave {found}; expected are the fields of its spec, "
@@ -199,7 +219,9 @@ def stacked(data: Any, spec: DataSpec, indices: Sequence[int]) -> Batch:
         samples.append(sample)
     try:
         return {
-            name: torch.stack([torch.as_tensor(sample[name], dtype=field.dtype) for sample in samples])
+            name: torch.stack(
+                [torch.as_tensor(sample[name], dtype=field.dtype) for sample in samples]
+            )
             for name, field in spec.fields.items()
         }
     except (TypeError, ValueError, RuntimeError) as error:

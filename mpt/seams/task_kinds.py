@@ -27,7 +27,9 @@ class Samples(Task):
         """Return the outputs for `conclude` of samples `first` to `first + count` of the `evaluation_samples`."""
         return {}
 
-    def samples(self, total: int, first: int, count: int, seed: int, truncation: float = 1.0) -> Tensor:
+    def samples(
+        self, total: int, first: int, count: int, seed: int, truncation: float = 1.0
+    ) -> Tensor:
         """Return samples `first` to `first + count` of the `total` that a seed gives, in [0, 1], NCHW."""
         raise NotImplementedError(f"{type(self).__name__} has no samples by number")
 

@@ -56,7 +56,9 @@ class TakesUpdates(MemoryTrick):
     news: list[str]
     """What has happened since the last line of the log that a user should read there."""
 
-    def update(self, phase: Phase, batch: Batch, is_logged: bool, perform: Callable[[Batch, bool], Any]) -> Any:
+    def update(
+        self, phase: Phase, batch: Batch, is_logged: bool, perform: Callable[[Batch, bool], Any]
+    ) -> Any:
         """Return the result of `perform(batch, is_logged)`, by calling it or by repeating what a call of it did."""
         return perform(batch, is_logged)
 

@@ -22,7 +22,18 @@ from mpt.errors import ConfigError, DataError
 from mpt.losses.shared.choice import CROSS_ENTROPY, find_loss
 from mpt.metrics.shared.classification import describe
 from mpt.nn.shared.devices import compute_device
-from mpt.seams import IGNORED, Batch, DataSpec, Evidence, Exports, Inference, Loss, Phase, Precision, gather
+from mpt.seams import (
+    IGNORED,
+    Batch,
+    DataSpec,
+    Evidence,
+    Exports,
+    Inference,
+    Loss,
+    Phase,
+    Precision,
+    gather,
+)
 from mpt.tasks.shared.mixing import OTHER, SHARE, mix
 
 MOVED = {"ema": "train.ema.decay"}
@@ -56,8 +67,15 @@ class Classify(Exports):
     metric, higher_is_better = "accuracy", True
     inputs = ("image",)
 
-    def __init__(self, settings: Settings, net: nn.Module, data: DataSpec, precision: Precision) -> None:
-        self.settings, self.net, self.classes, self.precision = settings, net, data.classes, precision
+    def __init__(
+        self, settings: Settings, net: nn.Module, data: DataSpec, precision: Precision
+    ) -> None:
+        self.settings, self.net, self.classes, self.precision = (
+            settings,
+            net,
+            data.classes,
+            precision,
+        )
         self.modules: dict[str, nn.Module] = {"net": net}
         self.trainable = {"net": net}
         # Made once: from a list, each would be a blocking copy to the GPU in every step.
@@ -65,14 +83,23 @@ class Classify(Exports):
         weights = class_weights(settings, data)
         self.class_weights = None if weights is None else torch.tensor(weights, device=device)
         self.is_normalised = weights is not None or may_lack_labels(data)
-        self.loss = precision.loss(find_loss(settings.loss, settings.label_smoothing, self.class_weights))
+        self.loss = precision.loss(
+            find_loss(settings.loss, settings.label_smoothing, self.class_weights)
+        )
         self.mean = torch.tensor(settings.mean, device=device).view(1, -1, 1, 1)
         self.std = torch.tensor(settings.std, device=device).view(1, -1, 1, 1)
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the one phase."""
         return [
-            Phase("net", self.net, optimizers["net"], self.losses, normalised=self.is_normalised, least_weight=1e-12)
+            Phase(
+                "net",
+                self.net,
+                optimizers["net"],
+                self.losses,
+                normalised=self.is_normalised,
+                least_weight=1e-12,
+            )
         ]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
@@ -119,7 +146,11 @@ class Classify(Exports):
 
     def checked(self, output: Any) -> Tensor:
         """Return a network's output if it is logits. Raises ConfigError with the expected output of a model."""
-        if isinstance(output, Tensor) and output.dim() == 2 and output.shape[1] >= len(self.classes):
+        if (
+            isinstance(output, Tensor)
+            and output.dim() == 2
+            and output.shape[1] >= len(self.classes)
+        ):
             return output
         found = f"a {type(output).__name__}"
         if isinstance(output, Tensor):
@@ -143,7 +174,9 @@ class Classify(Exports):
             )
         logits, labels = logits[is_known], labels[is_known]
         # In a proxy, which a snapshot of the task does not copy.
-        self.details = MappingProxyType(describe(logits, labels, self.classes, is_known.nonzero().flatten().tolist()))
+        self.details = MappingProxyType(
+            describe(logits, labels, self.classes, is_known.nonzero().flatten().tolist())
+        )
         return {
             "accuracy": float((logits.argmax(1) == labels).sum()) / len(labels),
             "cross_entropy": float(functional.cross_entropy(logits, labels)),
@@ -215,7 +248,9 @@ def class_weights(settings: Settings, data: DataSpec) -> list[float] | None:
         for name in wanted:
             if name not in data.classes:
                 some = ", ".join(data.classes[:12]) + (", ..." if len(data.classes) > 12 else "")
-                raise ConfigError(f"task.class_weights: there is no class {name!r}; the data set has {some}")
+                raise ConfigError(
+                    f"task.class_weights: there is no class {name!r}; the data set has {some}"
+                )
         return [float(wanted.get(name, 1.0)) for name in data.classes]
     counts = data.extra.get("class_counts")
     if not counts:
@@ -245,11 +280,17 @@ class Whole(nn.Module):
 
 
 def build(
-    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+    settings: Settings,
+    model_settings: Options,
+    modules: Mapping[str, nn.Module],
+    data: DataSpec,
+    precision: Precision,
 ) -> Classify:
     """Build the task around `net`."""
     if "label" not in data.fields:
-        raise DataError("task classify: the data set has no labels; use one that has, or class folders")
+        raise DataError(
+            "task classify: the data set has no labels; use one that has, or class folders"
+        )
     channels = data.fields["image"].shape[0]
     for name in ("mean", "std"):
         if len(getattr(settings, name)) not in (1, channels):

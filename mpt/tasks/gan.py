@@ -29,10 +29,29 @@ from mpt.metrics.distances.feature_space import explain_distance
 from mpt.metrics.distances.inception_distance import require_inception
 from mpt.nn.generative_mlp import Judgement
 from mpt.nn.shared.devices import compute_device
-from mpt.seams import Batch, DataSpec, Evidence, Exports, Game, Inference, Legend, Loss, Phase, Precision, SecondOrder
+from mpt.seams import (
+    Batch,
+    DataSpec,
+    Evidence,
+    Exports,
+    Game,
+    Inference,
+    Legend,
+    Loss,
+    Phase,
+    Precision,
+    SecondOrder,
+)
 from mpt.tasks.shared.adversarial_game import ENERGY_OBJECTIVES, check_critic, failures, remedy
 from mpt.tasks.shared.advice import Advice
-from mpt.tasks.shared.samples import Prior, Quality, Sampler, draw_latents, latent_size_of, show_reconstructions
+from mpt.tasks.shared.samples import (
+    Prior,
+    Quality,
+    Sampler,
+    draw_latents,
+    latent_size_of,
+    show_reconstructions,
+)
 
 MOVED = {"ema": "train.ema.decay"}
 TEST_SAMPLES = 2
@@ -42,7 +61,10 @@ TEST_SAMPLES = 2
 class Settings(GenerativeOptions):
     """How the game is played; null follows the model."""
 
-    objective: Literal["nonsaturating", "least_squares", "wasserstein", "hinge", "energy", "balanced"] | None = None
+    objective: (
+        Literal["nonsaturating", "least_squares", "wasserstein", "hinge", "energy", "balanced"]
+        | None
+    ) = None
     """Adversarial loss; energy is EBGAN's and balanced BEGAN's, for critics that are autoencoders."""
     critic_steps: int | None = Field(None, ge=1)
     """Steps of the discriminator for one of the generator."""
@@ -108,7 +130,9 @@ class Gan(Game, SecondOrder, Exports, Legend):
         self.image_range: tuple[float, float] = getattr(self.gen, "image_range", (-1.0, 1.0))
         device = compute_device(self.gen)
         prior: Prior = getattr(self.gen, "prior", "normal")
-        self.sampler = Sampler(self.generate, self.latent_size, prior, device, precision, self._classes)
+        self.sampler = Sampler(
+            self.generate, self.latent_size, prior, device, precision, self._classes
+        )
         self.quality = Quality(data, device, settings.inception_weights)
         self.evaluation_samples = settings.metric_samples
         self.preview_columns = self.sampler.columns
@@ -132,16 +156,30 @@ class Gan(Game, SecondOrder, Exports, Legend):
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """The networks; memory tricks find the blocks inside."""
-        return [module for module in (self.gen, self.encoder, self.recognition, self.disc) if module is not None]
+        return [
+            module
+            for module in (self.gen, self.encoder, self.recognition, self.disc)
+            if module is not None
+        ]
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the discriminator's phase, then the generator's; an AAE reconstructs before both."""
         disc = Phase("disc", self.disc, optimizers["disc"], self.disc_losses)
-        gen = Phase("gen", self.trainable["gen"], optimizers["gen"], self.gen_losses, every=self.critic_steps)
+        gen = Phase(
+            "gen",
+            self.trainable["gen"],
+            optimizers["gen"],
+            self.gen_losses,
+            every=self.critic_steps,
+        )
         if self.judges == "code":
             assert self.encoder is not None
-            rebuild = Phase("reconstruct", self.trainable["gen"], optimizers["gen"], self.reconstruct_losses)
-            fool = Phase("gen", self.encoder, optimizers["gen"], self.gen_losses, every=self.critic_steps)
+            rebuild = Phase(
+                "reconstruct", self.trainable["gen"], optimizers["gen"], self.reconstruct_losses
+            )
+            fool = Phase(
+                "gen", self.encoder, optimizers["gen"], self.gen_losses, every=self.critic_steps
+            )
             return [rebuild, disc, fool]
         return [disc, gen]
 
@@ -149,7 +187,10 @@ class Gan(Game, SecondOrder, Exports, Legend):
         """Add fresh latents (b, z), and if used codes (b,) and mixing weights (b,)."""
         image = batch["image"]
         count, device = len(image), image.device
-        drawn = {**batch, "latent": draw_latents(count, self.latent_size, self.sampler.prior, device)}
+        drawn = {
+            **batch,
+            "latent": draw_latents(count, self.latent_size, self.sampler.prior, device),
+        }
         if self.labels == "code":
             drawn["label"] = torch.randint(0, self._classes, (count,), device=device)
         if self.gradient_penalty and phase.name == "disc":
@@ -201,19 +242,27 @@ class Gan(Game, SecondOrder, Exports, Legend):
             fake = self.fake_side(batch)
         yield self._disc_losses(fake, batch, "fake")
         if self.gradient_penalty:
-            penalty = self.penalty(lambda *mixed: self.judge(mixed, batch, real=True).score, real, fake, batch["mix"])
+            penalty = self.penalty(
+                lambda *mixed: self.judge(mixed, batch, real=True).score, real, fake, batch["mix"]
+            )
             yield Loss("penalty", self.gradient_penalty * penalty)
 
-    def _disc_losses(self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]) -> list[Loss]:
+    def _disc_losses(
+        self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]
+    ) -> list[Loss]:
         verdict = self.judge(side, batch, real=kind == "real")
         value: Tensor = (self.parts.real if kind == "real" else self.parts.fake)(verdict.score)
         if self.objective_name == "balanced":
             energy = verdict.score.detach().float()
-            self.energies[0 if kind == "real" else 1] += torch.stack((energy.sum(), torch.ones_like(energy).sum()))
+            self.energies[0 if kind == "real" else 1] += torch.stack(
+                (energy.sum(), torch.ones_like(energy).sum())
+            )
             value = value if kind == "real" else -self.balance * value
         losses = [Loss(kind, value)]
         if verdict.classes is not None:
-            losses.append(Loss(f"{kind}_classes", self.cross_entropy(verdict.classes, batch["label"])))
+            losses.append(
+                Loss(f"{kind}_classes", self.cross_entropy(verdict.classes, batch["label"]))
+            )
         return losses
 
     def gen_losses(self, batch: Batch) -> list[Loss]:
@@ -222,7 +271,9 @@ class Gan(Game, SecondOrder, Exports, Legend):
         verdict = self.judge(side, batch, real=False)
         parts: dict[str, Tensor] = {"adversarial": self.parts.generator(verdict.score)}
         if self.judges == "pair":  # the encoder's side should pass for made up
-            parts["encoder"] = self.parts.fake(self.judge(self.real_side(batch), batch, real=True).score)
+            parts["encoder"] = self.parts.fake(
+                self.judge(self.real_side(batch), batch, real=True).score
+            )
         if verdict.classes is not None:
             parts["classes"] = self.cross_entropy(verdict.classes, batch["label"])
         if self.settings.pull_away and verdict.code is not None:
@@ -248,7 +299,8 @@ class Gan(Game, SecondOrder, Exports, Legend):
             for parameter in {*self.precision.parameters(self.disc), *self.disc.parameters()}:
                 parameter.clamp_(-self.weight_clip, self.weight_clip)
         if self.objective_name == "balanced":
-            real, fake = self.energies[:, 0] / self.energies[:, 1]  # NaN, which changes nothing, if none were seen
+            # NaN, which changes nothing, if none were seen
+            real, fake = self.energies[:, 0] / self.energies[:, 1]
             wanted, rate = self.settings.balance, self.settings.balance_rate
             self.balance = adversarial.next_balance(self.balance, real, fake, wanted, rate)
             self.energies = torch.zeros_like(self.energies)
@@ -294,7 +346,9 @@ class Gan(Game, SecondOrder, Exports, Legend):
         """Return samples from fixed latents."""
         return self.sampler.sample(self.settings.preview_count, seed=0)
 
-    def samples(self, total: int, first: int, count: int, seed: int, truncation: float = 1.0) -> Tensor:
+    def samples(
+        self, total: int, first: int, count: int, seed: int, truncation: float = 1.0
+    ) -> Tensor:
         """Return samples by their numbers."""
         return self.sampler.numbered(total, first, count, seed, truncation)
 
@@ -337,7 +391,9 @@ class Gan(Game, SecondOrder, Exports, Legend):
 
     def remedy(self) -> str:
         """Return the setting to try first that this game has and does not use yet."""
-        return remedy(self.objective_name, self.settings.pull_away, self.gradient_penalty, self.critic_steps)
+        return remedy(
+            self.objective_name, self.settings.pull_away, self.gradient_penalty, self.critic_steps
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return BEGAN's balance and the energies of a step, of which ranks agree on the mean before it follows."""
@@ -350,7 +406,11 @@ class Gan(Game, SecondOrder, Exports, Legend):
 
 
 def build(
-    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+    settings: Settings,
+    model_settings: Options,
+    modules: Mapping[str, nn.Module],
+    data: DataSpec,
+    precision: Precision,
 ) -> Gan:
     """Build the task around `gen` and `disc`."""
     return Gan(settings, model_settings, modules, data, precision)

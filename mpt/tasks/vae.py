@@ -20,7 +20,18 @@ from mpt.metrics.distances.feature_space import explain_distance
 from mpt.metrics.distances.inception_distance import require_inception
 from mpt.metrics.shared.float64 import in_float64
 from mpt.nn.shared.devices import compute_device
-from mpt.seams import Batch, DataSpec, Evidence, Inference, Legend, Loss, Phase, Precision, Samples, gather
+from mpt.seams import (
+    Batch,
+    DataSpec,
+    Evidence,
+    Inference,
+    Legend,
+    Loss,
+    Phase,
+    Precision,
+    Samples,
+    gather,
+)
 from mpt.tasks.shared.advice import Advice
 from mpt.tasks.shared.samples import Quality, Sampler, latent_size_of, show_reconstructions
 
@@ -66,7 +77,9 @@ class Vae(Samples, Legend):
         self.divergence = precision.loss(variational.gaussian_divergence)
         self.sample_posterior = precision.loss(variational.sample_gaussian)
         device = compute_device(self.decoder)
-        self.sampler = Sampler(self.generate, self.latent_size, "normal", device, precision, self.classes)
+        self.sampler = Sampler(
+            self.generate, self.latent_size, "normal", device, precision, self.classes
+        )
         self.quality = Quality(data, device, settings.inception_weights)
         self.evaluation_samples = settings.metric_samples
         self.preview_columns = self.sampler.columns or COLUMNS
@@ -99,7 +112,9 @@ class Vae(Samples, Legend):
     def losses(self, batch: Batch) -> tuple[Loss, Loss]:
         """Return the bound's two terms."""
         reconstruction, divergence = self.bound(batch)
-        return Loss("reconstruction", reconstruction), Loss("kl", self.settings.divergence_weight * divergence)
+        return Loss("reconstruction", reconstruction), Loss(
+            "kl", self.settings.divergence_weight * divergence
+        )
 
     def bound(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the reconstruction and the divergence, in nats per image."""
@@ -117,7 +132,9 @@ class Vae(Samples, Legend):
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
         """Return the decoder's pixel means for latents of the prior; sample i has class (first + i) mod classes."""
         numbers = torch.arange(first, first + len(latent_bz), device=latent_bz.device)
-        return self._decode(latent_bz * truncation, numbers % self.classes if self.classes else None)
+        return self._decode(
+            latent_bz * truncation, numbers % self.classes if self.classes else None
+        )
 
     def encode(self, image_bchw: Tensor, label_b: Tensor | None = None) -> Tensor:
         """Return the posterior means (b, z) in float32."""
@@ -133,7 +150,9 @@ class Vae(Samples, Legend):
         errors = []
         for number in range(self.classes):
             label = torch.full((len(image_bchw),), number, device=image_bchw.device)
-            errors.append((self.reconstruct(image_bchw, label) - image_bchw).square().mean((1, 2, 3)))
+            errors.append(
+                (self.reconstruct(image_bchw, label) - image_bchw).square().mean((1, 2, 3))
+            )
         return torch.stack(errors).argmin(0)
 
     def _decode(self, latent_bz: Tensor, label_b: Tensor | None) -> Tensor:
@@ -143,7 +162,9 @@ class Vae(Samples, Legend):
     def evaluate_batch(self, batch: Batch) -> Evidence:
         """Return the bound's terms, each sample with the mean of its batch, and the features of the images."""
         terms = self.bound({**batch, **self._noise(batch["image"])})
-        means = {name: term.expand(len(batch["image"])) for name, term in zip(TERMS, terms, strict=True)}
+        means = {
+            name: term.expand(len(batch["image"])) for name, term in zip(TERMS, terms, strict=True)
+        }
         with self.precision.float32():
             return {**means, **self.quality.features(batch["image"], "real")}
 
@@ -168,7 +189,9 @@ class Vae(Samples, Legend):
         rebuilt = self.reconstruct(image, None if label is None else label[: len(image)])
         return torch.cat([image.float(), rebuilt, samples])
 
-    def samples(self, total: int, first: int, count: int, seed: int, truncation: float = 1.0) -> Tensor:
+    def samples(
+        self, total: int, first: int, count: int, seed: int, truncation: float = 1.0
+    ) -> Tensor:
         """Return samples by their numbers."""
         return self.sampler.numbered(total, first, count, seed, truncation)
 
@@ -193,7 +216,10 @@ class Vae(Samples, Legend):
         if label is None:
             return shown
         classes = [self.data.classes[number] for number in label.tolist()]
-        return replace(shown, rows=[{"class": name, **row} for name, row in zip(classes, shown.rows, strict=True)])
+        return replace(
+            shown,
+            rows=[{"class": name, **row} for name, row in zip(classes, shown.rows, strict=True)],
+        )
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
         """Return warnings, each once: the code carries nothing, the start apart; a distance rests on few images."""
@@ -208,7 +234,11 @@ class Vae(Samples, Legend):
 
 
 def build(
-    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+    settings: Settings,
+    model_settings: Options,
+    modules: Mapping[str, nn.Module],
+    data: DataSpec,
+    precision: Precision,
 ) -> Vae:
     """Build the task around `encoder` and `decoder`."""
     return Vae(settings, model_settings, modules, data, precision)

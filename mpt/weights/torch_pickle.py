@@ -37,17 +37,57 @@ STORAGES = {
     }.items()
 } | {"torch.storage UntypedStorage": torch.uint8}
 DICTS = ("collections OrderedDict", "collections defaultdict", "collections Counter")
-REBUILDS = ("torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3")
+REBUILDS = (
+    "torch._utils _rebuild_tensor",
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_tensor_v3",
+)
 PARAMETERS = ("torch._utils _rebuild_parameter", "torch._utils _rebuild_parameter_with_state")
 SUBCLASS = "torch._tensor _rebuild_from_type_v2"
 PROGRAMS = (
-    *("os", "nt", "posix", "sys", "subprocess", "shutil", "socket", "ctypes", "runpy", "importlib", "imp", "pty"),
-    *("webbrowser", "code", "codeop", "pickle", "_pickle", "multiprocessing", "asyncio", "signal", "platform"),
+    *(
+        "os",
+        "nt",
+        "posix",
+        "sys",
+        "subprocess",
+        "shutil",
+        "socket",
+        "ctypes",
+        "runpy",
+        "importlib",
+        "imp",
+        "pty",
+    ),
+    *(
+        "webbrowser",
+        "code",
+        "codeop",
+        "pickle",
+        "_pickle",
+        "multiprocessing",
+        "asyncio",
+        "signal",
+        "platform",
+    ),
     *("timeit", "cProfile", "pdb", "bdb", "doctest"),
 )
 """Modules that no checkpoint's data comes from."""
 PLAIN_BUILTINS = (
-    *("bool", "bytes", "complex", "dict", "float", "frozenset", "getattr", "int", "list", "object", "range", "set"),
+    *(
+        "bool",
+        "bytes",
+        "complex",
+        "dict",
+        "float",
+        "frozenset",
+        "getattr",
+        "int",
+        "list",
+        "object",
+        "range",
+        "set",
+    ),
     *("slice", "str", "tuple"),
 )
 MOST_WORK = 3_000_000
@@ -166,7 +206,8 @@ class TorchMachine(PickleMachine):
         """Describe the result of a call."""
         is_of_subclass = isinstance(function, GlobalName) and function.name == SUBCLASS
         if is_of_subclass and type(arguments) is tuple and len(arguments) >= 3:
-            function, _, arguments = arguments[:3]  # a tensor's subclass: how to make the tensor, the class, with what
+            # a tensor's subclass: how to make the tensor, the class, with what
+            function, _, arguments = arguments[:3]
         if not isinstance(function, GlobalName) or not isinstance(arguments, tuple):
             raise ValueError("its pickle calls what is no name")
         name = function.name
@@ -181,15 +222,25 @@ class TorchMachine(PickleMachine):
 
     def referred(self, what: Any) -> Any:
         """Return the target of a persistent id: a storage or, in the legacy format, a class alongside its source."""
-        if type(what) is not tuple or not 2 <= len(what) <= 6:  # unpacked only then: it may be long, and used again
+        # unpacked only then: it may be long, and used again
+        if type(what) is not tuple or not 2 <= len(what) <= 6:
             raise ValueError("its pickle refers to something that is not a storage")
         return what[1] if what[0] == "module" else self.refer(*what)
 
-    def refer(self, kind: Any, storage_type: Any, key: Any, location: Any, count: Any, view: Any = None) -> Storage:
+    def refer(
+        self, kind: Any, storage_type: Any, key: Any, location: Any, count: Any, view: Any = None
+    ) -> Storage:
         """Return a storage that the pickle refers to."""
         dtype = STORAGES.get(storage_type.name) if isinstance(storage_type, GlobalName) else None
         named = type(key) is str and len(key) <= LONGEST_KEY
-        if kind != "storage" or dtype is None or not named or type(count) is not int or count < 0 or view is not None:
+        if (
+            kind != "storage"
+            or dtype is None
+            or not named
+            or type(count) is not int
+            or count < 0
+            or view is not None
+        ):
             raise ValueError("its pickle refers to something that is not a storage")
         found = self.storages.setdefault(key, Storage(key, dtype, count))
         if found != Storage(key, dtype, count):
@@ -206,15 +257,24 @@ def named_dtype(value: Any) -> torch.dtype:
     return dtype
 
 
-def describe(storage: Storage, dtype: torch.dtype, offset: Any, shape: Any, stride: Any) -> Described:
+def describe(
+    storage: Storage, dtype: torch.dtype, offset: Any, shape: Any, stride: Any
+) -> Described:
     """Return a tensor within a storage, after checking that it is within."""
-    if len(shape) != len(stride) or len(shape) > MOST_DIMENSIONS:  # first: a long tuple may be used a million times
-        raise ValueError("its pickle describes a tensor of too many dimensions, or of strides that are not as many")
+    # first: a long tuple may be used a million times
+    if len(shape) != len(stride) or len(shape) > MOST_DIMENSIONS:
+        raise ValueError(
+            "its pickle describes a tensor of too many dimensions, or of strides that are not as many"
+        )
     if not all(type(n) is int and 0 <= n < 2**62 for n in (offset, *shape, *stride)):
         raise ValueError("its pickle describes an impossible tensor")
     held = storage.count * storage.dtype.itemsize // dtype.itemsize
     count = math.prod(shape)
-    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if count else 0
+    last = (
+        offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if count
+        else 0
+    )
     if last >= max(held, 1) or count > held:
         raise ValueError("its pickle describes a tensor that is larger than its storage")
     return Described(storage, dtype, offset, tuple(shape), tuple(stride))

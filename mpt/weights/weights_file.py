@@ -32,7 +32,15 @@ from mpt.weights.torch_pickle import MOST_WORK, Described, Foreign, Storage, int
 LARGEST_PICKLE_BYTES = 64 << 20
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 WRAPPERS = (
-    *("state_dict_ema", "model_ema", "ema_state_dict", "params_ema", "ema", "state_dict", "model_state_dict"),
+    *(
+        "state_dict_ema",
+        "model_ema",
+        "ema_state_dict",
+        "params_ema",
+        "ema",
+        "state_dict",
+        "model_state_dict",
+    ),
     *("model_state", "model", "params", "module", "net", "network", "weights"),
 )
 """Keys under which training scripts put the weights alongside other things; averages, which they evaluate, first."""
@@ -77,7 +85,8 @@ def read_weights_file(path: Path) -> WeightsFile:
                 return WeightsFile(read_tensors(file)[0])
             start = file.read(4)
             file.seek(0)
-            if start == b"PK\x03\x04":  # as torch.load decides; a zip may also hide at another file's end
+            # as torch.load decides; a zip may also hide at another file's end
+            if start == b"PK\x03\x04":
                 with zipfile.ZipFile(file) as archive:
                     refuse_programs(archive.namelist())
                     check_members(archive, os.fstat(file.fileno()).st_size)
@@ -87,7 +96,14 @@ def read_weights_file(path: Path) -> WeightsFile:
             return find_weights(*read_legacy(file, os.fstat(file.fileno()).st_size))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, MemoryError) as error:
+    except (
+        ValueError,
+        zipfile.BadZipFile,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        MemoryError,
+    ) as error:
         raise CheckpointError(
             f"{path} is refused as a weights file: {error}. Give a .safetensors, or save the plain "
             "state_dict with torch.save."
@@ -100,16 +116,24 @@ def read_parts(index: Path) -> WeightsFile:
         places = read_json(index, LARGEST_PICKLE_BYTES)["weight_map"]
         parts = sorted({str(part) for part in places.values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is refused as an index of weights: it has no weight_map") from error
-    inside = [part for part in parts if Path(part).name != part or not part.endswith(".safetensors")]
+        raise CheckpointError(
+            f"{index} is refused as an index of weights: it has no weight_map"
+        ) from error
+    inside = [
+        part for part in parts if Path(part).name != part or not part.endswith(".safetensors")
+    ]
     if inside:
-        raise CheckpointError(f"{index} names {inside[0]}, and its parts are .safetensors files in the same folder")
+        raise CheckpointError(
+            f"{index} names {inside[0]}, and its parts are .safetensors files in the same folder"
+        )
     tensors: dict[str, Tensor] = {}
     for part in parts:
         tensors |= read_weights_file(index.with_name(part)).tensors
     missing = [name for name in places if name not in tensors]
     if missing:
-        raise CheckpointError(f"{index}: {missing[0]} is not in {places[missing[0]]}; the file is another one's part")
+        raise CheckpointError(
+            f"{index}: {missing[0]} is not in {places[missing[0]]}; the file is another one's part"
+        )
     return WeightsFile(tensors)
 
 
@@ -124,9 +148,12 @@ def check_members(archive: zipfile.ZipFile, file_bytes: int) -> None:
     """Raise ValueError unless all members are stored as they are and fit into the file together."""
     members = archive.infolist()
     if any(
-        member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size for member in members
+        member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size
+        for member in members
     ):
-        raise ValueError("it has compressed members, which torch.save never writes and which may unpack without bound")
+        raise ValueError(
+            "it has compressed members, which torch.save never writes and which may unpack without bound"
+        )
     total = sum(member.file_size for member in members)
     if total > file_bytes:
         raise ValueError(f"its members claim {total} bytes in a file of {file_bytes}")
@@ -152,8 +179,12 @@ def read_archive(archive: zipfile.ZipFile) -> tuple[Any, ReadStorage]:
 
     def read(storage: Storage) -> Tensor:
         member = f"{prefix}data/{storage.key}"
-        if member not in archive.NameToInfo or archive.getinfo(member).file_size != bytes_of(storage):
-            raise ValueError(f"its storage {storage.key[:40]!r} is not there or not as large as its pickle claims")
+        if member not in archive.NameToInfo or archive.getinfo(member).file_size != bytes_of(
+            storage
+        ):
+            raise ValueError(
+                f"its storage {storage.key[:40]!r} is not there or not as large as its pickle claims"
+            )
         return as_numbers(archive.read(member), storage)  # zipfile compares the CRC
 
     return interpret(BytesIO(archive.read(names[0])))[0], read
@@ -166,14 +197,23 @@ def read_legacy(file: BinaryIO, size: int, most_work: int = MOST_WORK) -> tuple[
     storage: its count in eight bytes and its numbers. Each pickle may have `most_work` operations.
     """
     stream = BytesIO(file.read(LARGEST_PICKLE_BYTES))
-    if interpret(stream, most_work)[0] != LEGACY_MAGIC or interpret(stream, most_work)[0] != LEGACY_PROTOCOL:
+    if (
+        interpret(stream, most_work)[0] != LEGACY_MAGIC
+        or interpret(stream, most_work)[0] != LEGACY_PROTOCOL
+    ):
         raise ValueError("it is a pickle, but not one of torch.save")
     system = interpret(stream, most_work)[0]
-    if not isinstance(system, dict) or system.get("little_endian") is not (sys.byteorder == "little"):
+    if not isinstance(system, dict) or system.get("little_endian") is not (
+        sys.byteorder == "little"
+    ):
         raise ValueError("its bytes are in another machine's order")
     value, storages = interpret(stream, most_work)
     keys = interpret(stream, most_work)[0]
-    named = isinstance(keys, list) and len(keys) == len(storages) and all(type(key) is str for key in keys)
+    named = (
+        isinstance(keys, list)
+        and len(keys) == len(storages)
+        and all(type(key) is str for key in keys)
+    )
     if not named or set(keys) != set(storages):
         raise ValueError("its storages are not those that its pickle names")
     places: dict[str, int] = {}
@@ -181,7 +221,9 @@ def read_legacy(file: BinaryIO, size: int, most_work: int = MOST_WORK) -> tuple[
     for key in keys:
         file.seek(position)
         if int.from_bytes(file.read(8), "little") != storages[key].count:
-            raise ValueError(f"its storage {key[:40]!r} does not have the size that its pickle claims")
+            raise ValueError(
+                f"its storage {key[:40]!r} does not have the size that its pickle claims"
+            )
         places[key] = position + 8
         position += 8 + bytes_of(storages[key])
     if position != size:
@@ -203,22 +245,32 @@ def as_numbers(data: bytes, storage: Storage) -> Tensor:
     if not data:
         return torch.empty(0, dtype=storage.dtype)
     if storage.dtype == torch.bool and max(data) > 1:
-        raise ValueError(f"its storage {storage.key[:40]!r} has truth values that are neither 0 nor 1")
+        raise ValueError(
+            f"its storage {storage.key[:40]!r} has truth values that are neither 0 nor 1"
+        )
     return torch.frombuffer(bytearray(data), dtype=storage.dtype)
 
 
 def find_weights(value: Any, read: ReadStorage) -> WeightsFile:
     """Return the tensors by name: under one of the usual wrappers, on top, or in a network that was saved whole."""
-    wrapped = [(key, value[key]) for key in WRAPPERS if key in value] if isinstance(value, Mapping) else []
+    wrapped = (
+        [(key, value[key]) for key in WRAPPERS if key in value]
+        if isinstance(value, Mapping)
+        else []
+    )
     candidates: list[tuple[str | None, Any]] = [*wrapped, (None, value)]
     for wrapper, candidate in candidates:
-        described = dict(module_state(candidate) if isinstance(candidate, Foreign) else state_of(candidate))
+        described = dict(
+            module_state(candidate) if isinstance(candidate, Foreign) else state_of(candidate)
+        )
         if described:
             check_memory(described.values())
             loaded: dict[Storage, Tensor] = {}
             tensors = {name: realize(one, read, loaded) for name, one in described.items()}
             beside = value.items() if wrapper is not None else ()
-            texts = {key: text for key, text in beside if isinstance(key, str) and isinstance(text, str)}
+            texts = {
+                key: text for key, text in beside if isinstance(key, str) and isinstance(text, str)
+            }
             return WeightsFile(tensors, wrapper, texts)
     wanted = ", ".join(WRAPPERS)
     raise ValueError(f"it does not hold tensors by name, neither on top nor under one of {wanted}")
@@ -240,7 +292,11 @@ def state_of(candidate: Any) -> Iterator[tuple[str, Described]]:
     """Yield the tensors of a mapping of which most are; numbers that a module kept alongside its weights are left
     out."""
     if isinstance(candidate, Mapping):
-        tensors = {entry_name("", key): item for key, item in candidate.items() if isinstance(item, Described)}
+        tensors = {
+            entry_name("", key): item
+            for key, item in candidate.items()
+            if isinstance(item, Described)
+        }
         check_entries(len(tensors))
         if 2 * len(tensors) > len(candidate):
             yield from tensors.items()
@@ -276,7 +332,9 @@ def module_state(module: Foreign) -> Iterator[tuple[str, Described]]:
 
 def entry_name(prefix: str, key: Any) -> str:
     """Return the name of a tensor or a module in a network."""
-    if not isinstance(key, str | int) or (isinstance(key, str) and len(prefix) + len(key) > LONGEST_NAME):
+    if not isinstance(key, str | int) or (
+        isinstance(key, str) and len(prefix) + len(key) > LONGEST_NAME
+    ):
         raise ValueError("it holds a tensor or a module whose name is none, or longer than any is")
     return f"{prefix}{key}"
 
@@ -297,7 +355,7 @@ def realize(described: Described, read: ReadStorage, loaded: dict[Storage, Tenso
         loaded[described.storage] = read(described.storage)
     numbers = loaded[described.storage]
     if described.dtype != numbers.dtype:
-        numbers = numbers[: numbers.numel() // described.dtype.itemsize * described.dtype.itemsize].view(
-            described.dtype
-        )
+        numbers = numbers[
+            : numbers.numel() // described.dtype.itemsize * described.dtype.itemsize
+        ].view(described.dtype)
     return numbers.as_strided(described.shape, described.stride, described.offset)

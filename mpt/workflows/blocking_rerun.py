@@ -46,9 +46,14 @@ def explain_assert(training: Training) -> DataError:
     """Return a device-side assert in words, with the sample that causes it if a repeat shows it."""
     step = training.progress.step
     steps = range(step, max(-1, step - LATE_BATCHES), -1)
-    samples = [(index, epoch) for indices, epoch in map(training.loader.indices, steps) for index in indices]
+    samples = [
+        (index, epoch)
+        for indices, epoch in map(training.loader.indices, steps)
+        for index in indices
+    ]
     began = (
-        f"device-side assert at step {step}: a kernel met a value that it does not allow, mostly a label or an index"
+        f"device-side assert at step {step}: a kernel met a value that it does not allow, "
+        "mostly a label or an index"
     )
     found = repeat(training, samples)
     if found is None:
@@ -57,7 +62,9 @@ def explain_assert(training: Training) -> DataError:
             "command with CUDA_LAUNCH_BLOCKING=1 in the environment, which names the line"
         )
     name = training.loader.dataset.name_of(int(found["sample"]))
-    return DataError(f"{began}. It is {name}: {found['error']}. Mend the sample, or the code that reads it")
+    return DataError(
+        f"{began}. It is {name}: {found['error']}. Mend the sample, or the code that reads it"
+    )
 
 
 def repeat(training: Training, samples: Sequence[tuple[int, int]]) -> Mapping[str, Any] | None:

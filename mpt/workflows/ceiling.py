@@ -30,7 +30,11 @@ def set_ceiling(wanted: str | None, device: torch.device) -> str:
     from mpt import accelerator
 
     is_limited = accelerator.has_allocator(device)
-    if not is_limited or wanted is None or (wanted == "auto" and not operating_system.moves_overflow()):
+    if (
+        not is_limited
+        or wanted is None
+        or (wanted == "auto" and not operating_system.moves_overflow())
+    ):
         return ""
     _, total = accelerator.free_and_total(device)
     context = context_bytes(device)
@@ -40,9 +44,13 @@ def set_ceiling(wanted: str | None, device: torch.device) -> str:
         why = "this system moves what does not fit into system memory instead of refusing it"
     else:
         share = min(parse_budget(wanted, "memory.ceiling"), total) - context
-        why = f"memory.ceiling={wanted}" + (f", with a context of {describe_bytes(context)}" if context else "")
+        why = f"memory.ceiling={wanted}" + (
+            f", with a context of {describe_bytes(context)}" if context else ""
+        )
     if share <= 0:
-        raise ConfigError(f"memory.ceiling: {wanted} leaves nothing beside a context of {describe_bytes(context)}")
+        raise ConfigError(
+            f"memory.ceiling: {wanted} leaves nothing beside a context of {describe_bytes(context)}"
+        )
     accelerator.limit_share(device, min(1.0, share / total))
     return f"tensors may take {describe_bytes(share)} of the {describe_bytes(total)} on {device}: {why}"
 
@@ -54,5 +62,7 @@ def context_bytes(device: torch.device) -> int:
     import torch
 
     properties = torch.cuda.get_device_properties(device)
-    gpu = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
+    gpu = installed_gpu(
+        properties.name, properties.total_memory, (properties.major, properties.minor)
+    )
     return load_calibration(gpu.name).context_bytes

@@ -36,7 +36,13 @@ from mpt.run.records.layout import check_name
 from mpt.workflows.compare_jobs import Jobs, choose_jobs
 from mpt.workflows.compare_progress import announce, probe, shown
 from mpt.workflows.compare_sides import Sides
-from mpt.workflows.training_process import Check, Surroundings, Train, check_in_process, train_in_process
+from mpt.workflows.training_process import (
+    Check,
+    Surroundings,
+    Train,
+    check_in_process,
+    train_in_process,
+)
 from mpt.workflows.turns import HostMemory, Stop, take_turns
 
 BASE_CONFIG = "base.yaml"
@@ -67,9 +73,15 @@ def compare(
     wanted = Margin.parse(margin)
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs: found {jobs}; allowed is 1 or more.")
-    counts, most = rounds(seeds, max_seeds, until_decided=until_decided or (sides.is_demo and seeds is None))
+    counts, most = rounds(
+        seeds, max_seeds, until_decided=until_decided or (sides.is_demo and seeds is None)
+    )
     folder = open_folder(sides, output, name, runs)
-    chosen = choose_jobs(list(sides.configs.values()), counts[-1], jobs) if train is None else Jobs(jobs or 1, "")
+    chosen = (
+        choose_jobs(list(sides.configs.values()), counts[-1], jobs)
+        if train is None
+        else Jobs(jobs or 1, "")
+    )
     told: set[str] = set()
     if train is None and not quiet:
         print(describe_start(sides, folder, counts, chosen), flush=True)
@@ -83,7 +95,9 @@ def compare(
     return comparison, folder
 
 
-def compare_finished(records: Sequence[RunRecord], margin: str, output: Path | None) -> tuple[Comparison, Path]:
+def compare_finished(
+    records: Sequence[RunRecord], margin: str, output: Path | None
+) -> tuple[Comparison, Path]:
     """Compare runs that are there, write the comparison, and return it with its folder."""
     comparison = compare_groups(group_runs(records), Margin.parse(margin))
     folder = output or free_folder(records)
@@ -111,7 +125,9 @@ def compared_runs(folder: Path) -> set[str]:
         return set()
 
 
-def rounds(seeds: int | None, max_seeds: int, *, until_decided: bool) -> tuple[Sequence[int], int | None]:
+def rounds(
+    seeds: int | None, max_seeds: int, *, until_decided: bool
+) -> tuple[Sequence[int], int | None]:
     """Return the numbers of seeds after which is looked, and the most of a sequential test; None for a single look."""
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds: found {seeds}; allowed is 1 or more, 3 or more for a verdict.")
@@ -160,7 +176,10 @@ class Trainer:
         return Surroundings(self.sides.granted, environment, stop, self.memory)
 
     def perform_all(
-        self, order: Sequence[tuple[int, str]], count: int, ended: Callable[[int, str, str | None], None]
+        self,
+        order: Sequence[tuple[int, str]],
+        count: int,
+        ended: Callable[[int, str, str | None], None],
     ) -> None:
         """Train (seed, label) pairs, `count` at a time; `ended` is called with each and why it diverged, if it did."""
 
@@ -172,7 +191,9 @@ class Trainer:
             return perform(self.folder, name, config, train)
 
         works = [partial(one, index) for index in range(len(order))]
-        take_turns(works, count, lambda index, failure: ended(*order[index], failure), self.memory.allows)
+        take_turns(
+            works, count, lambda index, failure: ended(*order[index], failure), self.memory.allows
+        )
 
     def check_later_sides(self, seed: int) -> None:
         """Build the sides behind the first, which is about to be trained: one that this model or device refuses should
@@ -181,7 +202,10 @@ class Trainer:
         names = []
         for label in self.sides.checked:
             name = self.sides.run_name(label, seed)
-            if not (self.folder / name).exists() and not (self.folder / f"{name}.failed.json").exists():
+            if (
+                not (self.folder / name).exists()
+                and not (self.folder / f"{name}.failed.json").exists()
+            ):
                 config = dataclasses.replace(self.sides.configs[label], seed=seed, name=name)
                 write_atomically(self.folder / "configs" / f"{name}.yaml", config.to_yaml())
                 names.append(name)
@@ -192,7 +216,9 @@ class Trainer:
             if code not in (NOT_FINITE, NO_MEMORY):  # these are results, and counted as such
                 raise_failure(name, code, words)
 
-        take_turns([partial(one, name) for name in names], self.jobs.count, lambda index, done: None)
+        take_turns(
+            [partial(one, name) for name in names], self.jobs.count, lambda index, done: None
+        )
 
 
 def run_sides(trainer: Trainer, count: int, told: set[str], *, quiet: bool) -> list[Group]:
@@ -203,7 +229,9 @@ def run_sides(trainer: Trainer, count: int, told: set[str], *, quiet: bool) -> l
     labels = list(sides.configs)
     seeds = [sides.base.seed + index for index in range(count)]
     order = [
-        (seed, label) for index, seed in enumerate(seeds) for label in (labels if index % 2 == 0 else reversed(labels))
+        (seed, label)
+        for index, seed in enumerate(seeds)
+        for label in (labels if index % 2 == 0 else reversed(labels))
     ]
     trainer.check_later_sides(seeds[0])
     records: dict[tuple[int, str], RunRecord] = {}
@@ -216,20 +244,28 @@ def run_sides(trainer: Trainer, count: int, told: set[str], *, quiet: bool) -> l
         if failure is not None:
             failed[label][seed] = failure
         if not quiet and name not in told:
-            print(f"[{len(records)}/{len(order)}] {label}, seed {seed}: {failure or describe_run(record)}", flush=True)
+            print(
+                f"[{len(records)}/{len(order)}] {label}, seed {seed}: {failure or describe_run(record)}",
+                flush=True,
+            )
         told.add(name)
 
     with shown(steps, quiet=quiet):
         first = len(labels) if jobs.times_alone else 0
         trainer.perform_all(order[:first], 1, ended)
         trainer.perform_all(order[first:], jobs.count, ended)
-    return [Group(label, {seed: records[seed, label] for seed in seeds}, failed[label]) for label in labels]
+    return [
+        Group(label, {seed: records[seed, label] for seed in seeds}, failed[label])
+        for label in labels
+    ]
 
 
 def raise_failure(name: str, code: int, words: str) -> None:
     """Raise the error of an exit code, unless it is 0."""
     if code > 128:
-        raise Interrupted(f"interrupted during {name}; the same command goes on from here", code - 128)
+        raise Interrupted(
+            f"interrupted during {name}; the same command goes on from here", code - 128
+        )
     if code:
         failure = MptError(f"{name} failed: {words}")
         failure.exit_code = code
@@ -250,7 +286,9 @@ def open_folder(sides: Sides, output: Path | None, name: str | None, runs: Path)
     text = sides.identity
     if output is not None:
         folder = output
-        if (folder / BASE_CONFIG).is_file() and read_text(folder / BASE_CONFIG, LARGEST_RECORD_BYTES) != text:
+        if (folder / BASE_CONFIG).is_file() and read_text(
+            folder / BASE_CONFIG, LARGEST_RECORD_BYTES
+        ) != text:
             raise ConfigError(
                 f"--output: {folder} holds a comparison of another config; name another folder or remove that one."
             )
@@ -262,7 +300,9 @@ def open_folder(sides: Sides, output: Path | None, name: str | None, runs: Path)
             folder = runs / (name if number == 1 else f"{name}-{number}")
             if not folder.exists():
                 break
-            if (folder / BASE_CONFIG).is_file() and read_text(folder / BASE_CONFIG, LARGEST_RECORD_BYTES) == text:
+            if (folder / BASE_CONFIG).is_file() and read_text(
+                folder / BASE_CONFIG, LARGEST_RECORD_BYTES
+            ) == text:
                 break
             number += 1
     try:
@@ -285,7 +325,8 @@ def perform(folder: Path, name: str, config: Config, train: Train) -> str | None
         if (path / "config.yaml").is_file() and read_run(path).is_finished:
             return None
         if not any((path / "checkpoints").glob("step-*")):
-            shutil.rmtree(path)  # stopped before its first checkpoint: there is nothing to continue from
+            # stopped before its first checkpoint: there is nothing to continue from
+            shutil.rmtree(path)
     file = folder / "configs" / f"{name}.yaml"
     write_atomically(file, config.to_yaml())
     code, words = train(file, folder, name, path.is_dir())

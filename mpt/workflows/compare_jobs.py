@@ -58,7 +58,10 @@ class Jobs:
         """Say how many at a time and why. `first` is the number of the first seed's runs."""
         if self.count == 1:
             return f"one run at a time ({self.reason})"
-        before = f"; before them the {first} of the first seed one by one, for the step times" * self.times_alone
+        before = (
+            f"; before them the {first} of the first seed one by one, for the step times"
+            * self.times_alone
+        )
         return f"{self.count} runs at a time ({self.reason}){before}"
 
 
@@ -66,12 +69,17 @@ def choose_jobs(configs: Sequence[Config], seeds: int, wanted: int | None = None
     """Return how many runs of these configurations, with up to `seeds` seeds each, are trained at a time."""
     devices = {config.train.device for config in configs}
     if wanted == 1 or (wanted is None and seeds == 1):
-        return Jobs(1, "as --jobs says" if wanted else "with one seed every run is for its step time too")
+        return Jobs(
+            1, "as --jobs says" if wanted else "with one seed every run is for its step time too"
+        )
     if devices == {"cpu"}:
         return on_cores(configs, wanted)
     named = sorted(device for device in devices if device not in ("auto", "cuda"))
     if named or len(devices) > 1:
-        return Jobs(wanted or 1, "as --jobs says" if wanted else f"train.device is {', '.join(sorted(devices))}")
+        return Jobs(
+            wanted or 1,
+            "as --jobs says" if wanted else f"train.device is {', '.join(sorted(devices))}",
+        )
     cards = visible_cards()
     if not cards and is_built_for_intel():
         return Jobs(wanted or 1, "as --jobs says" if wanted else "runs would share an Intel GPU")
@@ -79,7 +87,9 @@ def choose_jobs(configs: Sequence[Config], seeds: int, wanted: int | None = None
         return on_cores(configs, wanted)
     if wanted is not None:
         return Jobs(wanted, f"as --jobs says, {len(cards)} cards", cards)
-    return Jobs(len(cards), f"a card each of {len(cards)}" if len(cards) > 1 else "there is one card", cards)
+    return Jobs(
+        len(cards), f"a card each of {len(cards)}" if len(cards) > 1 else "there is one card", cards
+    )
 
 
 def on_cores(configs: Sequence[Config], wanted: int | None) -> Jobs:
@@ -93,7 +103,9 @@ def on_cores(configs: Sequence[Config], wanted: int | None) -> Jobs:
         return Jobs(1, room)
     busy = busy_cores()
     free = min(cores, round((os.cpu_count() or cores) - busy))
-    others = f", and other programs keep {busy:.1f} busy; --jobs says otherwise" if free < cores else ""
+    others = (
+        f", and other programs keep {busy:.1f} busy; --jobs says otherwise" if free < cores else ""
+    )
     return Jobs(max(1, free // each), room + others)
 
 
@@ -122,10 +134,16 @@ def busy_cores(seconds: float = LOOK_SECONDS, file: Path = Path("/proc/stat")) -
 def visible_cards() -> tuple[str, ...]:
     """Return the name of each card that torch sees, from a process of its own, and only if necessary."""
     given = os.environ.get(CARDS)
-    if given is None and sys.platform == "linux" and not any(True for kind in CARD_FILES for _ in devices(kind)):
+    if (
+        given is None
+        and sys.platform == "linux"
+        and not any(True for kind in CARD_FILES for _ in devices(kind))
+    ):
         return ()
     try:
-        asked = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, timeout=120)
+        asked = subprocess.run(
+            [sys.executable, "-c", COUNT], capture_output=True, text=True, timeout=120
+        )
         count = int(asked.stdout or 0)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return ()

@@ -53,7 +53,13 @@ class Over:
         words = [word.strip() for word in values.split(",") if word.strip()]
         sizes = [positive(word.removesuffix(TIMES)) for word in words]
         kinds = {word.endswith(TIMES) for word in words}
-        if not key or len(words) < 2 or None in sizes or len(kinds) > 1 or len(set(sizes)) < len(sizes):
+        if (
+            not key
+            or len(words) < 2
+            or None in sizes
+            or len(kinds) > 1
+            or len(set(sizes)) < len(sizes)
+        ):
             raise ConfigError(
                 f"--over: found {text!r}; write KEY=VALUE,VALUE with two positive numbers or more, all as multiples "
                 "(optimizer.lr=0.5x,1x,2x) or all as they are (optimizer.lr=1e-4,2e-4)."
@@ -104,9 +110,13 @@ def at_value(config: Config, over: Over, word: str, allow: Sequence[str]) -> Con
     size = float(word.removesuffix(TIMES))
     changes = []
     for key, found in settings_of(data, over.key):
-        if over.are_factors and (isinstance(found, bool) or not isinstance(found, int | float) or found <= 0):
+        if over.are_factors and (
+            isinstance(found, bool) or not isinstance(found, int | float) or found <= 0
+        ):
             said = "is not set" if found is None else f"is {found!r}"
-            raise ConfigError(f"--over: {key} {said} in this configuration, so it has no multiples; write values.")
+            raise ConfigError(
+                f"--over: {key} {said} in this configuration, so it has no multiples; write values."
+            )
         changes.append(f"{key}={size * found!r}" if over.are_factors else f"{key}={word}")
     return load_config(data, changes, allow=[*allow, *config.granted])
 
@@ -149,11 +159,17 @@ def compare_over(
     wanted = Margin.parse(margin)
     count = FEWEST if seeds is None else seeds
     if count < FEWEST:
-        raise ConfigError(f"--seeds: found {count}; allowed with --over is {FEWEST} or more, for its intervals.")
+        raise ConfigError(
+            f"--seeds: found {count}; allowed with --over is {FEWEST} or more, for its intervals."
+        )
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs: found {jobs}; allowed is 1 or more.")
     folder = open_folder(swept, output, name, runs)
-    chosen = choose_jobs(list(swept.configs.values()), count, jobs) if train is None else Jobs(jobs or 1, "")
+    chosen = (
+        choose_jobs(list(swept.configs.values()), count, jobs)
+        if train is None
+        else Jobs(jobs or 1, "")
+    )
     if train is None and not quiet:
         print(describe_start(swept, folder, [count], chosen), flush=True)
     groups = run_sides(Trainer(folder, swept, chosen, train, check), count, set(), quiet=quiet)

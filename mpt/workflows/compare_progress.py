@@ -93,14 +93,22 @@ def _tell(expected: Expected, ended: threading.Event) -> None:
         print("\r\x1b[K", end="", flush=True, file=unguarded(sys.stdout))
 
 
-def describe(expected: Expected, first: Mapping[Path, int], done: Mapping[Path, int], seconds: float) -> str:
+def describe(
+    expected: Expected, first: Mapping[Path, int], done: Mapping[Path, int], seconds: float
+) -> str:
     """Return a line: the runs that are under way, those that are done, and the rest."""
     steps = expected.steps
-    under_way = [f"{path.name} step {done[path]} of {steps[path]}" for path in steps if 0 < done[path] < steps[path]]
+    under_way = [
+        f"{path.name} step {done[path]} of {steps[path]}"
+        for path in steps
+        if 0 < done[path] < steps[path]
+    ]
     finished = sum(done[path] >= steps[path] > 0 for path in steps)
     now = sum(done.values()) - sum(first.values())
     left = sum(steps.values()) - sum(done.values())
-    rest = f", about {show_duration(seconds * left / now)} left" if now and all(steps.values()) else ""
+    rest = (
+        f", about {show_duration(seconds * left / now)} left" if now and all(steps.values()) else ""
+    )
     return f"{finished} of {len(steps)} runs done; {', '.join(under_way) or 'starting'}{rest}"
 
 
@@ -126,13 +134,22 @@ def probe(file: Path, allow: Sequence[str]) -> Pace | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
         tables = json.loads(done.stdout)["sections"][0]["tables"]
-        seconds = sum(row["milliseconds"] for row in tables["step"] if row["part"] in ("data", "whole step")) / 1000
+        seconds = (
+            sum(
+                row["milliseconds"]
+                for row in tables["step"]
+                if row["part"] in ("data", "whole step")
+            )
+            / 1000
+        )
         return Pace(int(tables["run"][0]["steps"]), seconds)
     except (OSError, ValueError, KeyError, IndexError, subprocess.TimeoutExpired):
         return None
 
 
-def announce(runs: int, at_most: int, pace: Pace | None, turns: Callable[[int], int] = lambda runs: runs) -> str:
+def announce(
+    runs: int, at_most: int, pace: Pace | None, turns: Callable[[int], int] = lambda runs: runs
+) -> str:
     """Log beforehand the trainings ahead and their approximate time. `turns` returns how many runs' time that many
     runs take.
     """

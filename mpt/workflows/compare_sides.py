@@ -29,7 +29,9 @@ DEMO: dict[str, Any] = {
 class Sides:
     """The configurations that are compared, by label, and the name of this comparison."""
 
-    def __init__(self, configs: Mapping[str, Config], base: Config, *, by_mode: bool, is_demo: bool = False) -> None:
+    def __init__(
+        self, configs: Mapping[str, Config], base: Config, *, by_mode: bool, is_demo: bool = False
+    ) -> None:
         self.configs, self.base, self.by_mode, self.is_demo = configs, base, by_mode, is_demo
         self.pace: Pace | None = None
         """How long a run takes, if it was tried."""
@@ -43,7 +45,9 @@ class Sides:
         """Return text that is the same for the same comparison: a folder with another one is not gone on with."""
         if self.by_mode:
             return without_name(self.base).to_yaml()
-        return write_text({label: without_name(config).to_data() for label, config in self.configs.items()})
+        return write_text(
+            {label: without_name(config).to_data() for label, config in self.configs.items()}
+        )
 
     @property
     def name(self) -> str:
@@ -105,13 +109,16 @@ def read_sides(
     modes = check_modes([word for word in words if not is_config(word)])
     check_words(files, modes, variants, source, alone=alone)
     options = [f"train.device={device}"] if device else []
-    options.append("train.plan_memory=false")  # a plan alongside would take time from the timed step
+    # a plan alongside would take time from the timed step
+    options.append("train.plan_memory=false")
 
     def load(source: Any, more: Sequence[str] = ()) -> Config:
         return load_config(source, [*overrides, *options, *more], allow=allow)
 
     if len(files) > 1:
-        configs = {label: load(Path(file)) for label, file in zip(label_files(files), files, strict=True)}
+        configs = {
+            label: load(Path(file)) for label, file in zip(label_files(files), files, strict=True)
+        }
         return Sides(configs, next(iter(configs.values())), by_mode=False)
     named = Path(files[0]) if files else source
     trained = named.to_data() if isinstance(named, Config) else named or DEMO
@@ -139,9 +146,13 @@ def check_words(
 ) -> None:
     """Raise ConfigError for words that name no two sides, or sides of several kinds."""
     if files and source is not None:
-        raise ConfigError(f"mpt compare: {files[0]} and --config name configurations both; give one of the two.")
+        raise ConfigError(
+            f"mpt compare: {files[0]} and --config name configurations both; give one of the two."
+        )
     if len(files) > 1 and (modes or variants):
-        raise ConfigError("mpt compare: modes and variants are of one configuration; name one file with them.")
+        raise ConfigError(
+            "mpt compare: modes and variants are of one configuration; name one file with them."
+        )
     varies_one = alone or (bool(variants) and not modes)
     if len(files) + len(modes) + len(variants) < 2 and not varies_one:
         raise ConfigError(
@@ -154,7 +165,9 @@ def with_base(base: Config, chosen: Mapping[str, Config]) -> dict[str, Config]:
     """Return the sides with the configuration as it is first. Raises ConfigError if one of them is the same."""
     label = base.precision.mode if chosen else "as it is"
     if label in chosen:
-        raise ConfigError(f"mpt compare: the configuration is in {label} already; name two precision modes at least.")
+        raise ConfigError(
+            f"mpt compare: the configuration is in {label} already; name two precision modes at least."
+        )
     return {label: base, **chosen}
 
 
@@ -162,9 +175,13 @@ def label_files(files: Sequence[str]) -> list[str]:
     """Return a label for each file: its stem, or the whole path if stems are the same. Raises ConfigError."""
     twice = next((file for file in files if files.count(file) > 1), None)
     if twice is not None:
-        raise ConfigError(f"mpt compare: {twice} was given twice; a configuration cannot be compared with itself.")
+        raise ConfigError(
+            f"mpt compare: {twice} was given twice; a configuration cannot be compared with itself."
+        )
     stems = [Path(file).stem for file in files]
-    return [stem if stems.count(stem) == 1 else file for stem, file in zip(stems, files, strict=True)]
+    return [
+        stem if stems.count(stem) == 1 else file for stem, file in zip(stems, files, strict=True)
+    ]
 
 
 def check_modes(words: Sequence[str]) -> dict[str, str]:
@@ -174,7 +191,9 @@ def check_modes(words: Sequence[str]) -> dict[str, str]:
     if unknown:
         known = INSTALLED.names("precision")
         if unknown[0] == "%":
-            raise ConfigError("mpt compare: '%' is no precision mode; a margin is written without a space: --margin 1%")
+            raise ConfigError(
+                "mpt compare: '%' is no precision mode; a margin is written without a space: --margin 1%"
+            )
         raise ConfigError(
             f"mpt compare: {unknown[0]!r} is no precision mode; allowed are {', '.join(known)}, or finished runs "
             f"only (a mode and a run cannot be compared with each other){suggest(unknown[0], known) or '.'}"
@@ -182,14 +201,22 @@ def check_modes(words: Sequence[str]) -> dict[str, str]:
     for index, mode in enumerate(modes):
         if mode in modes[:index]:
             earlier = words[modes.index(mode)]
-            raise ConfigError(f"mpt compare: {mode} was given twice ({earlier}, {words[index]}); give each mode once.")
+            raise ConfigError(
+                f"mpt compare: {mode} was given twice ({earlier}, {words[index]}); give each mode once."
+            )
     return {mode: word for mode, word in zip(modes, words, strict=True) if mode is not None}
 
 
-def in_mode(base: Config, mode: str, word: str, overrides: Sequence[str], allow: Sequence[str]) -> Config:
+def in_mode(
+    base: Config, mode: str, word: str, overrides: Sequence[str], allow: Sequence[str]
+) -> Config:
     """Return the config in another mode. The user's settings of `precision` stay, as far as the mode has them."""
-    if any(override.split("=")[0].strip() in ("precision", "precision.mode") for override in overrides):
-        raise ConfigError("mpt compare: the modes are named as words; leave precision.mode out of the overrides.")
+    if any(
+        override.split("=")[0].strip() in ("precision", "precision.mode") for override in overrides
+    ):
+        raise ConfigError(
+            "mpt compare: the modes are named as words; leave precision.mode out of the overrides."
+        )
     if mode == base.precision.mode and word == mode:
         return base
     # Changing the mode gives dtype and loss scale back to the mode; explicit settings are put on top.

@@ -66,7 +66,9 @@ def check_parts(wanted: Sequence[str], *, has_subject: bool) -> Sequence[str]:
     return wanted
 
 
-def examine_parts(wanted: Sequence[str], wish: Wish, config: Config | None, points: Sequence[Point]) -> list[Section]:
+def examine_parts(
+    wanted: Sequence[str], wish: Wish, config: Config | None, points: Sequence[Point]
+) -> list[Section]:
     """Examine each part, whatever becomes of the others: one that raises is a fault of its own section.
 
     Raises the first error if no part of the configuration could be examined, or if it was the only one asked for.
@@ -98,7 +100,9 @@ def examine_parts(wanted: Sequence[str], wish: Wish, config: Config | None, poin
 
 def patch_of(sections: Sequence[Section]) -> Mapping[str, Any]:
     """Return the settings of the cure that was tried; none if the numerics needed none."""
-    return next((row["patch"] for section in sections for row in section.tables.get("cure", ())), {})
+    return next(
+        (row["patch"] for section in sections for row in section.tables.get("cure", ())), {}
+    )
 
 
 def speed_with(patch: Mapping[str, Any], wish: Wish, config: Config) -> Section:
@@ -106,7 +110,9 @@ def speed_with(patch: Mapping[str, Any], wish: Wish, config: Config) -> Section:
     from mpt.doctor.cure import patched
 
     section = timed(lambda: examine_part("speed", wish, patched(config, patch), ()))
-    section.add("note", "speed", "measured with the cure of the numerics: the step raises without it")
+    section.add(
+        "note", "speed", "measured with the cure of the numerics: the step raises without it"
+    )
     return section
 
 
@@ -126,7 +132,8 @@ def examine_part(part: str, wish: Wish, config: Config | None, points: Sequence[
     if part == "environment":
         from mpt.doctor.environment import examine_environment
 
-        choose_device(config.train.device if config is not None else "auto")  # refuses a device that is not there
+        # refuses a device that is not there
+        choose_device(config.train.device if config is not None else "auto")
         return examine_environment(config.train.batch_size if config is not None else 8, wish.runs)
     if part == DEVICE:
         from mpt.doctor.card.section import examine_device
@@ -164,7 +171,9 @@ def examine_data_of(config: Config, train: Dataset, test: Dataset) -> Section:
     try:
         size = min(config.train.batch_size, MOST_INPUTS)
         batch = next(iter(supply_batches(config, train, batch_size=size).batches(0)))
-        examine_inputs(section, build_run(float32, choose_device(config.train.device), train.spec), batch)
+        examine_inputs(
+            section, build_run(float32, choose_device(config.train.device), train.spec), batch
+        )
     except (MptError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error) if isinstance(error, MptError) else explain(error) or str(error)
         section.add("note", "network", f"no batch reached it: {reason.splitlines()[0]}")
@@ -188,7 +197,11 @@ def examine_numerics(wish: Wish, config: Config, data: Dataset, points: Sequence
     for point in points:
         weights = None if point.path is None else checkpoint.load(point.path).state
         batch = next(iter(loader.batches(point.step)))
-        subjects.append(Subject(config, data.spec, batch, device, weights, point.step, loader.indices(point.step)[0]))
+        subjects.append(
+            Subject(
+                config, data.spec, batch, device, weights, point.step, loader.indices(point.step)[0]
+            )
+        )
     return describe_numerics(*subjects)
 
 
@@ -204,7 +217,10 @@ def choose_points(directory: RunDirectory, chosen: Path | None, count: int) -> l
         print(f"warning: {note}", file=sys.stderr)
     earlier = [step for step in list_steps(directory) if 0 < step < newest.step]
     between = min(count - 2, len(earlier))
-    kept = [earlier[round((index + 1) * len(earlier) / (between + 1)) - 1] for index in range(max(0, between))]
+    kept = [
+        earlier[round((index + 1) * len(earlier) / (between + 1)) - 1]
+        for index in range(max(0, between))
+    ]
     points = [BEGINNING] if count > 1 else []
     points += [Point(step, directory.checkpoint_path(step)) for step in dict.fromkeys(kept)]
     return [*points, Point(newest.step, newest.path)]

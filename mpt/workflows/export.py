@@ -95,7 +95,9 @@ def prepare(trained: Trained, called: Calls, form: Form) -> Export:
     """Rebuild the run in the precision that is written. Raises ConfigError for `inside` if nothing is around."""
     task, precision = trained.run.task, form.half or "float32"
     if form.inside and whole_of(task, nn.Identity()) is None:
-        raise ConfigError(f"--inside: task {trained.config.task.name} puts nothing around its networks; leave it out.")
+        raise ConfigError(
+            f"--inside: task {trained.config.task.name} puts nothing around its networks; leave it out."
+        )
     expected = expect(with_whole(task, called) if form.inside else called, precision)
     full = trained.run = rebuild(trained, FLOAT32)
     chosen = rebuild_half(trained, form.half) if form.half else full
@@ -107,14 +109,21 @@ def prepare(trained: Trained, called: Calls, form: Form) -> Export:
 def write_graphs(export: Export, path: Path, form: Form) -> Iterator[str]:
     """Write an ONNX file for each network, checked, and yield a line about each."""
     names = list(export.modules)
-    files = {name: path if len(names) == 1 else path.with_name(f"{path.stem}-{name}.onnx") for name in names}
+    files = {
+        name: path if len(names) == 1 else path.with_name(f"{path.stem}-{name}.onnx")
+        for name in names
+    }
     refuse_taken(files.values(), form.overwrite)
     task = export.chosen.task
     for name, module in export.modules.items():
         file, inputs = files[name], export.called[name][1]
         terms, own = export_terms(task), {**export.about, "mpt_networks": name}
         if form.inside:
-            module, terms, own = inside_of(task, module), (terms[0], ("probabilities",)), {**own, "mpt_inside": "true"}
+            module, terms, own = (
+                inside_of(task, module),
+                (terms[0], ("probabilities",)),
+                {**own, "mpt_inside": "true"},
+            )
         over = " over the file that was there" * file.exists()
         kind = torch.float32
         if form.wishes is None and form.half:
@@ -130,7 +139,9 @@ def write_graphs(export: Export, path: Path, form: Form) -> Iterator[str]:
 
 def write_tensors(export: Export, path: Path, form: Form) -> str:
     """Write one file of all networks' weights, checked; return a line with its size against float32's."""
-    whole = stored_bytes({name: one for name, one in networks(export.full.task.modules) if name in export.called})
+    whole = stored_bytes(
+        {name: one for name, one in networks(export.full.task.modules) if name in export.called}
+    )
     over = " over the file that was there" * path.exists()
     said = write_weights(path, export.modules, export.about, proof(path, export.expected, form))
     return (
@@ -162,7 +173,9 @@ def refuse_taken(files: Iterable[Path], overwrite: bool) -> None:
     """Raise ConfigError for a file that is there, unless it may be overwritten."""
     for file in files:
         if file.exists() and not overwrite:
-            raise ConfigError(f"{file} is there already; name another with --output, or add --overwrite")
+            raise ConfigError(
+                f"{file} is there already; name another with --output, or add --overwrite"
+            )
 
 
 def whole_of(task: Task, network: nn.Module) -> nn.Module | None:
@@ -180,7 +193,9 @@ def inside_of(task: Task, network: nn.Module) -> nn.Module:
 def with_whole(task: Task, called: Calls) -> Calls:
     """Return the calls of networks as calls with pre- and postprocessing."""
     wholes = {name: whole_of(task, network) for name, (network, _, _) in called.items()}
-    return {name: (whole, called[name][1], None) for name, whole in wholes.items() if whole is not None}
+    return {
+        name: (whole, called[name][1], None) for name, whole in wholes.items() if whole is not None
+    }
 
 
 def export_terms(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -125,7 +125,11 @@ class Judged:
     def sentence(self) -> str:
         """Return the figures as a sentence."""
         before, after = (show_figure(one[self.metric]) for one in (self.before, self.after))
-        kept = f"; {len(self.kept)} of {self.nodes} nodes compute in float32: {listed(self.kept)}" if self.kept else ""
+        kept = (
+            f"; {len(self.kept)} of {self.nodes} nodes compute in float32: {listed(self.kept)}"
+            if self.kept
+            else ""
+        )
         worst = f"; the nodes that add most error: {shown(self.worst)}" if self.worst else ""
         return (
             f"reaches {self.metric} {after}, and the run in float32 {before}, on {self.samples} test samples "
@@ -147,7 +151,9 @@ def loss_of(task: Task, gate: Margin, before: float, after: float) -> float:
     return worse / max(abs(before), 1e-12) if gate.relative else worse
 
 
-def judge(place: Place, model: Any, before: Measured, gate: Margin, kept: Mapping[str, str], nodes: int) -> Judged:
+def judge(
+    place: Place, model: Any, before: Measured, gate: Margin, kept: Mapping[str, str], nodes: int
+) -> Judged:
     """Measure a graph on the test samples."""
     after = place.measure(session(model.SerializeToString()))
     metric = place.task.metric
@@ -178,7 +184,10 @@ def search(
         if not ranked:
             ranked = added_errors(reference.graph, errors(reference, model, feeds))
         worst = [name for name in ranked if name in set(candidates) and name not in kept][:more]
-        chosen = {**kept, **{name: f"it adds an error of {ranked[name]:.2g} of its size" for name in worst}}
+        chosen = {
+            **kept,
+            **{name: f"it adds an error of {ranked[name]:.2g} of its size" for name in worst},
+        }
         if not worst or len(chosen) > MOST_KEPT * len(candidates):
             judged.worst = dict(list(ranked.items())[:MOST_LISTED])
             return model, judged
@@ -190,4 +199,6 @@ def search(
 
 def shown(ranked: Mapping[str, float]) -> str:
     """Return the nodes that add most error."""
-    return ", ".join(f"{name} ({size:.2g})" for name, size in list(ranked.items())[:SHOWN]) or "none"
+    return (
+        ", ".join(f"{name} ({size:.2g})" for name, size in list(ranked.items())[:SHOWN]) or "none"
+    )

@@ -40,7 +40,12 @@ class Wishes:
 
 
 def finish(
-    partial: Path, path: Path, place: Place, wishes: Wishes, inputs: tuple[Any, ...], prove: Callable[[Path], str]
+    partial: Path,
+    path: Path,
+    place: Place,
+    wishes: Wishes,
+    inputs: tuple[Any, ...],
+    prove: Callable[[Path], str],
 ) -> str:
     """Rewrite, prove and judge the file; return a sentence.
 
@@ -54,7 +59,9 @@ def finish(
     model = named_nodes(written)
     if not place.has_data:
         if wishes.kind == "int8":
-            raise DataError("--int8 needs the run's data set, to calibrate and to measure; it is not here")
+            raise DataError(
+                "--int8 needs the run's data set, to calibrate and to measure; it is not here"
+            )
         kept: dict[str, str] = {}
         if wishes.kind == "float16":
             kept = misfits(model, [example_feeds(model, inputs)], place.trained.config)
@@ -64,30 +71,51 @@ def finish(
     recording = Recording(session(model.SerializeToString()), WATCHED)
     before = place.measure(None)
     if place.task.metric not in before.figures:
-        raise ConfigError(f"the task's metric {place.task.metric} cannot be computed here; nothing was written")
+        raise ConfigError(
+            f"the task's metric {place.task.metric} cannot be computed here; nothing was written"
+        )
     plain = place.measure(recording)
-    lost = loss_of(place.task, wishes.gate, before.figures[place.task.metric], plain.figures[place.task.metric])
+    lost = loss_of(
+        place.task, wishes.gate, before.figures[place.task.metric], plain.figures[place.task.metric]
+    )
     made = model
     if wishes.kind == "float32":
         count = min(place.samples, len(place.trained.test_data))
         total = len(model.graph.node)
-        judged = Judged(place.task.metric, before.figures, plain.figures, wishes.gate, lost, count, total)
+        judged = Judged(
+            place.task.metric, before.figures, plain.figures, wishes.gate, lost, count, total
+        )
     elif wishes.kind == "float16":
         kept = misfits(model, recording.feeds, place.trained.config)
         nodes = [node.name for node in model.graph.node if node.op_type not in ALWAYS_FLOAT32]
         write: Callable[[Mapping[str, str]], Any] = lambda names: to_half(model, names)  # noqa: E731
-        made, judged = search(place, model, write, kept, nodes, recording.feeds[:1], before, wishes.gate)
+        made, judged = search(
+            place, model, write, kept, nodes, recording.feeds[:1], before, wishes.gate
+        )
     else:
         made, judged = quantised(model, place, wishes, recording.feeds, before)
-    figures = {name: repr(float(one[judged.metric])) for name, one in (("run", before.figures), ("file", judged.after))}
-    found = {"mpt_measured": json.dumps({"metric": judged.metric, "samples": judged.samples, **figures})}
+    figures = {
+        name: repr(float(one[judged.metric]))
+        for name, one in (("run", before.figures), ("file", judged.after))
+    }
+    found = {
+        "mpt_measured": json.dumps({"metric": judged.metric, "samples": judged.samples, **figures})
+    }
     ranges = {"mpt_input_ranges": json.dumps(input_ranges(recording.feeds))}
-    save(made, {**texts, **found, **ranges, **kept_text(judged.kept), "mpt_dtype": wishes.kind}, partial)
+    save(
+        made,
+        {**texts, **found, **ranges, **kept_text(judged.kept), "mpt_dtype": wishes.kind},
+        partial,
+    )
     said = "" if wishes.kind == "int8" else f"{prove(partial)}; it "
     page = path.with_name(f"{path.name}.html")
-    write_page(page, path.name, wishes.kind, place.trained.directory.name, judged, partial.stat().st_size)
+    write_page(
+        page, path.name, wishes.kind, place.trained.directory.name, judged, partial.stat().st_size
+    )
     if not judged.within:
-        raise GateError(f"the file {judged.sentence()}: outside of the gate, and not kept; page {page}")
+        raise GateError(
+            f"the file {judged.sentence()}: outside of the gate, and not kept; page {page}"
+        )
     return f"{said}{judged.sentence()}; page {page}"
 
 
@@ -97,21 +125,31 @@ def misfits(model: Any, feeds: list[Feeds], config: Config) -> dict[str, str]:
     return {**of_modules(model.graph, names), **beyond_half(model.graph, magnitudes(model, feeds))}
 
 
-def quantised(model: Any, place: Place, wishes: Wishes, feeds: list[Feeds], before: Any) -> tuple[Any, Judged]:
+def quantised(
+    model: Any, place: Place, wishes: Wishes, feeds: list[Feeds], before: Any
+) -> tuple[Any, Judged]:
     """Return the graph in 8 bits, calibrated on training data, and its figures."""
     ready = prepared(model)
     calibration = Recording(session(model.SerializeToString()), wishes.samples)
     place.measure(calibration, place.trained.train_data)
-    write: Callable[[Mapping[str, str]], Any] = lambda names: to_eight_bits(ready, names, calibration.feeds)  # noqa: E731
+
+    def write(names: Mapping[str, str]) -> Any:
+        return to_eight_bits(ready, names, calibration.feeds)
+
     if not candidates(ready.graph):
-        raise ConfigError("--int8: this graph has no convolutions or matrix products; nothing was written")
+        raise ConfigError(
+            "--int8: this graph has no convolutions or matrix products; nothing was written"
+        )
     return search(place, ready, write, {}, candidates(ready.graph), feeds[:1], before, wishes.gate)
 
 
 def example_feeds(model: Any, inputs: tuple[Any, ...]) -> Feeds:
     """Return the inputs that a network was exported with as a graph takes them."""
     values = [value for value in inputs if isinstance(value, Tensor)]
-    return {slot.name: value.detach().cpu().numpy() for slot, value in zip(model.graph.input, values, strict=True)}
+    return {
+        slot.name: value.detach().cpu().numpy()
+        for slot, value in zip(model.graph.input, values, strict=True)
+    }
 
 
 def input_ranges(feeds: list[Feeds]) -> dict[str, list[float]]:

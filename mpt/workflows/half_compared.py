@@ -69,24 +69,42 @@ class Statement:
 
 
 def infer_half(
-    trained: Trained, samples: Sequence[Sample], batch_size: int, count: int, dtype: str | None, output: Path
+    trained: Trained,
+    samples: Sequence[Sample],
+    batch_size: int,
+    count: int,
+    dtype: str | None,
+    output: Path,
 ) -> tuple[list[Inference], Statement]:
     """Infer in float32 and in half, write what differs, and return the results in half and the statement."""
     choice = choose_half(dtype, trained.run.device)
     decoded = Decoded()
     folded = dataclasses.replace(trained, run=rebuild(trained, FLOAT32))
-    check_folding(trained, folded.run, next(iter(read_inputs(trained, samples, batch_size, count, decoded))))
+    check_folding(
+        trained, folded.run, next(iter(read_inputs(trained, samples, batch_size, count, decoded)))
+    )
     full, full_results, _ = measure(folded, "float32", samples, batch_size, count, decoded)
     del folded
     release(trained.run.device)
     half_run = rebuild_half(trained, choice.dtype)
     half_trained = dataclasses.replace(trained, run=half_run)
-    half, results, awkward = measure(half_trained, choice.dtype, samples, batch_size, count, decoded)
-    statement = Statement(
-        choice.statement, full, half, measure_distance(full_results, results), trained.run.task.metric, awkward
+    half, results, awkward = measure(
+        half_trained, choice.dtype, samples, batch_size, count, decoded
     )
-    write_atomically(output / "half.md", "\n".join([*table_lines(statement), "", *sentences(statement)]) + "\n")
-    write_atomically(output / "half.json", json.dumps(as_json(statement), indent=1, allow_nan=False) + "\n")
+    statement = Statement(
+        choice.statement,
+        full,
+        half,
+        measure_distance(full_results, results),
+        trained.run.task.metric,
+        awkward,
+    )
+    write_atomically(
+        output / "half.md", "\n".join([*table_lines(statement), "", *sentences(statement)]) + "\n"
+    )
+    write_atomically(
+        output / "half.json", json.dumps(as_json(statement), indent=1, allow_nan=False) + "\n"
+    )
     return results, statement
 
 
@@ -101,7 +119,12 @@ def check_folding(trained: Trained, folded: Run, inputs: Inputs) -> None:
 
 
 def measure(
-    trained: Trained, name: str, samples: Sequence[Sample], batch_size: int, count: int, decoded: Decoded
+    trained: Trained,
+    name: str,
+    samples: Sequence[Sample],
+    batch_size: int,
+    count: int,
+    decoded: Decoded,
 ) -> tuple[Measured, list[Inference], list[str]]:
     """Infer all inputs and measure size, memory, latency and metric; also name layers of awkward sizes."""
     run = trained.run
@@ -115,7 +138,11 @@ def measure(
     metric = math.nan
     if needs_inputs(run.task) and not isinstance(trained.test_data, AbsentDataset):
         metric = evaluate(run, trained.test_data, trained.config.train.batch_size)[run.task.metric]
-    return Measured(name, stored_bytes(used), peak, latency, metric), results, awkward_dimensions(used)
+    return (
+        Measured(name, stored_bytes(used), peak, latency, metric),
+        results,
+        awkward_dimensions(used),
+    )
 
 
 def release(device: torch.device) -> None:
@@ -157,7 +184,9 @@ def rows_of(statement: Statement) -> list[tuple[str, str, str, str]]:
     ]
     if math.isfinite(full.metric):
         ratio = half.metric / full.metric if full.metric else math.nan
-        rows.append((statement.metric_name, show_figure(full.metric), show_figure(half.metric), ratio))
+        rows.append(
+            (statement.metric_name, show_figure(full.metric), show_figure(half.metric), ratio)
+        )
     return [(what, before, after, show_ratio(ratio)) for what, before, after, ratio in rows]
 
 

@@ -28,17 +28,29 @@ def choose_batch(trained: Trained, vram: str, half: bool, dtype: str | None, cou
     gpu, where = find_gpu(DEFAULT), f", as on an {find_gpu(DEFAULT).name}: no GPU is used here"
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        gpu, where = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor)), ""
+        gpu, where = (
+            installed_gpu(
+                properties.name, properties.total_memory, (properties.major, properties.minor)
+            ),
+            "",
+        )
     wish: dict[str, Any] = {"dtype": dtype, "budget_bytes": budget}
     if half:
-        wish |= {"dtype": "float32", "held_bytes": sum(tensor.nbytes for tensor in weights_of(trained))}
+        wish |= {
+            "dtype": "float32",
+            "held_bytes": sum(tensor.nbytes for tensor in weights_of(trained)),
+        }
     config, data = trained.config, trained.train_data.spec.to_record()
     batch_size = min(count, config.train.batch_size)
     with Session(gpu, load_calibration(gpu.name), config.granted) as session:
-        largest: int = session.infer(config, data, batch_size=batch_size, **wish).get().largest_batch or 0
+        largest: int = (
+            session.infer(config, data, batch_size=batch_size, **wish).get().largest_batch or 0
+        )
         if not largest:
             one = session.infer(config, data, batch_size=1, **wish).get()
-            lean = session.infer(config, data, batch_size=1, dtype="float16", budget_bytes=budget).get()
+            lean = session.infer(
+                config, data, batch_size=1, dtype="float16", budget_bytes=budget
+            ).get()
             raise MemoryBudgetError(describe_want(vram, half, one, lean))
     print(f"at most {largest} samples at once fit in {vram}{where}")
     return min(largest, count)
@@ -56,4 +68,8 @@ def describe_want(vram: str, half: bool, one: InferencePlan, lean: InferencePlan
 
 def weights_of(trained: Trained) -> set[torch.Tensor]:
     """Return all parameters and buffers of a run's networks."""
-    return {one for module in trained.run.task.modules.values() for one in (*module.parameters(), *module.buffers())}
+    return {
+        one
+        for module in trained.run.task.modules.values()
+        for one in (*module.parameters(), *module.buffers())
+    }

@@ -43,7 +43,11 @@ def tell_end(training: Training, error: BaseException | None = None) -> None:
     """Perform `train.on_end`, on the first of several processes. `error` is the error that cut the training short."""
     wanted = training.train.on_end
     directory = training.directory
-    if wanted is None or not training.run.world.is_first or directory.path.parent.name.startswith(THROWN_AWAY):
+    if (
+        wanted is None
+        or not training.run.world.is_first
+        or directory.path.parent.name.startswith(THROWN_AWAY)
+    ):
         return
     record = describe_end(training, error)
     try:
@@ -57,7 +61,13 @@ def tell_end(training: Training, error: BaseException | None = None) -> None:
 
 def describe_end(training: Training, error: BaseException | None) -> dict[str, Any]:
     """Return the run, how it ended, a line for people, and its summary."""
-    status = "finished" if error is None else "interrupted" if isinstance(error, Interrupted) else "failed"
+    status = (
+        "finished"
+        if error is None
+        else "interrupted"
+        if isinstance(error, Interrupted)
+        else "failed"
+    )
     progress = training.progress
     figures = "".join(f", {name} {value:.4g}" for name, value in progress.last_metrics.items())
     said = f": {error}" if error is not None else ""
@@ -82,5 +92,11 @@ def run_command(command: str, record: Mapping[str, Any]) -> None:
     """Run the command in a shell. Raises SubprocessError for an exit code that is not 0."""
     variables = {**os.environ, "MPT_RUN": str(record["run"]), "MPT_STATUS": str(record["status"])}
     subprocess.run(
-        command, shell=True, input=json.dumps(record), text=True, env=variables, timeout=COMMAND_SECONDS, check=True
+        command,
+        shell=True,
+        input=json.dumps(record),
+        text=True,
+        env=variables,
+        timeout=COMMAND_SECONDS,
+        check=True,
     )

@@ -76,7 +76,10 @@ def add_report(message: str, training: Training, retry: Retry) -> str:
             adapted = {"memory": dict(changes)} if changes else {}
             lines += propose(merge(adapted, findings.patch), findings.verdict, training, retry)
         lines += keep_snapshot(training)
-    except (MptError, OSError) as error:  # the planner's reasons, or no memory or disk for it either
+    except (
+        MptError,
+        OSError,
+    ) as error:  # the planner's reasons, or no memory or disk for it either
         lines = [f"what held the memory could not be planned: {error}"]
     return "\n".join([message, *(f"  {line}" for line in lines)])
 
@@ -87,7 +90,9 @@ def keep_snapshot(training: Training) -> list[str]:
     if not snapshot:
         return []
     write_atomically(path, snapshot)
-    return [f"torch's snapshot of it: {path}, for https://pytorch.org/memory_viz (mpt plan --snapshot has the plan's)"]
+    return [
+        f"torch's snapshot of it: {path}, for https://pytorch.org/memory_viz (mpt plan --snapshot has the plan's)"
+    ]
 
 
 def refused_size(text: str) -> str:
@@ -101,16 +106,21 @@ def find_budget(device: torch.device, message: str, earlier_peak: int = 0) -> Bu
     if device.type != "cuda":  # the planner's table has no other cards
         found = REFUSED_SIZE.search(message)
         return Budget(
-            f"{refused_size(found[1])} were refused" if found else "unknown on this device", find_gpu(DEFAULT)
+            f"{refused_size(found[1])} were refused" if found else "unknown on this device",
+            find_gpu(DEFAULT),
         )
     properties = torch.cuda.get_device_properties(device)
-    gpu = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
+    gpu = installed_gpu(
+        properties.name, properties.total_memory, (properties.major, properties.minor)
+    )
     free, total = accelerator.free_and_total(device)
     context = load_calibration(gpu.name).context_bytes
     own = accelerator.reserved_bytes(device) + context
     limit = min(free + own, total, int(accelerator.share_limit(device) * total) + context)
     peak = describe_bytes(max(earlier_peak, accelerator.peaks(device)[0]))
-    text = f"{describe_bytes(limit)} for this process, of {describe_bytes(total)} on {properties.name}"
+    text = (
+        f"{describe_bytes(limit)} for this process, of {describe_bytes(total)} on {properties.name}"
+    )
     return Budget(f"{text}; measured peak {peak}", gpu, limit)
 
 
@@ -155,13 +165,21 @@ def limited(stop: Callable[[], None], seconds: float) -> Iterator[threading.Even
 def choose_recipe(findings: Findings, plan: Plan, recipes: list[Recipe], limit_bytes: int) -> None:
     """Choose the smallest change that fits: precision last, exact tricks first, few before many, then the fastest."""
     # Less than the plan of the training that ran out, too: if that was planned to fit, the plan was too low.
-    fitting = [one for one in recipes if one.fits and one.patch and one.plan.reserved < plan.reserved]
+    fitting = [
+        one for one in recipes if one.fits and one.patch and one.plan.reserved < plan.reserved
+    ]
     if fitting:
 
         def cost(one: Recipe) -> tuple[object, ...]:
             exact = describe_cost(one) == "exact"
             changes = len(one.patch.get("memory", {}))
-            return "precision" in one.patch, one.plan.tight, not exact, changes, one.plan.step_seconds
+            return (
+                "precision" in one.patch,
+                one.plan.tight,
+                not exact,
+                changes,
+                one.plan.step_seconds,
+            )
 
         best = min(fitting, key=cost)
         findings.patch = best.patch
@@ -178,7 +196,9 @@ def choose_recipe(findings: Findings, plan: Plan, recipes: list[Recipe], limit_b
         )
 
 
-def choose_next_move(findings: Findings, config: Config, session: Session, device: torch.device) -> None:
+def choose_next_move(
+    findings: Findings, config: Config, session: Session, device: torch.device
+) -> None:
     """Propose the ladder's next move, if there is one that can be planned to hold less."""
     for name, value in ladder.next_moves(config, whole_ladder=True):
         patch = {"memory": {name: value}}
@@ -195,7 +215,10 @@ def choose_next_move(findings: Findings, config: Config, session: Session, devic
                 continue
             before, after = (describe_bytes(one.allocated) for one in (findings.plan, found))
             words += f": {after} planned instead of {before}"
-        findings.patch, findings.verdict = patch, f"{words}; a first step, whether it suffices will be seen"
+        findings.patch, findings.verdict = (
+            patch,
+            f"{words}; a first step, whether it suffices will be seen",
+        )
         return
 
 
@@ -212,9 +235,13 @@ def describe_plan(findings: Findings, budget: Budget) -> list[str]:
     where = "" if budget.limit_bytes else f" on a GPU ({budget.gpu.name})"
     lines = [f"planned peak: {describe_bytes(peak.allocated)}{where}, {peak.moment}"]
     held = sorted(peak.by_category.items(), key=lambda item: -item[1])[:CATEGORIES]
-    lines.append("held by: " + ", ".join(f"{name} {describe_small(amount)}" for name, amount in held))
+    lines.append(
+        "held by: " + ", ".join(f"{name} {describe_small(amount)}" for name, amount in held)
+    )
     largest = peak.by_module[:MODULES]
-    lines.append("in modules: " + ", ".join(f"{name} {describe_small(amount)}" for name, amount in largest))
+    lines.append(
+        "in modules: " + ", ".join(f"{name} {describe_small(amount)}" for name, amount in largest)
+    )
     if not findings.patch and findings.verdict:
         lines.append(findings.verdict)
     return lines
@@ -228,7 +255,8 @@ def describe_small(amount: int) -> str:
 def propose(patch: dict[str, Any], verdict: str, training: Training, retry: Retry) -> list[str]:
     """Write the patch into the run's folder; return its effect and the command to continue with it."""
     path = Path(training.directory.path) / "plan.yaml"
-    if path.resolve() in [given.resolve() for given in retry.patches]:  # an earlier proposal: the file keeps it
+    # an earlier proposal: the file keeps it
+    if path.resolve() in [given.resolve() for given in retry.patches]:
         patch = merge(read_file(path)[0].plain(), patch)
     path.write_text(f"# {verdict}\n{write_text(patch)}", "utf-8")
     resumes = any(training.directory.checkpoints.glob("step-*"))

@@ -38,7 +38,9 @@ def examine_own(wish: OwnWish, only: Sequence[str] = ()) -> list[Section]:
     """Examine a step. Raises ConfigError for a part that there is not, and what the step itself raises."""
     for part in only:
         if part not in PARTS:
-            raise ConfigError(f"--only: found {part!r}; of a training step of your own there are {', '.join(PARTS)}")
+            raise ConfigError(
+                f"--only: found {part!r}; of a training step of your own there are {', '.join(PARTS)}"
+            )
     if wish.dtype not in (None, *DTYPES):
         raise ConfigError(f"--dtype: found {wish.dtype!r}; allowed are {', '.join(DTYPES)}")
     wanted = only or PARTS
@@ -70,14 +72,18 @@ def examine_part(part: str, wish: OwnWish, subject: OwnSubject) -> Section:
     if part == "environment":
         return examine_environment(subject.batch_size or 8, wish.runs)
     if part == "numerics":
-        return explained(lambda: describe_own(subject, getattr(torch, wish.dtype) if wish.dtype else None), wish)
+        return explained(
+            lambda: describe_own(subject, getattr(torch, wish.dtype) if wish.dtype else None), wish
+        )
     try:
         return explained(lambda: own_speed(subject), wish)
     except (ConfigError, AssertionError, RuntimeError) as error:
         if torch.cuda.is_available() or not re.search("cuda|nvidia", str(error), re.IGNORECASE):
             raise
     section = Section("speed")
-    section.add("note", "step", 'not timed: it puts tensors on "cuda", and there is no such device here')
+    section.add(
+        "note", "step", 'not timed: it puts tensors on "cuda", and there is no such device here'
+    )
     return section
 
 

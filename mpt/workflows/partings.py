@@ -30,7 +30,13 @@ SILENT: tuple[str, ...] = (
     "train.keep_samples",
     "train.evaluate_every",
 )
-SILENT += ("train.early_stopping", "train.keep_last", "train.asynchronous_save", "train.tensorboard", "train.boards")
+SILENT += (
+    "train.early_stopping",
+    "train.keep_last",
+    "train.asynchronous_save",
+    "train.tensorboard",
+    "train.boards",
+)
 SILENT += ("train.plan_memory", "train.on_end", "dataset.workers")
 """Settings that do not change the result."""
 
@@ -98,7 +104,12 @@ class Parted:
 
 
 def compare_sides(
-    first: Side, second: Side, *, steps: int = 10, dtype: str | None = None, only_files: bool = False
+    first: Side,
+    second: Side,
+    *,
+    steps: int = 10,
+    dtype: str | None = None,
+    only_files: bool = False,
 ) -> Parted:
     """Find the point where two trainings part. Raises ConfigError for two that have nothing in common."""
     refuse_strangers(first, second)
@@ -114,7 +125,11 @@ def compare_sides(
             "leave out --only-files, and both are trained again"
         )
     known_same = files is not None and files.can_tell and not files.differs and not differences
-    replayed = None if only_files or known_same else replay(steps, dtype, first, second, differences, files)
+    replayed = (
+        None
+        if only_files or known_same
+        else replay(steps, dtype, first, second, differences, files)
+    )
     return Parted(first, second, differences, files, replayed)
 
 
@@ -122,8 +137,12 @@ def refuse_strangers(first: Side, second: Side) -> None:
     """Raise ConfigError for trainings of two systems. A task from outside may be a script's step of either."""
     homes = [side.config.task.plugin.package for side in (first, second)]
     if homes[0].name != homes[1].name and not any(home.outside for home in homes):
-        said = " and ".join(f"{side.label} trains task {side.config.task.name}" for side in (first, second))
-        raise ConfigError(f"mpt diff: {said}, which have nothing in common; name two trainings of one task")
+        said = " and ".join(
+            f"{side.label} trains task {side.config.task.name}" for side in (first, second)
+        )
+        raise ConfigError(
+            f"mpt diff: {said}, which have nothing in common; name two trainings of one task"
+        )
 
 
 def is_default(difference: Difference) -> bool:
@@ -132,7 +151,9 @@ def is_default(difference: Difference) -> bool:
     return ABSENT in values and any(value is None or value == [] for value in values)
 
 
-def read_with_own_parts(word: str, overrides: Sequence[str], runs: Path, allow: Sequence[str]) -> Side:
+def read_with_own_parts(
+    word: str, overrides: Sequence[str], runs: Path, allow: Sequence[str]
+) -> Side:
     """Return the side that a word names, a run's with the parts that it used, if it kept them."""
     directory = None
     if not is_config(word):
@@ -174,7 +195,9 @@ def replay(
         config = as_on_a_gpu(side.config, dtype) if dtype else side.config
         code = partial(own_parts, side.run)
         with code():
-            training = Training(config, choose_device(config.train.device), build_datasets(config)[0])
+            training = Training(
+                config, choose_device(config.train.device), build_datasets(config)[0]
+            )
         training.code = code
         if side.checkpoint is not None:
             states.append(checkpoint.load(side.checkpoint))
@@ -189,7 +212,11 @@ def replay(
         for training, state in zip(trainings, states, strict=True):
             training.restore(state.state)
     found = Lockstep(trainings[0], trainings[1], differences).compare(start, steps)
-    found.notes += [note for letter, side in (("A", first), ("B", second)) for note in notes_on_parts(letter, side)]
+    found.notes += [
+        note
+        for letter, side in (("A", first), ("B", second))
+        for note in notes_on_parts(letter, side)
+    ]
     return found
 
 
@@ -200,7 +227,11 @@ def notes_on_parts(letter: str, side: Side) -> list[str]:
         return []
     lost = lost_parts(side.run)
     own = [file for file in changed if file not in lost]
-    notes = [f"{letter}: trained again with its own {', '.join(own)}, as the run kept it"] if own else []
+    notes = (
+        [f"{letter}: trained again with its own {', '.join(own)}, as the run kept it"]
+        if own
+        else []
+    )
     if lost:
         notes.append(
             f"{letter}: made with another {', '.join(lost)}, which is not kept: trained with the one that is here"

@@ -60,13 +60,25 @@ class Lock:
         """The command that keeps this configuration's plan anew, but for the file."""
         patches = (word for patch in self.patches for word in ("--with", patch))
         return shlex.join(
-            ["mpt", "plan", "lock", self.config, *self.overrides, *patches, "--gpu", self.gpu, "--output"]
+            [
+                "mpt",
+                "plan",
+                "lock",
+                self.config,
+                *self.overrides,
+                *patches,
+                "--gpu",
+                self.gpu,
+                "--output",
+            ]
         )
 
 
 def plan_again(lock: Lock, allow: tuple[str, ...]) -> Lock:
     """Return a lock with what is planned now for what it was made of."""
-    config = load_config(lock.config, lock.overrides, allow=allow, patches=[Path(one) for one in lock.patches])
+    config = load_config(
+        lock.config, lock.overrides, allow=allow, patches=[Path(one) for one in lock.patches]
+    )
     with Session(find_gpu(lock.gpu), Calibration(), config.granted) as session:
         plan = session.plan([config])[0].get()
     return replace(
@@ -89,13 +101,21 @@ def read_lock(path: Path) -> Lock:
     try:
         values = read_json(path, LARGEST_BYTES)
     except OSError as error:
-        raise InputOutputError(f"mpt plan check: {path} cannot be read: {error.strerror}") from error
+        raise InputOutputError(
+            f"mpt plan check: {path} cannot be read: {error.strerror}"
+        ) from error
     except ValueError as error:
         raise ConfigError(f"mpt plan check: {path} is no lock of mpt plan ({error})") from error
     try:
         if values.pop("format") != FORMAT:
             raise ValueError("another format")
-        lock = Lock(**{**values, "overrides": tuple(values["overrides"]), "patches": tuple(values["patches"])})
+        lock = Lock(
+            **{
+                **values,
+                "overrides": tuple(values["overrides"]),
+                "patches": tuple(values["patches"]),
+            }
+        )
         if min(lock.peak_bytes, lock.step_seconds) <= 0 or not all(
             isinstance(one, dict) for one in (lock.versions, lock.by_category, lock.by_module)
         ):
@@ -135,7 +155,9 @@ def describe_growth(before: Lock, after: Lock, tolerance: float) -> list[str]:
 def largest_growth(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     """Return the largest increases, with their bytes: "activations +120 MiB, gradients +3 MiB"."""
     growth = {name: after.get(name, 0) - before.get(name, 0) for name in {*before, *after}}
-    largest = sorted((name for name in growth if growth[name] > 0), key=lambda name: (-growth[name], name))[:NAMED]
+    largest = sorted(
+        (name for name in growth if growth[name] > 0), key=lambda name: (-growth[name], name)
+    )[:NAMED]
     largest = [name for name in largest if name == largest[0] or growth[name] >= WORTH_NAMING]
     return ", ".join(f"{name} +{show_memory(growth[name])}" for name in largest)
 

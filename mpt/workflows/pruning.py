@@ -65,13 +65,19 @@ def prune(wanted: str, device: str, wishes: Wishes) -> str:
     """
     trained = open_trained(wanted, wishes.runs, device)
     if isinstance(trained.test_data, AbsentDataset):
-        raise DataError("pruning needs the run's data set, to train on and to measure; it is not here")
+        raise DataError(
+            "pruning needs the run's data set, to train on and to measure; it is not here"
+        )
     if TRICK in trained.config.memory.tricks:
-        raise ConfigError("RUN is pruned already; prune the run that it came from with another --share")
+        raise ConfigError(
+            "RUN is pruned already; prune the run that it came from with another --share"
+        )
     networks = wishes.networks or networks_of(trained.run.task)
     for name in networks:
         if name not in trained.run.task.trainable:
-            raise ConfigError(f"--network: found {name!r}; allowed are {', '.join(trained.run.task.trainable)}")
+            raise ConfigError(
+                f"--network: found {name!r}; allowed are {', '.join(trained.run.task.trainable)}"
+            )
     before = measure(trained.run, networks, trained.test_data, trained.config)
     config = pruned_config(trained, networks, wishes)
     run = build_run(config, trained.run.device, trained.train_data.spec)
@@ -91,7 +97,9 @@ def prune(wanted: str, device: str, wishes: Wishes) -> str:
 def networks_of(task: Task) -> tuple[str, ...]:
     """Return the networks that are pruned by default: all that are trained, of a game the generator's alone."""
     if isinstance(task, Game):
-        return (task.opponents[1],) if task.opponents[1] in task.trainable else tuple(task.trainable)
+        return (
+            (task.opponents[1],) if task.opponents[1] in task.trainable else tuple(task.trainable)
+        )
     return tuple(task.trainable)
 
 
@@ -142,11 +150,17 @@ def table(columns: dict[str, Stage], path: str) -> str:
     rows: dict[str, list[str]] = {"parameters": [f"{one.parameters:,}" for one in stages]}
     for name in stages[0].figures:
         if "/" not in name:  # figures of single classes or sequences
-            rows[name] = [f"{one.figures[name]:.4g}" if name in one.figures else "" for one in stages]
+            rows[name] = [
+                f"{one.figures[name]:.4g}" if name in one.figures else "" for one in stages
+            ]
     rows["evaluation, peak"] = [f"{one.peak_bytes / MEBI:.1f} MiB" for one in stages]
     rows["evaluation, processor s"] = [f"{one.seconds:.2f}" for one in stages]
-    rows["training step, peak"] = [f"{one.step['peak'] / MEBI:.1f} MiB" if one.step else "" for one in stages]
-    rows["training step, ms"] = [f"{1e3 * one.step['seconds']:.0f}" if one.step else "" for one in stages]
+    rows["training step, peak"] = [
+        f"{one.step['peak'] / MEBI:.1f} MiB" if one.step else "" for one in stages
+    ]
+    rows["training step, ms"] = [
+        f"{1e3 * one.step['seconds']:.0f}" if one.step else "" for one in stages
+    ]
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
     lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]
     return "\n".join([*lines, f"wrote {path}"])

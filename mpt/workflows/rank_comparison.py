@@ -43,7 +43,9 @@ class RankComparison:
     notes: list[str] = field(default_factory=list)
 
 
-def compare_with_ranks(config: Config, nproc: int, steps: int, allow: Sequence[str]) -> RankComparison:
+def compare_with_ranks(
+    config: Config, nproc: int, steps: int, allow: Sequence[str]
+) -> RankComparison:
     """Compare one process with several. Raises MptError if one of them fails."""
     if config.train.batch_size < nproc:
         raise ConfigError(
@@ -69,7 +71,9 @@ def compare_with_ranks(config: Config, nproc: int, steps: int, allow: Sequence[s
         found.steps += 1
         for index, one in enumerate(alone[step]):
             own = [rank[step][index] for rank in ranks]
-            found.beyond = PhaseJudge(step, one, moved[step][index], own, unit).first_difference(begun[step])
+            found.beyond = PhaseJudge(step, one, moved[step][index], own, unit).first_difference(
+                begun[step]
+            )
             if found.beyond is not None:
                 return found
     return found
@@ -104,11 +108,23 @@ def run_group(folder: Path, nproc: int) -> None:
         port = found.getsockname()[1]
     processes = []
     for rank in range(nproc):
-        group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        own = {**os.environ, "OMP_NUM_THREADS": "1", **{key: str(value) for key, value in group.items()}}
+        group = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": nproc,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        own = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            **{key: str(value) for key, value in group.items()},
+        }
         words = [sys.executable, "-m", "mpt.doctor.rank_steps", str(folder)]
         with (folder / f"said-{rank}.txt").open("w") as said:
-            processes.append(subprocess.Popen(words, env=own, stdout=subprocess.DEVNULL, stderr=said))
+            processes.append(
+                subprocess.Popen(words, env=own, stdout=subprocess.DEVNULL, stderr=said)
+            )
     try:
         codes = [process.wait(SECONDS) for process in processes]
     finally:

@@ -154,7 +154,9 @@ def describe(found: RunDifference) -> str:
     row = next((row for row in found.checkpoints if row["differing"]), None)
     if row is not None:
         first = row["largest"]["name"] if row["largest"] else "a state beside the weights"
-        said.append(f"{row['differing']} of {row['tensors']} tensors at step {row['step']}, such as {first}")
+        said.append(
+            f"{row['differing']} of {row['tensors']} tensors at step {row['step']}, such as {first}"
+        )
     return "; ".join([*said, *found.notes]) or "a number in the state beside the tensors"
 
 
@@ -177,7 +179,9 @@ def stop_and_resume(file: Path, folder: Path, check: Check) -> list[str]:
         check.tell(f"killed after step {reached}")
     train(file, folder, "resumed", check, resumes=can_resume(folder / "resumed"))
     if not stops:
-        raise MptError("verify-resume: the training was over before it could be killed; ask for more --steps")
+        raise MptError(
+            "verify-resume: the training was over before it could be killed; ask for more --steps"
+        )
     return stops
 
 

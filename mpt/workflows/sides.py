@@ -54,14 +54,22 @@ def read_side(word: str, overrides: Sequence[str], runs: Path, allow: Sequence[s
         directory, chosen = find_run(word, runs)
     except CheckpointError as error:
         if resolve_mode(word):
-            raise ConfigError(f"{word} is a precision mode: name a configuration or a run before it") from error
-        raise CheckpointError(f"{error} A configuration is named by its file, which ends in .yaml.") from error
+            raise ConfigError(
+                f"{word} is a precision mode: name a configuration or a run before it"
+            ) from error
+        raise CheckpointError(
+            f"{error} A configuration is named by its file, which ends in .yaml."
+        ) from error
     if not directory.config_path.is_file():
-        raise CheckpointError(f"{directory.path} has no config.yaml, so it cannot be trained again.")
+        raise CheckpointError(
+            f"{directory.path} has no config.yaml, so it cannot be trained again."
+        )
     return Side(word, load_config(directory.config_path, overrides, allow=allow), directory, chosen)
 
 
-def vary(base: Config, variant: str, allow: Sequence[str], again: Callable[[Sequence[str]], Config]) -> Config:
+def vary(
+    base: Config, variant: str, allow: Sequence[str], again: Callable[[Sequence[str]], Config]
+) -> Config:
     """Return a configuration with settings changed, written `KEY=VALUE KEY=VALUE`, or in a precision mode by name.
 
     `again` reads the configuration anew with further overrides: applied after the user's own, another optimizer takes
@@ -88,4 +96,8 @@ def vary(base: Config, variant: str, allow: Sequence[str], again: Callable[[Sequ
     config = again(others) if others else base
     if mode is not None:
         config = change_precision(config, mode)
-    return load_config(config.to_data(), precise, allow=[*allow, *config.granted]) if precise else config
+    return (
+        load_config(config.to_data(), precise, allow=[*allow, *config.granted])
+        if precise
+        else config
+    )

@@ -85,7 +85,9 @@ def train(
             return None
         directory = found or world.ask(lambda: make_directory(config, runs, console))
         with written_by(world, directory) as (taken_over, records), Recorder(records) as recorder:
-            for note in ([taken_over] if taken_over else []) + (clean_temporaries(directory) if world.is_first else []):
+            for note in ([taken_over] if taken_over else []) + (
+                clean_temporaries(directory) if world.is_first else []
+            ):
                 console.message(note)
             training = open_training(built, supplied, directory, recorder, console)
             if source is not None:
@@ -104,7 +106,9 @@ def train(
             from mpt.planner.server.beside import plan_beside
             from mpt.workflows.on_end import end_told
 
-            planning = plan_beside(config, data.spec, device, directory.plan_path, config.granted, world)
+            planning = plan_beside(
+                config, data.spec, device, directory.plan_path, config.granted, world
+            )
             with end_told(training), planning as plan:
                 go(training, retry, stop_after)
                 tell_skipped_files(training)
@@ -155,7 +159,10 @@ def open_console(style: Style, total_steps: int, world: World) -> Iterator[Conso
         with Console(style, total_steps) as console:
             yield console
         return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, Console("quiet", total_steps, nowhere) as console:
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        Console("quiet", total_steps, nowhere) as console,
+    ):
         yield console
 
 
@@ -173,7 +180,11 @@ def written_by(world: World, directory: RunDirectory) -> Iterator[tuple[str | No
 def go(training: Training, retry: Retry, stop_after: int | None) -> None:
     """Train until the end. Raises MemoryBudgetError with a report when memory runs out for good."""
     from mpt.engine.loop.loop import fit
-    from mpt.engine.step.faults import describe_out_of_memory, is_out_of_memory, out_of_memory_reason
+    from mpt.engine.step.faults import (
+        describe_out_of_memory,
+        is_out_of_memory,
+        out_of_memory_reason,
+    )
     from mpt.run.process.signals import StopRequest
 
     collect_as_usual()
@@ -226,7 +237,12 @@ def record_lost(training: Training, text: str) -> None:
     """Note in the run's events that another process was lost. The recorder may be closed by now, or in use."""
     from mpt.run.records.recorder import LineFile
 
-    line = {"kind": "rank_lost", "step": training.progress.step, "time": time.time(), "message": text}
+    line = {
+        "kind": "rank_lost",
+        "step": training.progress.step,
+        "time": time.time(),
+        "message": text,
+    }
     with contextlib.suppress(MptError, OSError):
         file = LineFile(training.directory.events_path)
         file.append(line)
@@ -238,7 +254,9 @@ def tell_skipped_files(training: Training) -> None:
     count = training.skipped_files
     if count:
         many = "file was" if count == 1 else "files were"
-        training.journal.warn(f"{count} bad {many} skipped, see {training.directory.skipped_files_path}")
+        training.journal.warn(
+            f"{count} bad {many} skipped, see {training.directory.skipped_files_path}"
+        )
 
 
 def finish(training: Training, reports: bool) -> None:
@@ -264,21 +282,31 @@ def finish(training: Training, reports: bool) -> None:
     else:
         for row in read_run(Path(directory.path)).planned:
             planned, measured = show_bytes(row.planned), show_bytes(row.measured)
-            console.message(f"memory {row.name}: planned {planned}, measured {measured} ({row.error:+.1%})")
+            console.message(
+                f"memory {row.name}: planned {planned}, measured {measured} ({row.error:+.1%})"
+            )
     console.message(closing_line(progress.last_metrics, progress.seconds, page, tested))
 
 
 def page_to_tell(directory: RunDirectory) -> Path | None:
     """Return the report's page, None if the run's folder is thrown away (`mpt.commands.training.smoke`)."""
-    return None if directory.path.parent.name.startswith(THROWN_AWAY) else directory.path / "report.html"
+    return (
+        None
+        if directory.path.parent.name.startswith(THROWN_AWAY)
+        else directory.path / "report.html"
+    )
 
 
-def closing_line(metrics: Mapping[str, float], seconds: float, page: Path | None, tested: int) -> str:
+def closing_line(
+    metrics: Mapping[str, float], seconds: float, page: Path | None, tested: int
+) -> str:
     """Return the last line of a training, whose figures are of that many test samples.
 
     A run that was stopped before its first evaluation has no metrics.
     """
-    figures = "".join(f" {name} {value:.4g} " for name, value in metrics.items()) or " not evaluated yet "
+    figures = (
+        "".join(f" {name} {value:.4g} " for name, value in metrics.items()) or " not evaluated yet "
+    )
     on = f" on {tested} test samples" if metrics else ""
     return f"done:{figures}{on} ({seconds:.0f} s)" + (f"  report {page}" if page else "")
 

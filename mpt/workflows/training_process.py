@@ -46,7 +46,9 @@ def train_in_process(surroundings: Surroundings) -> Train:
 
     def train(file: Path, folder: Path, name: str, resumes: bool) -> tuple[int, str]:
         options = ["--runs", str(folder), "--name", name, "--no-report"]
-        return run_train(file, [*options, *(["--resume", str(folder / name)] if resumes else [])], surroundings)
+        return run_train(
+            file, [*options, *(["--resume", str(folder / name)] if resumes else [])], surroundings
+        )
 
     return train
 

@@ -119,7 +119,9 @@ class Tuning:
 class Side:
     """A run that takes steps on the same few batches."""
 
-    def __init__(self, config: Config, device: torch.device, data: DataSpec, batches: Sequence[Batch]) -> None:
+    def __init__(
+        self, config: Config, device: torch.device, data: DataSpec, batches: Sequence[Batch]
+    ) -> None:
         self.run: Run = build_run(config, device, data)
         self.batches, self.steps, self.skipped = batches, 0, 0
 
@@ -144,10 +146,16 @@ class Side:
             seconds = self.take(1, clock)
             if self.skipped == before:
                 return seconds
-        raise NonFiniteError(f"{self.skipped} of {self.steps} steps were skipped: losses or gradients are not finite")
+        raise NonFiniteError(
+            f"{self.skipped} of {self.steps} steps were skipped: losses or gradients are not finite"
+        )
 
 
-def tune(config: Config, clock: Clock | None = None, on_trial: Callable[[Trial], None] = lambda trial: None) -> Tuning:
+def tune(
+    config: Config,
+    clock: Clock | None = None,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+) -> Tuning:
     """Measure every candidate of a configuration on its device.
 
     Without a `clock` it is the wall's; on a CPU with one thread the processor's, which other programs move less.
@@ -155,7 +163,11 @@ def tune(config: Config, clock: Clock | None = None, on_trial: Callable[[Trial],
     """
     device = choose_device(config.train.device)
     if clock is None:
-        clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+        clock = (
+            time.process_time
+            if device.type == "cpu" and torch.get_num_threads() == 1
+            else time.perf_counter
+        )
     train_data, _ = build_datasets(config)
     stream = supply_batches(config, train_data).batches(0)
     batches = [to_device(next(stream), device, train_data.spec) for _ in range(2)]
@@ -172,8 +184,15 @@ def tune(config: Config, clock: Clock | None = None, on_trial: Callable[[Trial],
             other.warm_up(clock)
             count = min(MOST_STEPS, max(1, math.ceil(ROUND_SECONDS / max(seconds, 1e-9))))
             trial = Trial(settings, *ratio_of(other, base, count, clock, numbers), again=again)
-        except (MptError, RuntimeError) as error:  # a kernel that is not there is a RuntimeError of torch's
-            reason = "no memory for it beside the other" if is_out_of_memory(error) else str(error).split("\n")[0]
+        except (
+            MptError,
+            RuntimeError,
+        ) as error:  # a kernel that is not there is a RuntimeError of torch's
+            reason = (
+                "no memory for it beside the other"
+                if is_out_of_memory(error)
+                else str(error).split("\n")[0]
+            )
             trial = Trial(settings, reason=reason, again=again)
         tuning.trials.append(trial)
         on_trial(trial)
@@ -189,7 +208,9 @@ def tune(config: Config, clock: Clock | None = None, on_trial: Callable[[Trial],
     return tuning
 
 
-def ratio_of(other: Side, base: Side, count: int, clock: Clock, numbers: random.Random) -> tuple[float, float, float]:
+def ratio_of(
+    other: Side, base: Side, count: int, clock: Clock, numbers: random.Random
+) -> tuple[float, float, float]:
     """Let two runs take turns; return the median of the ratios of their times, and the interval around it."""
     ratios = []
     for _ in range(ROUNDS):
@@ -214,6 +235,10 @@ def candidates(config: Config, run: Run) -> Iterator[list[dict[str, Any]]]:
         kernels.append({"optimizer.foreach": not is_foreach})
     if kernels:
         yield kernels
-    convolves = any(weight.dim() in (4, 5) for module in run.task.modules.values() for weight in module.parameters())
+    convolves = any(
+        weight.dim() in (4, 5)
+        for module in run.task.modules.values()
+        for weight in module.parameters()
+    )
     if convolves and "channels_last" not in config.memory.tricks:
         yield [{"memory.channels_last": True}]

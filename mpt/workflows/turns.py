@@ -29,7 +29,8 @@ class Stop:
     def __init__(self, request: StopRequest | None = None) -> None:
         self.request = request or StopRequest()
         self.failed = False
-        self.request.patience_seconds = FOR_EVER_SECONDS  # the awaited process has a patience of its own
+        # the awaited process has a patience of its own
+        self.request.patience_seconds = FOR_EVER_SECONDS
 
     @property
     def requested(self) -> bool:
@@ -106,6 +107,8 @@ def peak_bytes(process: int) -> int:
     """Return the most host memory that a process has had so far, as Linux tells it; 0 elsewhere."""
     try:
         with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as lines:
-            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+            return next(
+                (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0
+            )
     except OSError:
         return 0

@@ -10,7 +10,14 @@ import yaml
 
 from mpt.commands import compare
 from mpt.commands.compare import Command as CompareArguments
-from mpt.errors import CheckpointError, ConfigError, GateError, InputOutputError, Interrupted, MptError
+from mpt.errors import (
+    CheckpointError,
+    ConfigError,
+    GateError,
+    InputOutputError,
+    Interrupted,
+    MptError,
+)
 from mpt.workflows import compare_progress
 
 FINALS = {"fp32": 0.950, "amp": 0.951, "O2": 0.90}
@@ -60,20 +67,31 @@ def write_summary(path, mode, final, steps):
 
 def go(tmp_path, *what, train=None, check=lambda file: (0, ""), **changes):
     trainer = train or Trainer()
-    compare.run(CompareArguments(what=what, runs=str(tmp_path), **{"seeds": 3, **changes}), trainer, check)
+    compare.run(
+        CompareArguments(what=what, runs=str(tmp_path), **{"seeds": 3, **changes}), trainer, check
+    )
     return trainer
 
 
 def test_modes_take_turns_and_every_other_seed_turns_them_round(tmp_path, capsys):
     trainer = go(tmp_path, "fp32", "amp", seeds=3)
     names = [name for name, _ in trainer.calls]
-    assert names == ["fp32-seed-0", "amp-seed-0", "amp-seed-1", "fp32-seed-1", "fp32-seed-2", "amp-seed-2"]
+    assert names == [
+        "fp32-seed-0",
+        "amp-seed-0",
+        "amp-seed-1",
+        "fp32-seed-1",
+        "fp32-seed-2",
+        "amp-seed-2",
+    ]
     said = capsys.readouterr().out
     assert "[6/6] amp, seed 2: accuracy 0.951" in said
     assert "amp against fp32, accuracy, 3 paired seeds: within the margin" in " ".join(said.split())
     assert "of memory, step and samples/s: medians over seeds" in " ".join(said.split())
     folder = tmp_path / "compare-small_cnn-fp32-amp"
-    assert "one-sided tests at 5 % each, so a 90 % interval" in (folder / "comparison.html").read_text("utf-8")
+    assert "one-sided tests at 5 % each, so a 90 % interval" in (
+        folder / "comparison.html"
+    ).read_text("utf-8")
     assert {path.name for path in folder.glob("comparison.*")} == {
         f"comparison.{k}" for k in ("md", "json", "html", "png")
     }
@@ -94,7 +112,9 @@ def test_every_run_has_its_seed_and_mode_and_else_the_same_config(tmp_path):
         }
 
 
-def test_side_by_side_the_first_seed_is_alone_and_the_rest_says_and_compares_the_same(tmp_path, capsys):
+def test_side_by_side_the_first_seed_is_alone_and_the_rest_says_and_compares_the_same(
+    tmp_path, capsys
+):
     alone = go(tmp_path / "alone", "fp32", "amp")
     capsys.readouterr()
     beside = go(tmp_path / "beside", "fp32", "amp", jobs=3)
@@ -112,7 +132,9 @@ def test_side_by_side_the_first_seed_is_alone_and_the_rest_says_and_compares_the
 
 def test_a_run_that_fails_beside_others_ends_the_comparison_and_no_other_begins(tmp_path):
     trainer = Trainer(codes={"amp-seed-1": 3})
-    with pytest.raises(MptError, match="amp-seed-1 failed: the discriminator was not finite") as caught:
+    with pytest.raises(
+        MptError, match="amp-seed-1 failed: the discriminator was not finite"
+    ) as caught:
         go(tmp_path, "fp32", "amp", train=trainer, jobs=2, seeds=5)
     assert caught.value.exit_code == 3
     assert len(trainer.calls) < 10
@@ -121,8 +143,13 @@ def test_a_run_that_fails_beside_others_ends_the_comparison_and_no_other_begins(
 def test_what_the_user_set_in_precision_is_kept_in_every_mode(tmp_path):
     go(tmp_path, "fp32", "amp", "precision.dtype=float16", "precision.growth_interval=7", seeds=1)
     for name in ("fp32-seed-0", "amp-seed-0"):
-        config = yaml.safe_load((tmp_path / "compare-small_cnn-fp32-amp" / name / "config.yaml").read_text())
-        assert (config["precision"]["dtype"], config["precision"]["growth_interval"]) == ("float16", 7)
+        config = yaml.safe_load(
+            (tmp_path / "compare-small_cnn-fp32-amp" / name / "config.yaml").read_text()
+        )
+        assert (config["precision"]["dtype"], config["precision"]["growth_interval"]) == (
+            "float16",
+            7,
+        )
     with pytest.raises(ConfigError, match="named as words"):
         go(tmp_path, "fp32", "amp", "precision.mode=bf16")
 
@@ -131,7 +158,9 @@ def test_a_file_s_own_dtype_is_kept_for_its_own_mode(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("model: {name: dcgan}\nprecision: {mode: amp, dtype: float16}\n")
     go(tmp_path, "fp32", "amp", config=file, seeds=1)
-    config = yaml.safe_load((tmp_path / "compare-dcgan-fp32-amp" / "amp-seed-0" / "config.yaml").read_text())
+    config = yaml.safe_load(
+        (tmp_path / "compare-dcgan-fp32-amp" / "amp-seed-0" / "config.yaml").read_text()
+    )
     assert config["precision"]["dtype"] == "float16"
 
 
@@ -147,7 +176,10 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
 
 def test_more_seeds_are_added_to_those_that_were_trained(tmp_path):
     go(tmp_path, "fp32", "amp", seeds=1)
-    assert [name for name, _ in go(tmp_path, "fp32", "amp", seeds=2).calls] == ["amp-seed-1", "fp32-seed-1"]
+    assert [name for name, _ in go(tmp_path, "fp32", "amp", seeds=2).calls] == [
+        "amp-seed-1",
+        "fp32-seed-1",
+    ]
 
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_anew(tmp_path):
@@ -161,11 +193,20 @@ def test_another_config_gets_another_folder(tmp_path):
     go(tmp_path, "fp32", "amp", "train.steps=9", seeds=1)
     assert (tmp_path / "compare-small_cnn-fp32-amp-2" / "comparison.html").is_file()
     with pytest.raises(ConfigError, match="another config"):
-        go(tmp_path, "fp32", "amp", "train.steps=8", seeds=1, output=str(tmp_path / "compare-small_cnn-fp32-amp"))
+        go(
+            tmp_path,
+            "fp32",
+            "amp",
+            "train.steps=8",
+            seeds=1,
+            output=str(tmp_path / "compare-small_cnn-fp32-amp"),
+        )
 
 
 @pytest.mark.parametrize("code", [6, 7])
-def test_a_run_that_diverged_or_ran_out_of_memory_counts_and_is_not_tried_again(tmp_path, capsys, code):
+def test_a_run_that_diverged_or_ran_out_of_memory_counts_and_is_not_tried_again(
+    tmp_path, capsys, code
+):
     go(tmp_path, "fp32", "amp", seeds=2, train=Trainer(codes={"amp-seed-1": code}))
     said = " ".join(capsys.readouterr().out.split())
     assert "outside the margin (worse)" in said
@@ -184,16 +225,23 @@ def test_a_mode_that_cannot_be_built_is_met_before_anything_is_trained(tmp_path)
 
     def check(file):
         checked.append(file.stem)
-        return (2, "native is for models with a half precision of their own") if "native" in file.stem else (0, "")
+        return (
+            (2, "native is for models with a half precision of their own")
+            if "native" in file.stem
+            else (0, "")
+        )
 
     with pytest.raises(MptError, match="native-seed-0 failed: native is for models") as caught:
         go(tmp_path, "fp32", "amp", "native", train=trainer, check=check)
     assert caught.value.exit_code == 2
-    assert checked == ["amp-seed-0", "native-seed-0"]  # the first mode is trained at once and needs no check
+    # the first mode is trained at once and needs no check
+    assert checked == ["amp-seed-0", "native-seed-0"]
     assert trainer.calls == []
 
 
-def test_a_mode_that_runs_out_of_memory_when_built_is_a_result_and_what_is_trained_is_not_checked(tmp_path):
+def test_a_mode_that_runs_out_of_memory_when_built_is_a_result_and_what_is_trained_is_not_checked(
+    tmp_path,
+):
     go(tmp_path, "fp32", "amp", seeds=1, check=lambda file: (7, "out of memory"))
 
     def check(file):
@@ -246,7 +294,13 @@ def test_finished_runs_are_compared_by_their_folders(tmp_path, capsys):
     go(tmp_path, "fp32", "amp", seeds=1)
     folder = tmp_path / "compare-small_cnn-fp32-amp"
     capsys.readouterr()
-    go(tmp_path, str(folder / "amp-seed-0"), str(folder / "fp32-seed-0"), output=str(tmp_path / "out"), json=True)
+    go(
+        tmp_path,
+        str(folder / "amp-seed-0"),
+        str(folder / "fp32-seed-0"),
+        output=str(tmp_path / "out"),
+        json=True,
+    )
     content = json.loads(capsys.readouterr().out)
     assert [mode["mode"] for mode in content["modes"]] == ["fp32", "amp"]
     assert content["modes"][1]["verdict"]["outcome"] == "undecided"
@@ -261,7 +315,9 @@ def test_a_comparison_of_other_finished_runs_leaves_an_earlier_one(tmp_path):
         go(tmp_path, *runs)
     found = sorted(path.parent for path in folder.glob("compare-*/comparison.json"))
     assert [path.name for path in found] == ["compare-fp32-seed-0", "compare-fp32-seed-0-2"]
-    modes = [json.loads((path / "comparison.json").read_text())["modes"][1]["mode"] for path in found]
+    modes = [
+        json.loads((path / "comparison.json").read_text())["modes"][1]["mode"] for path in found
+    ]
     assert modes == ["amp", "O2"], "the same runs again are written where they were"
 
 
@@ -275,24 +331,35 @@ def test_a_run_that_is_not_there_or_given_twice_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no precision mode"):
         go(tmp_path, str(folder / "amp-seed-0"), "amp")
     with pytest.raises(
-        CheckpointError, match=r"no run or checkpoint 'apm'.*Nor is it a precision mode; did you mean amp"
+        CheckpointError,
+        match=r"no run or checkpoint 'apm'.*Nor is it a precision mode; did you mean amp",
     ):
         go(tmp_path, "apm", "fp23")
 
 
 @pytest.mark.parametrize(
     ("word", "options"),
-    [("train.steps=3", {}), ("--config", {"config": Path("x.yaml")}), ("--device", {"device": "cpu"})],
+    [
+        ("train.steps=3", {}),
+        ("--config", {"config": Path("x.yaml")}),
+        ("--device", {"device": "cpu"}),
+    ],
 )
 def test_settings_for_finished_runs_are_refused_and_not_ignored(tmp_path, word, options):
     go(tmp_path, "fp32", "amp", seeds=1)
-    runs = [str(tmp_path / "compare-small_cnn-fp32-amp" / f"{mode}-seed-0") for mode in ("fp32", "amp")]
+    runs = [
+        str(tmp_path / "compare-small_cnn-fp32-amp" / f"{mode}-seed-0") for mode in ("fp32", "amp")
+    ]
     with pytest.raises(ConfigError, match=f"{word} changes nothing about finished runs"):
         go(tmp_path, *runs, *([word] if "=" in word else []), **options)
 
 
 def write_config(path, **changes):
-    path.write_text(yaml.safe_dump({"model": "small_cnn", "dataset": "digits", "train": {"steps": 5}, **changes}))
+    path.write_text(
+        yaml.safe_dump(
+            {"model": "small_cnn", "dataset": "digits", "train": {"steps": 5}, **changes}
+        )
+    )
     return path
 
 
@@ -310,27 +377,47 @@ def test_any_configurations_are_compared_with_the_first_one_s_seeds(tmp_path, ca
     said = " ".join(capsys.readouterr().out.split())
     assert "fast against plain, accuracy, 2 paired seeds" in said
     assert "The configs also differ in optimizer.name: adam, sgd" in said
-    write_config(second, optimizer="adamw", precision="fp32")  # a file that changed is another comparison
+    # a file that changed is another comparison
+    write_config(second, optimizer="adamw", precision="fp32")
     go(tmp_path, str(first), str(second), "train.batch_size=16", seeds=1)
     assert (tmp_path / "compare-plain-fast-2").is_dir()
 
 
 def test_variants_and_modes_of_one_configuration_are_compared(tmp_path):
     file = write_config(tmp_path / "own.yaml", precision="fp32")
-    trainer = go(tmp_path, config=file, variant=("memory.recompute=all", "optimizer.lr=0.01 train.steps=7"), seeds=1)
+    trainer = go(
+        tmp_path,
+        config=file,
+        variant=("memory.recompute=all", "optimizer.lr=0.01 train.steps=7"),
+        seeds=1,
+    )
     names = [name for name, _ in trainer.calls]
-    assert names == ["as-it-is-seed-0", "memory.recompute-all-seed-0", "optimizer.lr-0.01-train.steps-7-seed-0"]
+    assert names == [
+        "as-it-is-seed-0",
+        "memory.recompute-all-seed-0",
+        "optimizer.lr-0.01-train.steps-7-seed-0",
+    ]
     last = yaml.safe_load(next(tmp_path.glob("compare-*/optimizer*/config.yaml")).read_text())
     assert (last["optimizer"]["lr"], last["train"]["steps"]) == (0.01, 7)
     trainer = go(tmp_path, str(file), "amp", seeds=1)
     assert [name for name, _ in trainer.calls] == ["fp32-seed-0", "amp-seed-0"]
-    go(tmp_path, str(file), variant=("precision=amp precision.growth_interval=7 optimizer.name=lion",), seeds=1)
+    go(
+        tmp_path,
+        str(file),
+        variant=("precision=amp precision.growth_interval=7 optimizer.name=lion",),
+        seeds=1,
+    )
     lion = yaml.safe_load(next(tmp_path.glob("compare-*/precision-amp*/config.yaml")).read_text())
-    assert lion["optimizer"]["betas"] == [0.9, 0.99]  # its own, not those that the file's Adam has by default
+    # its own, not those that the file's Adam has by default
+    assert lion["optimizer"]["betas"] == [0.9, 0.99]
     assert lion["precision"]["growth_interval"] == 7
     trainer = go(tmp_path, str(file), "fp32", "O2", seeds=1)
     assert (tmp_path / "compare-small_cnn-fp32-O2").is_dir()
-    for words, options in (((str(file), "fp32"), {}), ((str(file), str(file)), {}), ((str(file),), {})):
+    for words, options in (
+        ((str(file), "fp32"), {}),
+        ((str(file), str(file)), {}),
+        ((str(file),), {}),
+    ):
         with pytest.raises(ConfigError):
             go(tmp_path, *words, **options)
     with pytest.raises(ConfigError, match="given twice"):
@@ -384,4 +471,6 @@ def test_how_far_the_runs_are_is_read_from_their_files(tmp_path):
     told = compare_progress.describe(compare_progress.Expected(paths), first, done, 30.0)
     assert told == "1 of 3 runs done; b step 50 of 100, about 30 s left"
     said = compare_progress.announce(6, 32, compare_progress.Pace(300, 0.02))
-    assert said.startswith("6 runs of 300 steps, up to 32 if these do not decide. A step takes 20 ms, a run about 6 s")
+    assert said.startswith(
+        "6 runs of 300 steps, up to 32 if these do not decide. A step takes 20 ms, a run about 6 s"
+    )

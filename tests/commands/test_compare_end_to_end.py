@@ -8,7 +8,13 @@ import time
 
 import pytest
 
-SETTINGS = ["model.image_size=16", "model.features=8", "train.epochs=null", "train.steps=6", "train.batch_size=16"]
+SETTINGS = [
+    "model.image_size=16",
+    "model.features=8",
+    "train.epochs=null",
+    "train.steps=6",
+    "train.batch_size=16",
+]
 CONFIG = "model: {name: small_cnn}\ndataset: {name: digits}\ntrain: {steps: 6, log_every: 2}\n"
 
 
@@ -17,7 +23,16 @@ def start(tmp_path):
     (tmp_path / "config.yaml").write_text(CONFIG)
 
     def begin(*words):
-        command = [sys.executable, "-m", "mpt", "compare", *words, "--config", str(tmp_path / "config.yaml"), *SETTINGS]
+        command = [
+            sys.executable,
+            "-m",
+            "mpt",
+            "compare",
+            *words,
+            "--config",
+            str(tmp_path / "config.yaml"),
+            *SETTINGS,
+        ]
         command += ["--runs", str(tmp_path / "runs"), "--device", "cpu"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -22,12 +22,16 @@ def train(file, folder, name, resumes):
     if rate > 0.01:
         return 6, "the loss was not finite"
     best = 1e-3 / (1.0 if mode == "fp32" else 1.3)
-    write_summary(folder / name, mode, 0.95 - 0.05 * math.log2(rate / best) ** 2 + 0.001 * config["seed"], 10)
+    write_summary(
+        folder / name, mode, 0.95 - 0.05 * math.log2(rate / best) ** 2 + 0.001 * config["seed"], 10
+    )
     return 0, ""
 
 
 def go(tmp_path, *what, **changes):
-    compare.run(CompareArguments(what=what, runs=str(tmp_path), **changes), train, lambda file: (0, ""))
+    compare.run(
+        CompareArguments(what=what, runs=str(tmp_path), **changes), train, lambda file: (0, "")
+    )
 
 
 def test_modes_are_trained_at_each_value_and_their_windows_are_said_and_drawn(tmp_path, capsys):
@@ -38,7 +42,9 @@ def test_modes_are_trained_at_each_value_and_their_windows_are_said_and_drawn(tm
     folder = tmp_path / "sweep-small_cnn-fp32-amp-optimizer.lr"
     found = json.loads((folder / "comparison.json").read_text())
     assert [window["mode"] for window in found["windows"]] == ["fp32", "amp"]
-    assert found["windows"][0]["points"][-1]["failed"] == {str(seed): "the loss was not finite" for seed in range(3)}
+    assert found["windows"][0]["points"][-1]["failed"] == {
+        str(seed): "the loss was not finite" for seed in range(3)
+    }
     assert found["windows"][1]["best_ratio"]["value"] == pytest.approx(1 / 1.3, rel=1e-6)
     page = (folder / "comparison.html").read_text()
     assert "fp32 trains from 0.5x to 2x" in page
@@ -49,15 +55,21 @@ def test_modes_are_trained_at_each_value_and_their_windows_are_said_and_drawn(tm
 
 def test_a_multiple_is_one_of_every_phase_that_has_a_rate_of_its_own(tmp_path):
     file = tmp_path / "gan.yaml"
-    file.write_text("model: {name: dcgan}\noptimizer: {name: adam, lr: 4e-4, phases: {disc: {lr: 1e-4}}}\n")
+    file.write_text(
+        "model: {name: dcgan}\noptimizer: {name: adam, lr: 4e-4, phases: {disc: {lr: 1e-4}}}\n"
+    )
     go(tmp_path, config=file, over="optimizer.lr=0.5x,1x")
-    written = [yaml.safe_load(path.read_text())["optimizer"] for path in sorted(tmp_path.glob("sweep*/*/config.yaml"))]
+    written = [
+        yaml.safe_load(path.read_text())["optimizer"]
+        for path in sorted(tmp_path.glob("sweep*/*/config.yaml"))
+    ]
     rates = {(one["lr"], one["phases"]["disc"]["lr"]) for one in written}
     assert rates == {(2e-4, 5e-5), (4e-4, 1e-4)}
 
 
 @pytest.mark.parametrize(
-    "text", ["optimizer.lr", "optimizer.lr=1x", "=1,2", "optimizer.lr=1x,2", "a=0x,1x", "a=1,1", "a=1,b"]
+    "text",
+    ["optimizer.lr", "optimizer.lr=1x", "=1,2", "optimizer.lr=1x,2", "a=0x,1x", "a=1,1", "a=1,b"],
 )
 def test_what_names_no_values_is_refused_in_one_line(text):
     with pytest.raises(ConfigError, match="two positive numbers or more"):

@@ -38,7 +38,11 @@ def test_weights_are_half_but_for_normalisations(classifier, tmp_path, capsys, k
     go(classifier, tmp_path, to=kind)
     path = classifier / f"classifier-half.{kind}"
     tensors = load_weights_file(path)
-    assert {value.dtype for value in tensors.values()} == {torch.float16, torch.float32, torch.int64}
+    assert {value.dtype for value in tensors.values()} == {
+        torch.float16,
+        torch.float32,
+        torch.int64,
+    }
     assert tensors["net.stages.0.0.weight"].dtype == torch.float16
     assert tensors["net.stages.0.1.running_var"].dtype == torch.float32
     go(classifier, tmp_path, to=kind, half=False)
@@ -49,9 +53,12 @@ def test_weights_are_half_but_for_normalisations(classifier, tmp_path, capsys, k
     assert "reads back as it was written" in said
     assert "over the file that was there" not in said
     there = str(classifier / f"classifier.{kind}")
-    with pytest.raises(ConfigError, match="is there already; name another with --output, or add --overwrite"):
+    with pytest.raises(
+        ConfigError, match="is there already; name another with --output, or add --overwrite"
+    ):
         go(classifier, tmp_path, half=False, output=there)
-    go(classifier, tmp_path, half=False, output=there, overwrite=True)  # the suffix says which format
+    # the suffix says which format
+    go(classifier, tmp_path, half=False, output=there, overwrite=True)
     assert f"classifier.{kind} over the file that was there: " in capsys.readouterr().out
 
 
@@ -59,7 +66,14 @@ def test_the_best_checkpoint_is_written_unless_another_is_asked_for(classifier, 
     save_better(classifier, {2: 0.9, 3: 0.7})
     found = {}
     for wish in ({}, {"best": True}, {"newest": True}, {"step": 1}):
-        go(classifier, tmp_path, half=False, output=str(tmp_path / "x.safetensors"), overwrite=True, **wish)
+        go(
+            classifier,
+            tmp_path,
+            half=False,
+            output=str(tmp_path / "x.safetensors"),
+            overwrite=True,
+            **wish,
+        )
         with safetensors.safe_open(tmp_path / "x.safetensors", "pt") as file:
             about = file.metadata()
         found["".join(wish)] = about["mpt_step"], about.get("mpt_metric")
@@ -95,7 +109,9 @@ def test_only_what_inference_calls_is_written_with_its_config(generator, tmp_pat
         assert "dcgan" in file.metadata()["mpt_config"]
 
 
-@pytest.mark.parametrize(("model", "networks"), [("cvae", {"encoder", "decoder"}), ("aae", {"encoder", "gen"})])
+@pytest.mark.parametrize(
+    ("model", "networks"), [("cvae", {"encoder", "decoder"}), ("aae", {"encoder", "gen"})]
+)
 def test_the_encoder_that_inputs_are_reconstructed_by_is_written_too(tmp_path, model, networks):
     small = {"name": model, "image_size": 8, "hidden": 8, "latent_size": 4}
     run = save_run(tmp_path, {**GENERATOR, "model": small, "task": {}})
@@ -142,7 +158,9 @@ def test_onnx_without_its_package_says_what_to_install(classifier, tmp_path, mon
         go(classifier, tmp_path, to="onnx")
 
 
-def test_an_onnx_file_computes_what_the_network_does_at_any_batch_size(classifier, tmp_path, capsys):
+def test_an_onnx_file_computes_what_the_network_does_at_any_batch_size(
+    classifier, tmp_path, capsys
+):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     go(classifier, tmp_path, to="onnx")
@@ -158,22 +176,32 @@ def test_an_interrupted_writing_leaves_no_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(KeyboardInterrupt):
-        export.write_weights(tmp_path / "x.pt", {"net": torch.nn.Linear(2, 2)}, {"config": json.dumps({})})
+        export.write_weights(
+            tmp_path / "x.pt", {"net": torch.nn.Linear(2, 2)}, {"config": json.dumps({})}
+        )
     assert not (tmp_path / "x.pt").exists()
 
 
-def test_a_read_only_folder_is_told_once_and_not_by_the_cleaning_up(classifier, tmp_path, monkeypatch):
+def test_a_read_only_folder_is_told_once_and_not_by_the_cleaning_up(
+    classifier, tmp_path, monkeypatch
+):
     def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system", "somewhere")
 
     monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(export.Path, "unlink", refuse)
-    with pytest.raises(InputOutputError, match="could not be written: the file system is read-only"):
+    with pytest.raises(
+        InputOutputError, match="could not be written: the file system is read-only"
+    ):
         export.write_weights(classifier / "x.safetensors", {"net": torch.nn.Linear(2, 2)}, {})
 
 
-def test_a_damaged_checkpoint_that_is_passed_over_is_named_with_the_one_used(classifier, tmp_path, capsys):
-    shutil.copytree(classifier / "checkpoints" / "step-00000001", classifier / "checkpoints" / "step-00000002")
+def test_a_damaged_checkpoint_that_is_passed_over_is_named_with_the_one_used(
+    classifier, tmp_path, capsys
+):
+    shutil.copytree(
+        classifier / "checkpoints" / "step-00000001", classifier / "checkpoints" / "step-00000002"
+    )
     go(classifier, tmp_path, to="safetensors")
     said = capsys.readouterr().err
     assert "step-00000002 is refused" in said
@@ -197,7 +225,9 @@ def test_adapters_are_added_into_the_weights_of_an_export(make_classifier, tmp_p
     assert not any("lora" in name for name in names)
 
 
-def test_adapters_alone_are_written_proved_and_begun_from(make_classifier, tmp_path, monkeypatch, capsys):
+def test_adapters_alone_are_written_proved_and_begun_from(
+    make_classifier, tmp_path, monkeypatch, capsys
+):
     run = make_classifier("memory.lora={rank: 2, full: []}")
     move_adapters(run)
     go(run, tmp_path, to="peft", half=False)
@@ -205,7 +235,10 @@ def test_adapters_alone_are_written_proved_and_begun_from(make_classifier, tmp_p
     said = capsys.readouterr().out
     assert f"wrote {folder}: " in said
     assert "read back, it computes the same as the run (outputs differ by " in said
-    assert sorted(one.name for one in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(one.name for one in folder.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
     again = make_classifier("memory.lora={rank: 2, full: [], weights: " + str(folder) + "}")
     ours, theirs = (checkpoint.load(open_run(one)).state["modules"]["net"] for one in (again, run))
     adapters = [name for name in theirs if name.endswith(("lora_a", "lora_b"))]
@@ -225,7 +258,9 @@ def test_adapters_alone_are_written_proved_and_begun_from(make_classifier, tmp_p
 
 
 def test_a_packed_base_is_exported_as_it_computed(make_classifier, tmp_path, monkeypatch, capsys):
-    run = make_classifier("memory.lora={rank: 2, full: []}", "memory.low_bit_base={format: nf4, keep: []}")
+    run = make_classifier(
+        "memory.lora={rank: 2, full: []}", "memory.low_bit_base={format: nf4, keep: []}"
+    )
     move_adapters(run)
     go(run, tmp_path, to="safetensors", half=False)
     assert "computes the same as the run (outputs differ by " in capsys.readouterr().out
@@ -235,7 +270,9 @@ def test_a_packed_base_is_exported_as_it_computed(make_classifier, tmp_path, mon
     assert "read back, it computes the same as the run" in capsys.readouterr().out
     unpack = NormalFloat4.unpack
     monkeypatch.setattr(
-        NormalFloat4, "unpack", lambda *terms: unpack(*terms).flip(0) if is_folding() else unpack(*terms)
+        NormalFloat4,
+        "unpack",
+        lambda *terms: unpack(*terms).flip(0) if is_folding() else unpack(*terms),
     )
     with pytest.raises(CheckpointError, match="computes something else than the run's"):
         go(run, tmp_path, to="safetensors", half=False, output=str(tmp_path / "wrong.safetensors"))
@@ -273,13 +310,18 @@ def test_an_export_computes_what_the_run_does_or_is_not_kept(
     go(run, tmp_path, to=kind, half=half, dtype="bfloat16" if half and kind != "onnx" else None)
     assert "computes the same as the run (outputs differ by " in capsys.readouterr().out
     fold = lora.Adapted.fold
-    monkeypatch.setattr(lora.Adapted, "fold", lambda layer: (fold(layer), fold(layer)))  # by its own size too much
-    with pytest.raises(CheckpointError, match=r"net computes something else than the run's.*it was not kept"):
+    # by its own size too much
+    monkeypatch.setattr(lora.Adapted, "fold", lambda layer: (fold(layer), fold(layer)))
+    with pytest.raises(
+        CheckpointError, match=r"net computes something else than the run's.*it was not kept"
+    ):
         go(run, tmp_path, to=kind, half=half, output=str(tmp_path / f"wrong.{kind}"))
     assert not list(tmp_path.glob("*wrong*"))
 
 
-def test_an_export_with_probabilities_inside_is_proved_too(make_classifier, tmp_path, monkeypatch, capsys):
+def test_an_export_with_probabilities_inside_is_proved_too(
+    make_classifier, tmp_path, monkeypatch, capsys
+):
     pytest.importorskip("onnxscript", reason="the exporter needs it")
     pytest.importorskip("onnxruntime", reason="it runs the file")
     run = make_classifier("memory.lora={rank: 2, full: []}")
@@ -288,6 +330,8 @@ def test_an_export_with_probabilities_inside_is_proved_too(make_classifier, tmp_
     assert "computes the same as the run (outputs differ by " in capsys.readouterr().out
     fold = lora.Adapted.fold
     monkeypatch.setattr(lora.Adapted, "fold", lambda layer: (fold(layer), fold(layer)))
-    with pytest.raises(CheckpointError, match=r"computes something else than the run's.*it was not kept"):
+    with pytest.raises(
+        CheckpointError, match=r"computes something else than the run's.*it was not kept"
+    ):
         go(run, tmp_path, to="onnx", half=True, inside=True, output=str(tmp_path / "wrong.onnx"))
     assert not list(tmp_path.glob("*wrong*"))

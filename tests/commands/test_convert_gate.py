@@ -56,7 +56,9 @@ def build(settings, data):
 
 
 def go(run: Path, **changes: Any) -> None:
-    convert.run(ConvertArguments(run=str(run), runs=str(run.parent), to="onnx", samples=64, **changes))
+    convert.run(
+        ConvertArguments(run=str(run), runs=str(run.parent), to="onnx", samples=64, **changes)
+    )
 
 
 @pytest.fixture
@@ -82,18 +84,30 @@ def test_a_planted_range_of_1e5_stays_float32_and_is_listed(planted: Path, capsy
     kept = json.loads(texts(path)["mpt_kept_float32"])
     model = onnx.load(str(path))
     assert sorted(node.op_type for node in model.graph.node if node.name in kept) == ["Div", "Mul"]
-    kinds = {one.data_type for one in model.graph.initializer if one.name.startswith(("first", "last", "net"))}
+    kinds = {
+        one.data_type
+        for one in model.graph.initializer
+        if one.name.startswith(("first", "last", "net"))
+    }
     assert onnx.TensorProto.FLOAT not in kinds
     page = (planted / "classifier-half.onnx.html").read_text()
     assert all(name in page for name in kept)
     image = np.random.default_rng(0).random((3, 1, 16, 16), dtype=np.float32)
-    assert np.isfinite(session(path.read_bytes()).run(None, {model.graph.input[0].name: image})[0]).all()
+    assert np.isfinite(
+        session(path.read_bytes()).run(None, {model.graph.input[0].name: image})[0]
+    ).all()
 
 
 def test_without_the_rule_the_planted_node_would_overflow(planted: Path) -> None:
     go(planted)
     model = onnx.load(str(planted / "classifier.onnx"))
-    feeds = [{model.graph.input[0].name: np.random.default_rng(0).random((3, 1, 16, 16), dtype=np.float32)}]
+    feeds = [
+        {
+            model.graph.input[0].name: np.random.default_rng(0).random(
+                (3, 1, 16, 16), dtype=np.float32
+            )
+        }
+    ]
     sizes = magnitudes(model, feeds)
     assert max(sizes.values()) > 65504
     assert beyond_half(model.graph, sizes)
@@ -109,7 +123,9 @@ def test_what_loses_more_than_the_gate_is_refused_with_the_nodes_on_the_page(
 ) -> None:
     honest = gate.loss_of
     monkeypatch.setattr(gate, "loss_of", lambda *given: honest(*given) + 1.0)
-    with pytest.raises(GateError, match=r"outside of the gate, and not kept.*classifier-\w+.onnx.html"):
+    with pytest.raises(
+        GateError, match=r"outside of the gate, and not kept.*classifier-\w+.onnx.html"
+    ):
         go(classifier, **{kind: True})
     assert not list(classifier.glob("*.onnx"))
     (page,) = classifier.glob("*.onnx.html")
@@ -144,7 +160,9 @@ def test_eight_bits_are_calibrated_on_training_data_and_measured_on_test_data(
     seen = []
     honest = gate.Place.measure
     monkeypatch.setattr(
-        gate.Place, "measure", lambda place, opened, data=None: (seen.append(data), honest(place, opened, data))[1]
+        gate.Place,
+        "measure",
+        lambda place, opened, data=None: (seen.append(data), honest(place, opened, data))[1],
     )
     go(classifier, int8=True, gate="50%")
     path = classifier / "classifier-int8.onnx"
@@ -153,7 +171,9 @@ def test_eight_bits_are_calibrated_on_training_data_and_measured_on_test_data(
     assert texts(path)["mpt_dtype"] == "int8"
     assert json.loads(texts(path)["mpt_measured"])["metric"] == "accuracy"
     chosen = [data for data in seen if data is not None]
-    assert [len(data) for data in chosen] == [1437], "the training samples of the digits, of which 64 are taken"
+    assert [len(data) for data in chosen] == [1437], (
+        "the training samples of the digits, of which 64 are taken"
+    )
 
 
 def test_a_fixed_batch_is_fixed_and_takes_any_number_of_samples(classifier: Path) -> None:

@@ -92,10 +92,14 @@ def test_half_is_measured_next_to_float32(classifier: Path, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="add --half"):
         measure(classifier, tmp_path / "two", dtype="bfloat16")
     file = tmp_path / "net.pt"
-    convert(ConvertArguments(run=str(classifier), to="pt", half=True, dtype="float16", output=str(file)))
+    convert(
+        ConvertArguments(run=str(classifier), to="pt", half=True, dtype="float16", output=str(file))
+    )
     assert list(measure(file, tmp_path / "three")["figures"]) == ["float16"], "as it is stored"
     convert(ConvertArguments(run=str(classifier), to="pt", output=str(file), overwrite=True))
-    assert measure(file, tmp_path / "four", half=True, dtype="bfloat16")["figures"] == found["figures"]
+    assert (
+        measure(file, tmp_path / "four", half=True, dtype="bfloat16")["figures"] == found["figures"]
+    )
     trained = open_trained(str(classifier), tmp_path, "cpu")
     exported = replace(trained, loaded=LoadedCheckpoint(0, {}, Path("net.onnx"), {}))
     with pytest.raises(ConfigError, match="computes in the dtype that it was written in"):
@@ -112,16 +116,23 @@ def test_nothing_is_written_over_and_a_data_set_without_folders_says_so(
         measure(generator, tmp_path / "two", data=str(tmp_path / "nowhere"))
 
 
-def test_by_default_each_evaluation_has_a_folder_of_its_own_in_the_run(classifier: Path, tmp_path: Path) -> None:
+def test_by_default_each_evaluation_has_a_folder_of_its_own_in_the_run(
+    classifier: Path, tmp_path: Path
+) -> None:
     for _ in range(2):
         run(EvaluateArguments(run="classifier", runs=str(tmp_path), device="cpu", json=True))
-    assert sorted(path.name for path in (classifier / "evaluations").iterdir()) == ["step-00000001", "step-00000001-2"]
+    assert sorted(path.name for path in (classifier / "evaluations").iterdir()) == [
+        "step-00000001",
+        "step-00000001-2",
+    ]
 
 
 def test_pictures_that_were_exchanged_since_the_training_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for split, label, shade in ((split, label, shade) for split in ("train", "test") for label, shade in ("a0", "b9")):
+    for split, label, shade in (
+        (split, label, shade) for split in ("train", "test") for label, shade in ("a0", "b9")
+    ):
         folder = tmp_path / "pictures" / split / label
         folder.mkdir(parents=True)
         for number in range(4):
@@ -136,4 +147,6 @@ def test_pictures_that_were_exchanged_since_the_training_are_named(
     assert measure(trained.path, tmp_path / "after")["saved_on_other_samples"]
     said = " ".join(capsys.readouterr().out.split())
     assert "at this step: on other samples: the test set's files have changed since" in said
-    assert not measure(trained.path, tmp_path / "named", data=str(tmp_path / "pictures"))["saved_on_other_samples"]
+    assert not measure(trained.path, tmp_path / "named", data=str(tmp_path / "pictures"))[
+        "saved_on_other_samples"
+    ]

@@ -26,13 +26,19 @@ from mpt.seams.task import Task
 def export(run: Path, tmp_path: Path, name: str, **changes: Any) -> Path:
     path = tmp_path / name
     to = path.suffix.removeprefix(".")
-    convert.run(ConvertArguments(run=str(run), runs=str(tmp_path), to=to, output=str(path), **changes))
+    convert.run(
+        ConvertArguments(run=str(run), runs=str(tmp_path), to=to, output=str(path), **changes)
+    )
     return path
 
 
 def infer_with(what: Path, tmp_path: Path, **changes: Any) -> Path:
     output = tmp_path / f"out-{what.name.replace('.', '-')}"
-    infer.run(InferArguments(run=str(what), runs=str(tmp_path), device="cpu", output=str(output), **changes))
+    infer.run(
+        InferArguments(
+            run=str(what), runs=str(tmp_path), device="cpu", output=str(output), **changes
+        )
+    )
     return output
 
 
@@ -67,7 +73,9 @@ def test_an_export_alone_labels_pictures_as_its_run_does(
     if name.endswith(".onnx"):
         for package in ("onnx", "onnxscript", "onnxruntime"):
             pytest.importorskip(package, reason="ONNX files are written and run with it")
-    run = make_classifier("task={ema: 0.9, mean: [0.3], std: [0.2]}", "memory={lora: {rank: 2, full: []}}")
+    run = make_classifier(
+        "task={ema: 0.9, mean: [0.3], std: [0.2]}", "memory={lora: {rank: 2, full: []}}"
+    )
     expected = labels(infer_with(run, tmp_path, input=(str(pictures),)))
     path = export(run, tmp_path, name, **options)
     alone = tmp_path / "elsewhere" / name
@@ -83,33 +91,44 @@ def test_a_generator_s_export_makes_its_samples(generator: Path, tmp_path: Path)
     expected = Image.open(infer_with(generator, tmp_path, dtype="float32") / "samples.png")
     path = export(generator, tmp_path, "gen.pt")
     found = Image.open(infer_with(path, tmp_path) / "samples.png")
-    assert numpy.abs(numpy.asarray(expected).astype(int) - numpy.asarray(found).astype(int)).max() <= 1
+    assert (
+        numpy.abs(numpy.asarray(expected).astype(int) - numpy.asarray(found).astype(int)).max() <= 1
+    )
 
 
-def test_metadata_holds_what_a_program_needs_to_use_the_file(classifier: Path, tmp_path: Path) -> None:
+def test_metadata_holds_what_a_program_needs_to_use_the_file(
+    classifier: Path, tmp_path: Path
+) -> None:
     with safe_open(export(classifier, tmp_path, "e.safetensors"), "pt") as file:
         about = file.metadata()
     assert json.loads(about["mpt_classes"]) == [str(digit) for digit in range(10)]
     assert json.loads(about["mpt_mean"]) == [0.5]
     assert json.loads(about["mpt_input_sizes"]) == {"image": [1, 16, 16]}
     assert about["mpt_fit"].startswith("crop: the largest centred part")
-    assert "PIL.ImageOps.fit(picture, (width, height), BILINEAR)" in about["mpt_fit"]  # the rule to the pixel
+    # the rule to the pixel
+    assert "PIL.ImageOps.fit(picture, (width, height), BILINEAR)" in about["mpt_fit"]
     pytest.importorskip("onnxscript", reason="the exporter needs it")
     onnx = pytest.importorskip("onnx", reason="the exporter needs it")
     model = onnx.load(export(classifier, tmp_path, "e.onnx", inside=True))
     assert [tensor.name for tensor in model.graph.input] == ["images"]
     assert [tensor.name for tensor in model.graph.output] == ["probabilities"]
     assert next(axis.dim_param for axis in model.graph.input[0].type.tensor_type.shape.dim)
-    assert {prop.key: prop.value for prop in model.metadata_props}["mpt_classes"] == about["mpt_classes"]
+    assert {prop.key: prop.value for prop in model.metadata_props}["mpt_classes"] == about[
+        "mpt_classes"
+    ]
 
 
-def test_files_that_say_too_little_or_another_thing_are_refused(classifier: Path, tmp_path: Path) -> None:
+def test_files_that_say_too_little_or_another_thing_are_refused(
+    classifier: Path, tmp_path: Path
+) -> None:
     strange = tmp_path / "strange.safetensors"
     save_file({"w": torch.ones(2)}, strange)
     with pytest.raises(CheckpointError, match="its metadata are missing"):
         infer_with(strange, tmp_path)
     (tmp_path / "net.pt2").touch()
-    with pytest.raises(CheckpointError, match=r"a file that `mpt convert` wrote \(\.onnx, \.safetensors, \.pt\)"):
+    with pytest.raises(
+        CheckpointError, match=r"a file that `mpt convert` wrote \(\.onnx, \.safetensors, \.pt\)"
+    ):
         infer_with(tmp_path / "net.pt2", tmp_path)
     path = export(classifier, tmp_path, "e.safetensors")
     with safe_open(path, "pt") as file:
@@ -137,11 +156,14 @@ def test_a_network_that_an_export_does_not_hold_is_not_called_with_random_weight
 
 def test_three_ways_of_making_a_picture_square(tmp_path: Path) -> None:
     pixels = numpy.zeros((4, 8, 3), dtype=numpy.uint8)
-    pixels[:, 2:6, 0], pixels[:, :2, 1], pixels[:, 6:, 1] = 255, 255, 255  # red in the middle, green at both ends
+    # red in the middle, green at both ends
+    pixels[:, 2:6, 0], pixels[:, :2, 1], pixels[:, 6:, 1] = 255, 255, 255
     path = tmp_path / "wide.png"
     Image.fromarray(pixels).save(path)
     red, green = (slice(None), 4, 4), (slice(None), 4, 0)
-    crop, letterbox, stretch = (decode_bytes(path, 3, (8, 8), 10**6, fit) for fit in ("crop", "letterbox", "stretch"))
+    crop, letterbox, stretch = (
+        decode_bytes(path, 3, (8, 8), 10**6, fit) for fit in ("crop", "letterbox", "stretch")
+    )
     assert crop[red].tolist() == letterbox[red].tolist() == stretch[red].tolist() == [255, 0, 0]
     assert crop[green][0] > 128  # its edge is filtered with what lies outside
     assert letterbox[green].tolist() == stretch[green].tolist() == [0, 255, 0]
@@ -149,7 +171,9 @@ def test_three_ways_of_making_a_picture_square(tmp_path: Path) -> None:
     assert stretch[:, 0, 0].tolist() == [0, 255, 0]
 
 
-def test_a_generator_s_onnx_file_makes_the_samples_that_were_asked_for(generator: Path, tmp_path: Path) -> None:
+def test_a_generator_s_onnx_file_makes_the_samples_that_were_asked_for(
+    generator: Path, tmp_path: Path
+) -> None:
     for package in ("onnx", "onnxscript"):
         pytest.importorskip(package, reason="the exporter needs it")
     runtime = pytest.importorskip("onnxruntime", reason="the file is run with it")
@@ -160,7 +184,9 @@ def test_a_generator_s_onnx_file_makes_the_samples_that_were_asked_for(generator
         for what, changes in ((generator, {"dtype": "float32"}), (path, {}))
     )
     for name in ("samples.png", "sample-0002.png"):
-        pixels = [numpy.asarray(Image.open(folder / name)).astype(int) for folder in (expected, found)]
+        pixels = [
+            numpy.asarray(Image.open(folder / name)).astype(int) for folder in (expected, found)
+        ]
         assert numpy.abs(pixels[0] - pixels[1]).max() <= 1
     assert not (found / "sample-0003.png").exists()
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

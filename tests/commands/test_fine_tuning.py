@@ -33,7 +33,10 @@ def weights_of(library: str, path: Path) -> None:
         import timm
 
         net = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8)
-        torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in net.state_dict().items()}}, path)
+        torch.save(
+            {"epoch": 3, "state_dict": {f"module.{k}": v for k, v in net.state_dict().items()}},
+            path,
+        )
     else:
         import torchvision
 
@@ -64,9 +67,15 @@ def test_a_file_with_another_head_is_tuned_resumed_exported_and_started_from(
 ) -> None:
     pytest.importorskip(library, reason="its models are what is tuned")
     model, train, memory, loaded, new = CASES[library]
-    weights, config, runs = tmp_path / "weights.pth", tmp_path / "config.yaml", str(tmp_path / "runs")
+    weights, config, runs = (
+        tmp_path / "weights.pth",
+        tmp_path / "config.yaml",
+        str(tmp_path / "runs"),
+    )
     weights_of(library, weights)
-    config.write_text(f"model: {model.format(weights)}\n" + COMMON.format(train=train, memory=memory))
+    config.write_text(
+        f"model: {model.format(weights)}\n" + COMMON.format(train=train, memory=memory)
+    )
     run(TrainArguments(config=config, runs=runs))
     said = "".join(capsys.readouterr())
     assert loaded in said
@@ -74,7 +83,11 @@ def test_a_file_with_another_head_is_tuned_resumed_exported_and_started_from(
     assert ("memory.lora" if library == "timm" else "train.freeze") in said
     weights.unlink()  # what follows needs the run alone
     tuned = tmp_path / "runs" / "tuned"
-    run(TrainArguments(config=config, runs=runs, resume="auto", overrides=("train.steps=3",), quiet=True))
+    run(
+        TrainArguments(
+            config=config, runs=runs, resume="auto", overrides=("train.steps=3",), quiet=True
+        )
+    )
     infer.run(InferArguments(run=str(tuned), runs=runs))
     exported = tmp_path / "tuned.safetensors"
     convert.run(ConvertArguments(run=str(tuned), runs=runs, to="safetensors", output=str(exported)))
@@ -91,13 +104,21 @@ def test_a_damaged_newest_checkpoint_of_the_run_started_from_is_named(
     """An older step was taken without a word."""
     runs = str(tmp_path)
     digits = "model: {name: small_cnn, image_size: 8}\ndataset: digits\nprecision: fp32\n"
-    (tmp_path / "c.yaml").write_text(digits + "train: {steps: 4, checkpoint_every: 2, keep_last: 2}\n")
-    run(TrainArguments(config=tmp_path / "c.yaml", runs=runs, quiet=True, overrides=("name=first",)))
+    (tmp_path / "c.yaml").write_text(
+        digits + "train: {steps: 4, checkpoint_every: 2, keep_last: 2}\n"
+    )
+    run(
+        TrainArguments(config=tmp_path / "c.yaml", runs=runs, quiet=True, overrides=("name=first",))
+    )
     damaged = tmp_path / "first" / "checkpoints" / "step-00000004" / "state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     capsys.readouterr()
     weights = f"model.weights={tmp_path / 'first'}"
-    run(TrainArguments(config=tmp_path / "c.yaml", runs=runs, quiet=True, overrides=("name=second", weights)))
+    run(
+        TrainArguments(
+            config=tmp_path / "c.yaml", runs=runs, quiet=True, overrides=("name=second", weights)
+        )
+    )
     said = "".join(capsys.readouterr())
     assert "warning: model.weights: step-00000004 is refused" in said
     assert "step-00000002 is used instead" in said

@@ -74,7 +74,12 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "train.checkpoint_every": 500,
             "memory.recompute": True,
         },
-        ["8 x 4 = 32", "0.1 x 2000 = 200", "#   push_to_hub: false", "#   output_dir: out    (runs go to --runs DIR)"],
+        [
+            "8 x 4 = 32",
+            "0.1 x 2000 = 200",
+            "#   push_to_hub: false",
+            "#   output_dir: out    (runs go to --runs DIR)",
+        ],
     ),
     (
         "lightning.yaml",
@@ -121,7 +126,11 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "task.mixup": 0.2,
             "train.evaluate_every": "1 epoch",
         },
-        ["128 x 2 = 256", "warmup_epochs: 5    (optimizer.warmup_steps: 5 x the steps of an epoch", "#   aa: rand-m9"],
+        [
+            "128 x 2 = 256",
+            "warmup_epochs: 5    (optimizer.warmup_steps: 5 x the steps of an epoch",
+            "#   aa: rand-m9",
+        ],
     ),
     (
         "my_SAEHD_summary.txt",
@@ -139,7 +148,9 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "settings", "lines"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("name", "text", "settings", "lines"), CASES, ids=[case[0] for case in CASES]
+)
 def test_settings_keep_their_meaning_and_what_has_no_counterpart_is_a_comment(
     name: str, text: str, settings: dict[str, Any], lines: list[str], tmp_path: Path
 ) -> None:
@@ -157,7 +168,9 @@ def test_settings_keep_their_meaning_and_what_has_no_counterpart_is_a_comment(
     load_config(output)
 
 
-def test_a_command_line_is_translated_from_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_line_is_translated_from_its_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "out.yaml"
     command = "yolo detect train model=yolo11n.pt data=d.yaml batch=0.8 imgsz=320"
     run(ImportArguments(command=command, output=str(output)))
@@ -190,7 +203,9 @@ def test_a_file_without_a_model_is_written_with_a_place_for_it(
         ("a.json", "[" * 100_000, "is not valid JSON"),
     ],
 )
-def test_what_cannot_be_translated_is_one_line(name: str, text: str, said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_translated_is_one_line(
+    name: str, text: str, said: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=said) as raised:
         run(ImportArguments(tmp_path / name, output=str(tmp_path / "out.yaml")))
@@ -205,9 +220,13 @@ def imported(name: str, text: str, folder: Path) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(output.read_text()), output.read_text()
 
 
-def test_timms_own_file_has_no_rate_but_its_base_and_says_when_nothing_decays(tmp_path: Path) -> None:
+def test_timms_own_file_has_no_rate_but_its_base_and_says_when_nothing_decays(
+    tmp_path: Path,
+) -> None:
     own = "model: vit_tiny\nopt: adamw\nsched: cosine\naa: null\nbatch_size: 128\ngrad_accum_steps: 2\nlr: null\n"
-    settings, text = imported("args.yaml", own + "lr_base: 0.1\nlr_base_size: 64\nweight_decay: 0.0\n", tmp_path)
+    settings, text = imported(
+        "args.yaml", own + "lr_base: 0.1\nlr_base_size: 64\nweight_decay: 0.0\n", tmp_path
+    )
     assert settings["optimizer"]["lr"] == 0.2  # 0.1 x sqrt(256 / 64)
     assert settings["optimizer"]["weight_decay"] == 0.0
     assert "lr_base x batch / lr_base_size: 0.1 x sqrt(256 / 64) = 0.2" in text
@@ -221,13 +240,19 @@ def test_timms_own_file_has_no_rate_but_its_base_and_says_when_nothing_decays(tm
 def test_lightning_counts_batches_of_a_pass_and_of_a_device(tmp_path: Path) -> None:
     trainer = "{devices: 2, strategy: deepspeed_stage_2, max_steps: 100, max_epochs: 5, accumulate_grad_batches: 4, "
     trainer += "val_check_interval: 100, gradient_clip_val: 0.5, gradient_clip_algorithm: value}"
-    settings, text = imported("c.yaml", f"trainer: {trainer}\ndata: {{init_args: {{batch_size: 16}}}}\n", tmp_path)
+    settings, text = imported(
+        "c.yaml", f"trainer: {trainer}\ndata: {{init_args: {{batch_size: 16}}}}\n", tmp_path
+    )
     assert settings["train"]["batch_size"] == 128
     assert settings["memory"]["micro_batch"] == 16
     assert "16 x 4 x 2 = 128" in text
     assert settings["train"]["evaluate_every"] == 25
     assert "clip_grad_norm" not in settings.get("optimizer", {})
-    for left in ("trainer.gradient_clip_val: 0.5", "trainer.strategy: deepspeed_stage_2", "trainer.max_epochs: 5"):
+    for left in (
+        "trainer.gradient_clip_val: 0.5",
+        "trainer.strategy: deepspeed_stage_2",
+        "trainer.max_epochs: 5",
+    ):
         assert f"#   {left}" in text
 
 
@@ -245,7 +270,9 @@ def test_transformers_evaluates_as_often_as_it_logs_and_takes_shares(tmp_path: P
 
 def test_kohyas_shares_schedules_and_second_rates_are_not_lost(tmp_path: Path) -> None:
     own = 'train_batch_size = 2\nmax_train_steps = 1600\nlr_scheduler = "cosine_with_restarts"\nlr_warmup_steps = 0.1\n'
-    own += 'learning_rate = 1e-4\nunet_lr = 5e-5\nnetwork_dim = 8\nnetwork_module = "networks.lora"\n'
+    own += (
+        'learning_rate = 1e-4\nunet_lr = 5e-5\nnetwork_dim = 8\nnetwork_module = "networks.lora"\n'
+    )
     settings, text = imported("k.toml", own, tmp_path)
     assert settings["optimizer"]["lr"] == 5e-5
     assert settings["optimizer"]["warmup_steps"] == 160

@@ -35,7 +35,10 @@ def go(run, tmp_path, **changes):
     output = tmp_path / "out"
     infer.run(
         InferArguments(
-            run=str(run), runs=str(tmp_path), device="cpu", **{"output": str(output), "overwrite": True, **changes}
+            run=str(run),
+            runs=str(tmp_path),
+            device="cpu",
+            **{"output": str(output), "overwrite": True, **changes},
         )
     )
     return output
@@ -90,12 +93,18 @@ def test_a_generator_that_makes_images_from_noise_refuses_inputs(generator, pict
         go(generator, tmp_path, input=(str(pictures),))
 
 
-def test_half_states_size_latency_memory_distance_agreement_and_metric(classifier, tmp_path, capsys):
+def test_half_states_size_latency_memory_distance_agreement_and_metric(
+    classifier, tmp_path, capsys
+):
     output = go(classifier, tmp_path, half=True)
     content = json.loads((output / "half.json").read_text())
     assert content["half"]["stored_bytes"] < 0.65 * content["full"]["stored_bytes"]
     assert content["half"]["peak_bytes"] < content["full"]["peak_bytes"]
-    assert content["half"]["latency"]["p95_seconds"] >= content["half"]["latency"]["median_seconds"] > 0
+    assert (
+        content["half"]["latency"]["p95_seconds"]
+        >= content["half"]["latency"]["median_seconds"]
+        > 0
+    )
     assert 0 < content["distance"]["mean_error"] <= content["distance"]["max_error"] < 0.1
     assert content["distance"]["decisions"] == SAMPLES
     assert content["distance"]["agreement"] > 0.9
@@ -113,7 +122,9 @@ def test_half_refuses_adapters_that_are_folded_wrongly(make_classifier, tmp_path
     go(run, tmp_path, half=True)
     fold = lora.Adapted.fold
     monkeypatch.setattr(lora.Adapted, "fold", lambda layer: (fold(layer), fold(layer)))
-    with pytest.raises(CheckpointError, match="with its adapters folded computes something else than the run's"):
+    with pytest.raises(
+        CheckpointError, match="with its adapters folded computes something else than the run's"
+    ):
         go(run, tmp_path, half=True)
 
 
@@ -172,7 +183,9 @@ def test_arguments_that_are_none_are_refused(classifier, tmp_path, changes, erro
         go(classifier, tmp_path, **changes)
 
 
-def test_a_folder_without_images_and_a_corrupt_image_are_refused_by_name(classifier, pictures, tmp_path):
+def test_a_folder_without_images_and_a_corrupt_image_are_refused_by_name(
+    classifier, pictures, tmp_path
+):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images"):
         go(classifier, tmp_path, input=(str(tmp_path / "empty"),))
@@ -190,7 +203,9 @@ def test_a_run_that_is_not_there_or_has_no_checkpoint_is_refused(classifier, tmp
         go(classifier, tmp_path)
 
 
-def test_an_output_folder_that_cannot_be_made_is_refused_before_anything_is_computed(classifier, tmp_path):
+def test_an_output_folder_that_cannot_be_made_is_refused_before_anything_is_computed(
+    classifier, tmp_path
+):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputOutputError, match="--output"):
         go(classifier, tmp_path, output=str(tmp_path / "file" / "below"))
@@ -205,24 +220,36 @@ def test_torch_s_random_numbers_are_left_alone(generator, tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_inference_needs_neither_the_optimizer_nor_its_packages(make_classifier, tmp_path, monkeypatch):
+def test_inference_needs_neither_the_optimizer_nor_its_packages(
+    make_classifier, tmp_path, monkeypatch
+):
     run = make_classifier("precision.mode=O2", "memory.channels_last=true")
     config = run / "config.yaml"
-    config.write_text(config.read_text().replace("channels_last: true", "low_bit_optimizer: {backend: bitsandbytes}"))
+    config.write_text(
+        config.read_text().replace(
+            "channels_last: true", "low_bit_optimizer: {backend: bitsandbytes}"
+        )
+    )
     assert "low_bit_optimizer" in config.read_text()
     monkeypatch.setattr(torch.optim.Adam, "__init__", None)
     assert len(read_rows(go(run, tmp_path))) == SAMPLES
 
 
-def test_a_damaged_checkpoint_that_is_passed_over_is_named_with_the_one_used(classifier, tmp_path, capsys):
-    shutil.copytree(classifier / "checkpoints" / "step-00000001", classifier / "checkpoints" / "step-00000002")
+def test_a_damaged_checkpoint_that_is_passed_over_is_named_with_the_one_used(
+    classifier, tmp_path, capsys
+):
+    shutil.copytree(
+        classifier / "checkpoints" / "step-00000001", classifier / "checkpoints" / "step-00000002"
+    )
     go(classifier, tmp_path)
     said = capsys.readouterr().err
     assert "step-00000002 is refused" in said
     assert "step-00000001 is used instead" in said
 
 
-def test_further_labels_or_all_probabilities_are_told_beside_the_truth(classifier, tmp_path, capsys):
+def test_further_labels_or_all_probabilities_are_told_beside_the_truth(
+    classifier, tmp_path, capsys
+):
     rows = read_rows(go(classifier, tmp_path, top=3, count=5))
     assert len(rows) == 5
     assert list(rows[0]) == [
@@ -233,7 +260,11 @@ def test_further_labels_or_all_probabilities_are_told_beside_the_truth(classifie
         "probability_3",
     ]
     assert all(row["input"].startswith("test sample ") for row in rows)
-    assert float(rows[0]["probability"]) >= float(rows[0]["probability_2"]) >= float(rows[0]["probability_3"])
+    assert (
+        float(rows[0]["probability"])
+        >= float(rows[0]["probability_2"])
+        >= float(rows[0]["probability_3"])
+    )
     right = sum(row["label"] == row["truth"] for row in rows)
     said = capsys.readouterr().out
     assert f"{right} of 5 labels are the true ones" in said
@@ -253,7 +284,9 @@ def test_test_samples_of_a_folder_are_named_by_their_files(make_classifier, tmp_
     assert all(row["truth"] == row["input"].split("/")[-2] for row in rows)
 
 
-def test_bad_inputs_are_left_out_and_listed_where_that_is_wanted(classifier, pictures, tmp_path, capsys):
+def test_bad_inputs_are_left_out_and_listed_where_that_is_wanted(
+    classifier, pictures, tmp_path, capsys
+):
     (pictures / "below" / "1.png").write_text("no picture")
     with pytest.raises(DataError, match=r"1\.png"):
         go(classifier, tmp_path, input=(str(pictures),))
@@ -269,7 +302,11 @@ def test_bad_inputs_are_left_out_and_listed_where_that_is_wanted(classifier, pic
                            output=str(tmp_path / "mine.csv"))  # fmt: skip
     infer.run(named)
     assert (tmp_path / "skipped.csv").read_text() == "another's"
-    assert {path.name for path in tmp_path.glob("mine*")} == {"mine.csv", "mine-skipped.csv", "mine-labels.png"}
+    assert {path.name for path in tmp_path.glob("mine*")} == {
+        "mine.csv",
+        "mine-skipped.csv",
+        "mine-labels.png",
+    }
 
 
 def test_nothing_is_written_over_without_a_word(classifier, tmp_path):
@@ -283,16 +320,24 @@ def test_nothing_is_written_over_without_a_word(classifier, tmp_path):
     with pytest.raises(ConfigError, match=r"table.csv is there already; .*--overwrite"):
         infer.run(InferArguments(run=str(classifier), device="cpu", count=3, output=str(table)))
     assert table.read_text() == before
-    infer.run(InferArguments(run=str(classifier), device="cpu", count=3, output=str(table), overwrite=True))
+    infer.run(
+        InferArguments(
+            run=str(classifier), device="cpu", count=3, output=str(table), overwrite=True
+        )
+    )
     assert len(table.read_text().splitlines()) == 4
 
 
-def test_a_generator_makes_any_number_of_samples_single_files_and_ways_between_seeds(generator, tmp_path):
+def test_a_generator_makes_any_number_of_samples_single_files_and_ways_between_seeds(
+    generator, tmp_path
+):
     output = go(generator, tmp_path, count=5, single=True, walk="3:17:3", frames=4, batch_size=2)
     files = sorted(output.glob("sample-*.png"))
     assert [file.name for file in files] == [f"sample-{number:04d}.png" for number in range(5)]
     assert pixels_of(files[0]).shape[:2] == (16, 16)
-    again = go(generator, tmp_path, count=5, single=True, output=str(tmp_path / "again"), batch_size=5)
+    again = go(
+        generator, tmp_path, count=5, single=True, output=str(tmp_path / "again"), batch_size=5
+    )
     for file in files:
         assert abs(pixels_of(file) - pixels_of(again / file.name)).max() <= 1, (
             "a sample depends on its number, not on the batch"
@@ -301,13 +346,16 @@ def test_a_generator_makes_any_number_of_samples_single_files_and_ways_between_s
         assert movie.n_frames == 7, "the seed in the middle is one frame"
         first = numpy.asarray(movie.convert("RGB"))
         movie.seek(6)
-        assert abs(first.astype(int) - numpy.asarray(movie.convert("RGB"))).max() <= 8  # back at the first seed
+        # back at the first seed
+        assert abs(first.astype(int) - numpy.asarray(movie.convert("RGB"))).max() <= 8
     for wrong in ("3", "a:b", "3:"):
         with pytest.raises(ConfigError, match="--walk"):
             go(generator, tmp_path, walk=wrong)
 
 
-def test_count_takes_the_first_inputs_and_what_is_for_noise_is_refused_at_once(classifier, pictures, tmp_path):
+def test_count_takes_the_first_inputs_and_what_is_for_noise_is_refused_at_once(
+    classifier, pictures, tmp_path
+):
     output = go(classifier, tmp_path, input=(str(pictures),), count=2)
     assert len((output / "labels.csv").read_text().splitlines()) == 3
     for wrong in ({"walk": "1:2"}, {"single": True}):
@@ -322,7 +370,9 @@ def test_pictures_show_inputs_with_their_labels(classifier, tmp_path):
     assert (pixels[..., 0] - pixels[..., 1]).max() > 100, "a wrong label is red"
 
 
-def test_the_newest_finished_run_is_taken_and_a_newer_unfinished_one_is_named(make_classifier, tmp_path, capsys):
+def test_the_newest_finished_run_is_taken_and_a_newer_unfinished_one_is_named(
+    make_classifier, tmp_path, capsys
+):
     old, new = make_classifier("name=old"), make_classifier("name=new")
     infer.run(InferArguments(runs=str(tmp_path), device="cpu", count=1))
     assert "no run in" in capsys.readouterr().err
@@ -350,20 +400,31 @@ class AtOnce(Executor):
         return done
 
 
-def test_several_processes_write_what_one_writes(classifier, generator, pictures, tmp_path, monkeypatch):
+def test_several_processes_write_what_one_writes(
+    classifier, generator, pictures, tmp_path, monkeypatch
+):
     monkeypatch.setattr(slices, "ProcessPoolExecutor", AtOnce)
     for run, options, name in (
         (classifier, {"count": 7, "batch_size": 2, "top": 0}, "labels.csv"),
-        (classifier, {"input": (str(pictures),), "batch_size": 1, "dtype": "bfloat16"}, "labels.csv"),
+        (
+            classifier,
+            {"input": (str(pictures),), "batch_size": 1, "dtype": "bfloat16"},
+            "labels.csv",
+        ),
         (generator, {"count": 7, "batch_size": 3}, "samples.png"),
     ):
-        written = [(go(run, tmp_path, nproc=count, **options) / name).read_bytes() for count in (1, 3)]
+        written = [
+            (go(run, tmp_path, nproc=count, **options) / name).read_bytes() for count in (1, 3)
+        ]
         assert written[0] == written[1]
 
 
 @pytest.mark.slow
 def test_processes_of_their_own_write_what_one_writes(generator, tmp_path, capsys):
-    written = [(go(generator, tmp_path, nproc=n, count=7, batch_size=3) / "samples.png").read_bytes() for n in (1, 2)]
+    written = [
+        (go(generator, tmp_path, nproc=n, count=7, batch_size=3) / "samples.png").read_bytes()
+        for n in (1, 2)
+    ]
     assert written[0] == written[1]
 
 

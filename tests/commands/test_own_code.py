@@ -80,7 +80,9 @@ def test_a_model_that_raises_is_named_with_its_own_lines_alone(go: Any, tmp_path
     write_net("return torch.cat([x.flatten(1)], y)", tmp_path)
     code, said = go("train", "c.yaml", "--allow", "own_net")
     assert code == 1
-    assert "your model MyNet raised in mix (own_net.py:11): NameError: name 'y' is not defined" in said
+    assert (
+        "your model MyNet raised in mix (own_net.py:11): NameError: name 'y' is not defined" in said
+    )
     assert "own_net.py:14 in forward: return self.mix(x)" in said
     assert "torch/nn" not in said
     assert "mpt/engine" not in said
@@ -89,8 +91,12 @@ def test_a_model_that_raises_is_named_with_its_own_lines_alone(go: Any, tmp_path
 
 
 def test_a_refusal_of_half_names_the_doctor(go: Any, tmp_path: Path) -> None:
-    write_net("return self.fc(x.flatten(1).half()).masked_fill(x.flatten(1)[:, :1] < 2, -1e9)", tmp_path)
-    code, said = go("train", "c.yaml", "--allow", "own_net", "precision=amp", "precision.dtype=float16")
+    write_net(
+        "return self.fc(x.flatten(1).half()).masked_fill(x.flatten(1)[:, :1] < 2, -1e9)", tmp_path
+    )
+    code, said = go(
+        "train", "c.yaml", "--allow", "own_net", "precision=amp", "precision.dtype=float16"
+    )
     assert code == 1
     assert "cannot be converted to type c10::Half" in said
     assert "(half may be the cause: `mpt doctor CONFIG` tries float32 and a cure)" in said
@@ -106,7 +112,9 @@ def test_a_model_of_timm_is_made_for_the_image_size(go: Any, tmp_path: Path) -> 
     assert code == 0
 
 
-def test_the_refusal_of_a_librarys_model_is_one_line_without_frames(go: Any, tmp_path: Path) -> None:
+def test_the_refusal_of_a_librarys_model_is_one_line_without_frames(
+    go: Any, tmp_path: Path
+) -> None:
     write_net("", tmp_path)
     code, said = go("train", "c.yaml", VIT[0], VIT[2], VIT[1].replace("{", "{img_size: 24, "))
     assert code == 1
@@ -122,7 +130,9 @@ def test_the_refusal_of_a_librarys_model_is_one_line_without_frames(go: Any, tmp
         ("return self.fc(x.flatten(1))[:, :3]", r"returned a tensor of shape (8, 3)"),
     ],
 )
-def test_what_a_classifier_must_return_is_said(go: Any, tmp_path: Path, mix: str, found: str) -> None:
+def test_what_a_classifier_must_return_is_said(
+    go: Any, tmp_path: Path, mix: str, found: str
+) -> None:
     write_net(mix, tmp_path)
     code, said = go("train", "c.yaml", "--allow", "own_net")
     assert found in said
@@ -131,7 +141,9 @@ def test_what_a_classifier_must_return_is_said(go: Any, tmp_path: Path, mix: str
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_data_set_that_raises_is_named_in_a_worker_too(go: Any, tmp_path: Path, workers: str) -> None:
+def test_a_data_set_that_raises_is_named_in_a_worker_too(
+    go: Any, tmp_path: Path, workers: str
+) -> None:
     (tmp_path / f"own{workers}" / "data").mkdir(parents=True)
     (tmp_path / f"own{workers}" / "data" / "noise.py").write_text(DATA)
     (tmp_path / "c.yaml").write_text(CONFIG % ("small_cnn", "noise"))
@@ -156,14 +168,18 @@ def test_a_data_set_that_raises_is_named_in_a_worker_too(go: Any, tmp_path: Path
         (["model=null", "model=nowhere"], "found with --parts DIR (a folder with nn/nowhere.py)"),
     ],
 )
-def test_words_of_other_programs_are_answered_with_ours(go: Any, tmp_path: Path, words: list[str], hint: str) -> None:
+def test_words_of_other_programs_are_answered_with_ours(
+    go: Any, tmp_path: Path, words: list[str], hint: str
+) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG % ("small_cnn", "digits"))
     code, said = go("train", "c.yaml", *words)
     assert code == 2
     assert hint in said
 
 
-def test_models_of_torchvision_and_timm_are_named_without_importing_them(go: Any, tmp_path: Path) -> None:
+def test_models_of_torchvision_and_timm_are_named_without_importing_them(
+    go: Any, tmp_path: Path
+) -> None:
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed; its models are looked for")
     (tmp_path / "c.yaml").write_text(CONFIG % ("resnet50", "digits"))
@@ -212,10 +228,22 @@ def build(name, settings, device):
             1,
             "your model raised in forward, in Linear(in_features=255, out_features=10, ",
         ),
-        (2, 256, "return net", 2, "build returned a Sequential; expected a dict of networks by name"),
+        (
+            2,
+            256,
+            "return net",
+            2,
+            "build returned a Sequential; expected a dict of networks by name",
+        ),
         (3, 256, "return", 2, "model bare: its build returned nothing; expected a dict"),
         (4, 256, 'return {"net": 3}', 2, "returned a dict whose 'net' is an int"),
-        (5, 256, 'return {"network": net}', 2, "wants a network called 'net'; the model's build returned 'network'"),
+        (
+            5,
+            256,
+            'return {"network": net}',
+            2,
+            "wants a network called 'net'; the model's build returned 'network'",
+        ),
         (
             6,
             256,

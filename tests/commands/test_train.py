@@ -56,7 +56,11 @@ def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(config: Path, *overrides: str, **options: Any) -> Path:
     runs = config.parent / "runs"
-    run(TrainArguments(config=config, overrides=overrides, runs=str(runs), **{"quiet": True, **options}))
+    run(
+        TrainArguments(
+            config=config, overrides=overrides, runs=str(runs), **{"quiet": True, **options}
+        )
+    )
     return runs / "run"
 
 
@@ -67,7 +71,14 @@ def state_of(path: Path) -> dict[str, torch.Tensor]:
 
 def test_a_run_writes_everything_its_directory_promises(config: Path, trained: Path) -> None:
     written = {file.name for file in trained.iterdir()}
-    assert {"config.yaml", "data.json", "env.json", "metrics.jsonl", "checkpoints", "summary.json"} <= written
+    assert {
+        "config.yaml",
+        "data.json",
+        "env.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "summary.json",
+    } <= written
     assert {"report.md", "report.html", "report.json"} <= written
     again = load_config(trained / "config.yaml")
     assert again.to_yaml() == load_config(config).to_yaml()
@@ -76,10 +87,16 @@ def test_a_run_writes_everything_its_directory_promises(config: Path, trained: P
 def test_samples_begin_before_training_and_what_the_distance_is_measured_in_is_said(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sections = ("model: {name: vae, image_size: 8, hidden: 16}", "task: {metric_samples: 64}", "name: run")
+    sections = (
+        "model: {name: vae, image_size: 8, hidden: 16}",
+        "task: {metric_samples: 64}",
+        "name: run",
+    )
     config.write_text("\n".join([*sections, "train: {steps: 2, batch_size: 8}"]))
     path = train(config, "train.sample_every=1", quiet=False)
-    assert [file.name for file in sorted((path / "samples").iterdir())] == [f"step-0000000{n}.png" for n in range(3)]
+    assert [file.name for file in sorted((path / "samples").iterdir())] == [
+        f"step-0000000{n}.png" for n in range(3)
+    ]
     events = [json.loads(line) for line in (path / "events.jsonl").read_text("utf-8").splitlines()]
     (note,) = [event["message"] for event in events if event["kind"] == "note"]
     assert "digit-classifier-32" in note
@@ -103,7 +120,9 @@ def test_nothing_is_planned_beside_a_run_on_a_cpu_unless_asked(config: Path) -> 
     assert not (train(config) / "plan.json").exists()
 
 
-def test_a_plan_that_fails_is_a_note_and_the_run_goes_on(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_fails_is_a_note_and_the_run_goes_on(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mpt.planner.server.beside.sys.executable", "/nowhere/python")
     path = train(config, "train.plan_memory=true")
     assert "/nowhere/python" in json.loads((path / "plan.json").read_text("utf-8"))["error"]
@@ -116,7 +135,9 @@ def test_a_second_run_of_the_same_name_gets_its_own_directory(config: Path) -> N
     assert (config.parent / "runs" / "run-2" / "summary.json").is_file()
 
 
-def test_print_config_prints_a_file_that_means_the_same(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_prints_a_file_that_means_the_same(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(config, "optimizer.lr=1e-4", print_config=True)
     printed = capsys.readouterr().out
     assert load_config(printed).optimizer.settings.lr == 1e-4
@@ -128,15 +149,24 @@ def test_a_dry_run_writes_nothing(config: Path) -> None:
     assert not (config.parent / "runs").exists()
 
 
-def test_smoke_trains_resumes_and_infers_and_leaves_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_smoke_trains_resumes_and_infers_and_leaves_nothing(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(config, smoke=4, quiet=False)
-    assert "smoke: 4 steps trained, saved, resumed, evaluated and inferred; nothing" in capsys.readouterr().out
+    assert (
+        "smoke: 4 steps trained, saved, resumed, evaluated and inferred; nothing"
+        in capsys.readouterr().out
+    )
     train(config, smoke=1, quiet=False)
-    assert "smoke: 1 step trained, saved, evaluated and inferred; nothing" in capsys.readouterr().out
+    assert (
+        "smoke: 1 step trained, saved, evaluated and inferred; nothing" in capsys.readouterr().out
+    )
     assert not (config.parent / "runs").exists()
 
 
-def test_a_dry_run_of_a_smoke_run_is_a_dry_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_of_a_smoke_run_is_a_dry_run(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(config, smoke=4, dry_run=True, quiet=False)
     assert "dry run: everything builds" in capsys.readouterr().err
 
@@ -175,20 +205,29 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_and_both_are_na
     assert all(torch.equal(value, expected[key]) for key, value in state_of(path).items())
 
 
-def test_a_run_that_is_named_is_resumed_by_its_own_configuration(config: Path, trained: Path) -> None:
+def test_a_run_that_is_named_is_resumed_by_its_own_configuration(
+    config: Path, trained: Path
+) -> None:
     steps = yaml.safe_load(open_run(trained).config_path.read_text("utf-8"))["train"]["steps"]
-    run(TrainArguments(f"train.steps={steps + 1}", resume=str(trained), runs=str(trained.parent), quiet=True))
+    run(
+        TrainArguments(
+            f"train.steps={steps + 1}", resume=str(trained), runs=str(trained.parent), quiet=True
+        )
+    )
     assert checkpoint.load(trained).step == steps + 1
     assert load_config(trained / "config.yaml").model == load_config(config).model
     with pytest.raises(
-        ConfigError, match=r"newest run of a configuration, and none is named: mpt train CONFIG --resume"
+        ConfigError,
+        match=r"newest run of a configuration, and none is named: mpt train CONFIG --resume",
     ):
         run(TrainArguments(resume="auto"))
     with pytest.raises(ConfigError, match="a setting, where a configuration is expected"):
         run(TrainArguments("train.steps=3"))
 
 
-def test_a_run_whose_checkpoints_are_all_bad_is_refused_and_never_restarted(config: Path, trained: Path) -> None:
+def test_a_run_whose_checkpoints_are_all_bad_is_refused_and_never_restarted(
+    config: Path, trained: Path
+) -> None:
     for folder in (trained / "checkpoints").glob("step-*"):
         for file in folder.iterdir():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -197,7 +236,9 @@ def test_a_run_whose_checkpoints_are_all_bad_is_refused_and_never_restarted(conf
     assert caught.value.exit_code == 4
 
 
-def test_a_checkpoint_of_another_architecture_is_refused_with_a_list(config: Path, trained: Path) -> None:
+def test_a_checkpoint_of_another_architecture_is_refused_with_a_list(
+    config: Path, trained: Path
+) -> None:
     with pytest.raises(CheckpointError, match=r"of another shape: net\.stages\.0\.0\.weight"):
         train(config, "model.features=6", resume="auto")
 
@@ -216,7 +257,9 @@ def test_resuming_a_named_checkpoint_goes_on_from_there(config: Path, trained: P
     expected = state_of(trained)
     train(config, resume=str(trained / "checkpoints" / "step-00000004"))
     assert all(torch.equal(value, expected[key]) for key, value in state_of(trained).items())
-    steps = [json.loads(line)["step"] for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"] for line in (trained / "metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == [2, 4, 6, 6]
 
 
@@ -238,7 +281,11 @@ def test_the_last_line_of_a_run_that_was_never_evaluated_says_so() -> None:
 
 def snapshot(path: Path) -> dict[str, bytes]:
     """Return every file of a run, but for its lock."""
-    return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file() and f.name != "lock"}
+    return {
+        str(f.relative_to(path)): f.read_bytes()
+        for f in path.rglob("*")
+        if f.is_file() and f.name != "lock"
+    }
 
 
 def test_resuming_a_finished_run_leaves_no_trace_whatever_was_asked_for(
@@ -264,7 +311,9 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_report_gets_both_at_a_
     }
 
 
-@pytest.mark.parametrize("damage", ["earlier summary", "torn summary", "earlier report", "another future"])
+@pytest.mark.parametrize(
+    "damage", ["earlier summary", "torn summary", "earlier report", "another future"]
+)
 def test_an_extended_run_that_is_killed_before_its_report_does_not_keep_the_earlier_end(
     config: Path, trained: Path, damage: str
 ) -> None:
@@ -311,7 +360,9 @@ def kill_at(step: int, save: Callable[[Training], str | None]) -> Callable[[Trai
     return save_and_die
 
 
-def test_what_is_removed_while_a_run_goes_on_is_said(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_removed_while_a_run_goes_on_is_said(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save = Training.save
 
     def removing(self: Training) -> str | None:
@@ -323,9 +374,17 @@ def test_what_is_removed_while_a_run_goes_on_is_said(config: Path, monkeypatch: 
 
     monkeypatch.setattr(Training, "save", removing)
     path = train(config)
-    said = [json.loads(line).get("message", "") for line in (path / "events.jsonl").read_text().splitlines()]
-    assert any("removed while the run goes on: metrics.jsonl, the checkpoint of step 2" in line for line in said)
-    assert [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()] == [6, 6]
+    said = [
+        json.loads(line).get("message", "")
+        for line in (path / "events.jsonl").read_text().splitlines()
+    ]
+    assert any(
+        "removed while the run goes on: metrics.jsonl, the checkpoint of step 2" in line
+        for line in said
+    )
+    assert [
+        json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()
+    ] == [6, 6]
 
 
 def test_an_interrupted_smoke_run_does_not_say_that_it_can_be_gone_on_with(
@@ -348,7 +407,10 @@ def test_a_changed_setting_is_said_and_kept_beside_the_one_before(
 ) -> None:
     capsys.readouterr()
     train(config, "optimizer.lr=0.01", "train.steps=8", resume="auto", quiet=False)
-    assert "settings changed since: optimizer.lr 0.05 -> 0.01, train.steps 6 -> 8" in capsys.readouterr().err
+    assert (
+        "settings changed since: optimizer.lr 0.05 -> 0.01, train.steps 6 -> 8"
+        in capsys.readouterr().err
+    )
     assert load_config(trained / "config.yaml").optimizer.settings.lr == 0.01
     assert load_config(trained / "config-until-00000006.yaml").optimizer.settings.lr == 0.05
     events = [json.loads(line) for line in (trained / "events.jsonl").read_text().splitlines()]
@@ -366,8 +428,12 @@ def test_a_resume_from_before_a_change_takes_the_history_back(config: Path, trai
     assert '"settings"' not in (trained / "events.jsonl").read_text()
 
 
-def test_changed_settings_are_refused_under_exact_if_they_change_the_numbers(config: Path, trained: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"--exact: not bit-exact.*optimizer\.lr 0\.05 -> 0\.1"):
+def test_changed_settings_are_refused_under_exact_if_they_change_the_numbers(
+    config: Path, trained: Path
+) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"--exact: not bit-exact.*optimizer\.lr 0\.05 -> 0\.1"
+    ):
         train(config, "optimizer.lr=0.1", "train.steps=8", resume="auto", exact=True)
     path = train(config, "train.log_every=1", "train.steps=8", resume="auto", exact=True)
     assert load_config(path / "config.yaml").train.steps == 8
@@ -395,7 +461,9 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_anew_in_its_folder(
     assert steps == [2, 4, 6, 6]
 
 
-def test_a_run_whose_checkpoints_were_removed_is_not_begun_anew(config: Path, trained: Path) -> None:
+def test_a_run_whose_checkpoints_were_removed_is_not_begun_anew(
+    config: Path, trained: Path
+) -> None:
     for folder in (trained / "checkpoints").glob("step-*"):
         shutil.rmtree(folder)
     (trained / "checkpoints" / "index.json").unlink()
@@ -408,17 +476,23 @@ def test_tensorboard_that_is_not_installed_is_missed_before_a_folder_is_made(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mpt.run.boards.boards.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"train\.boards: TensorBoard is not installed: `pip install tensorboard`"):
+    with pytest.raises(
+        ConfigError, match=r"train\.boards: TensorBoard is not installed: `pip install tensorboard`"
+    ):
         train(config, "train.tensorboard=true")
     assert not (config.parent / "runs").exists()
 
 
-def test_resuming_nothing_starts_a_run_and_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_nothing_starts_a_run_and_says_so(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(config, resume="auto", quiet=False)
     assert "nothing to resume" in capsys.readouterr().err
 
 
-def test_files_that_were_skipped_are_counted_and_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_were_skipped_are_counted_and_named(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for index in range(8):
         folder = config.parent / "pictures" / ("train" if index < 6 else "test") / "x"
         folder.mkdir(parents=True, exist_ok=True)
@@ -430,17 +504,30 @@ def test_files_that_were_skipped_are_counted_and_named(config: Path, capsys: pyt
     assert said in capsys.readouterr().err
     assert said in (path / "events.jsonl").read_text()
     (config.parent / "pictures" / "test" / "x" / "7.png").write_bytes(b"no image either")
-    (config.parent / "pictures" / "train" / "x" / "3.png").unlink()  # a resume keeps what was found before it
+    # a resume keeps what was found before it
+    (config.parent / "pictures" / "train" / "x" / "3.png").unlink()
     train(config, root, "train.batch_size=5", "train.steps=2", resume="auto")
     rows = (path / "skipped_files.csv").read_text().splitlines()
     assert rows[0] == "path,reason"
-    assert [row.split(",")[0].rsplit("/", 2)[1:] for row in rows[1:]] == [["x", "7.png"], ["x", "3.png"]]
+    assert [row.split(",")[0].rsplit("/", 2)[1:] for row in rows[1:]] == [
+        ["x", "7.png"],
+        ["x", "3.png"],
+    ]
     assert json.loads((path / "summary.json").read_text())["skipped_files"] == 2
     assert "2 (skipped_files.csv)" in (path / "report.md").read_text().replace("\\", "")
 
 
 def test_two_processes_cannot_write_one_run(config: Path, trained: Path) -> None:
-    command = [sys.executable, "-m", "mpt", "train", str(config), "--resume", str(trained), "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "mpt",
+        "train",
+        str(config),
+        "--resume",
+        str(trained),
+        "--quiet",
+    ]
     with open_run(trained).hold():
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 5
@@ -449,7 +536,15 @@ def test_two_processes_cannot_write_one_run(config: Path, trained: Path) -> None
 
 
 def test_an_external_model_needs_its_package_granted(config: Path) -> None:
-    command = [sys.executable, "-m", "mpt", "train", str(config), "model={name: 'os.path:join'}", "--dry-run"]
+    command = [
+        sys.executable,
+        "-m",
+        "mpt",
+        "train",
+        str(config),
+        "model={name: 'os.path:join'}",
+        "--dry-run",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "--allow" in done.stderr

@@ -17,10 +17,22 @@ from mpt.planner.facts.gpus import find_gpu
 from mpt.precision.low_bit_products import check_device
 
 REFUSED = [
-    ("@classify_digits precision=native", "precision.mode: native is for models with a half precision of their own"),
-    ("@stylegan2_16 model.image_size=100", "model.image_size: stylegan2 cannot make 100 pixels; it can make 16, 32"),
-    ("@classify_digits precision.keep_fp32=[nowhere.*]", "precision.keep_fp32: no module matches 'nowhere.*'"),
-    ("@classify_digits train.freeze=[nothing.*]", "train.freeze: 'nothing.*' matches no trained parameter"),
+    (
+        "@classify_digits precision=native",
+        "precision.mode: native is for models with a half precision of their own",
+    ),
+    (
+        "@stylegan2_16 model.image_size=100",
+        "model.image_size: stylegan2 cannot make 100 pixels; it can make 16, 32",
+    ),
+    (
+        "@classify_digits precision.keep_fp32=[nowhere.*]",
+        "precision.keep_fp32: no module matches 'nowhere.*'",
+    ),
+    (
+        "@classify_digits train.freeze=[nothing.*]",
+        "train.freeze: 'nothing.*' matches no trained parameter",
+    ),
 ]
 
 
@@ -44,5 +56,7 @@ def test_fp8_is_planned_for_a_card_that_is_not_here() -> None:
     """The planner's stand-in for a card has another device type than cuda."""
     with FakeTensorMode():
         assert check_device("fp8", torch.device("meta"), emulate=False) == (0, 0)
-    with pytest.raises(ConfigError, match=r"fp8 needs a GPU of compute capability 8\.9 or later, not cpu"):
+    with pytest.raises(
+        ConfigError, match=r"fp8 needs a GPU of compute capability 8\.9 or later, not cpu"
+    ):
         check_device("fp8", torch.device("cpu"), emulate=False)

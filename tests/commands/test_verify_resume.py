@@ -43,8 +43,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "counting_net.py").write_text(COUNTING)
     for name, model in (("honest", "small_cnn"), ("counting", "counting_net:counting")):
-        size: dict[str, Any] = {"image_size": 16} | ({"channels": 1} if ":" in model else {"features": 4})
-        config = {"model": {"name": model, **size}, "dataset": "digits", "train": {"batch_size": 16, "epochs": 1}}
+        size: dict[str, Any] = {"image_size": 16} | (
+            {"channels": 1} if ":" in model else {"features": 4}
+        )
+        config = {
+            "model": {"name": model, **size},
+            "dataset": "digits",
+            "train": {"batch_size": 16, "epochs": 1},
+        }
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
     return tmp_path
 
@@ -62,15 +68,21 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         stop_after: Any = None,
         resumes: Any = False,
     ) -> None:
-        resume_check.main(resume_check.command(file, folder, name, stop_after, resumes, check.allow)[3:])
+        resume_check.main(
+            resume_check.command(file, folder, name, stop_after, resumes, check.allow)[3:]
+        )
 
     monkeypatch.setattr(resume_check, "train", train)
 
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("mode", ["fp32", "amp"])
-def test_an_exact_resume_is_said_to_be(here: Path, capsys: pytest.CaptureFixture[str], mode: str) -> None:
-    verify_resume.run(VerifyResumeArguments("honest.yaml", (f"precision={mode}",), steps=4, json=True))
+def test_an_exact_resume_is_said_to_be(
+    here: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    verify_resume.run(
+        VerifyResumeArguments("honest.yaml", (f"precision={mode}",), steps=4, json=True)
+    )
     told = json.loads(capsys.readouterr().out)
     assert (told["same"], told["stops"], told["files"]["common"]) == (True, ["a stop at step 2"], 4)
     assert told["files"]["checkpoints"][-1]["tensors"] > 20
@@ -176,7 +188,9 @@ def test_a_generator_that_is_made_at_its_first_use_is_carried_over() -> None:
 
 
 def test_a_value_of_a_module_that_training_changes_is_named(here: Path) -> None:
-    counted = COUNTING.replace("self.calls += 1", "global CALLS; CALLS += 1").replace("self.calls)", "CALLS)")
+    counted = COUNTING.replace("self.calls += 1", "global CALLS; CALLS += 1").replace(
+        "self.calls)", "CALLS)"
+    )
     (here / "global_net.py").write_text("CALLS = 0\n" + counted)
     model = {"name": "global_net:counting", "image_size": 16, "channels": 1}
     settings = {"model": model, "dataset": "digits", "train": {"batch_size": 16, "epochs": 1}}
@@ -204,9 +218,14 @@ def net(num_classes): return Net(num_classes)
 
 @pytest.mark.parametrize(
     ("name", "default", "before", "then"),
-    [("of_class", "calls = 0", "self.calls", "0"), ("unset", "pass", "getattr(self, 'calls', 0)", "not there")],
+    [
+        ("of_class", "calls = 0", "self.calls", "0"),
+        ("unset", "pass", "getattr(self, 'calls', 0)", "not there"),
+    ],
 )
-def test_a_value_that_training_sets_first_is_named(here: Path, name: str, default: str, before: str, then: str) -> None:
+def test_a_value_that_training_sets_first_is_named(
+    here: Path, name: str, default: str, before: str, then: str
+) -> None:
     """A default in the class, or no attribute at all, until the first step."""
     (here / f"{name}_net.py").write_text(UNSET.format(default=default, before=before))
     model = {"name": f"{name}_net:net", "image_size": 16, "channels": 1}

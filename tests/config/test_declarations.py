@@ -20,8 +20,12 @@ ROOT = Path(__file__).parents[2]
 ASKED = re.compile(r'\.optional\(\s*"(\w+)"|literals\.get\("(\w+)"')
 ROW = re.compile(r"^\| ((?:`\w+/`,? ?)+)\| ((?:`[^`]+`,? ?)+)\|", re.M)
 KINDS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("CONFLICTS", "POINTLESS_ON", "ENVIRONMENT", "EMA", "MOVED", "NAMES", "ABOUT"), dict),
-    **dict.fromkeys(("PROPOSALS", "NEEDS_BFLOAT16", "SCALED", "DIALS", "PATHS", "INFER_OPTIONS"), tuple),
+    **dict.fromkeys(
+        ("CONFLICTS", "POINTLESS_ON", "ENVIRONMENT", "EMA", "MOVED", "NAMES", "ABOUT"), dict
+    ),
+    **dict.fromkeys(
+        ("PROPOSALS", "NEEDS_BFLOAT16", "SCALED", "DIALS", "PATHS", "INFER_OPTIONS"), tuple
+    ),
     **dict.fromkeys(("SHARDED", "LOSSY", "IN_PARTS", "HOLDS_FLOAT32"), bool),
     **dict.fromkeys(("TASK", "RELIEVES", "DATASET"), str),
     **dict.fromkeys(("RANK", "TEST_SAMPLES"), int),
@@ -50,13 +54,19 @@ def test_everything_that_is_asked_of_a_part_is_in_the_table_and_nothing_else() -
     asked = {one or other for source in sources for one, other in ASKED.findall(source)}
     named = {name for names in TABLE.values() for name in names}
     assert asked == named - {"NAMES"}
-    assert set(LITERALS) == {name for name in named if name.isupper()} - {"TEST_SAMPLES"}, "read without an import"
+    assert set(LITERALS) == {name for name in named if name.isupper()} - {"TEST_SAMPLES"}, (
+        "read without an import"
+    )
 
 
 @pytest.mark.parametrize("folder", SUBPACKAGES)
 def test_parts_declare_what_the_table_has_for_their_folder_in_the_right_form(folder: str) -> None:
     allowed = TABLE[folder]
-    paths = {plugin.path: plugin for name in INSTALLED.names(folder) if (plugin := INSTALLED.find(folder, name))}
+    paths = {
+        plugin.path: plugin
+        for name in INSTALLED.names(folder)
+        if (plugin := INSTALLED.find(folder, name))
+    }
     for path, plugin in paths.items():
         tree = ast.parse(path.read_text("utf-8"))
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -74,4 +84,7 @@ def test_parts_declare_what_the_table_has_for_their_folder_in_the_right_form(fol
 def test_a_model_of_another_package_declares_the_same() -> None:
     plugin: Any = INSTALLED.find("nn", "torchvision:resnet18")
     function = plugin.member("published_scaling")
-    assert f"published_scaling({', '.join(inspect.signature(function).parameters)})" == TABLE["nn"]["published_scaling"]
+    assert (
+        f"published_scaling({', '.join(inspect.signature(function).parameters)})"
+        == TABLE["nn"]["published_scaling"]
+    )

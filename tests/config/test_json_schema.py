@@ -15,7 +15,14 @@ pytestmark = pytest.mark.tier("fast")
 
 
 CONFIGS = [*shipped_configs().values()]
-TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
+TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+}
 
 
 def accepts(schema, value, root):
@@ -33,7 +40,10 @@ def accepts(schema, value, root):
         rest = [item for key, item in value.items() if key not in schema.get("properties", {})]
         return all(extra is not False and accepts(extra, item, root) for item in rest)
     if isinstance(value, list) and "items" in schema:
-        return all(accepts(schema["items"], item, root) for item in value[len(schema.get("prefixItems", [])) :])
+        return all(
+            accepts(schema["items"], item, root)
+            for item in value[len(schema.get("prefixItems", [])) :]
+        )
     return True
 
 
@@ -50,23 +60,33 @@ def is_number(value):
 KEYWORDS = {
     "type": has_type,
     "const": lambda wanted, value, root: value == wanted and type(value) is type(wanted),
-    "enum": lambda wanted, value, root: any(value == item and type(value) is type(item) for item in wanted),
+    "enum": lambda wanted, value, root: any(
+        value == item and type(value) is type(item) for item in wanted
+    ),
     "anyOf": lambda wanted, value, root: any(accepts(part, value, root) for part in wanted),
     "allOf": lambda wanted, value, root: all(accepts(part, value, root) for part in wanted),
     "not": lambda wanted, value, root: not accepts(wanted, value, root),
     "oneOf": lambda wanted, value, root: sum(accepts(part, value, root) for part in wanted) == 1,
-    "$ref": lambda wanted, value, root: accepts(root["$defs"][wanted.removeprefix("#/$defs/")], value, root),
-    "required": lambda wanted, value, root: not isinstance(value, dict) or set(wanted) <= set(value),
+    "$ref": lambda wanted, value, root: accepts(
+        root["$defs"][wanted.removeprefix("#/$defs/")], value, root
+    ),
+    "required": lambda wanted, value, root: (
+        not isinstance(value, dict) or set(wanted) <= set(value)
+    ),
     "properties": lambda wanted, value, root: (
-        not isinstance(value, dict) or all(accepts(wanted[key], value[key], root) for key in wanted if key in value)
+        not isinstance(value, dict)
+        or all(accepts(wanted[key], value[key], root) for key in wanted if key in value)
     ),
     "prefixItems": lambda wanted, value, root: (
-        not isinstance(value, list) or all(accepts(part, item, root) for part, item in zip(wanted, value, strict=False))
+        not isinstance(value, list)
+        or all(accepts(part, item, root) for part, item in zip(wanted, value, strict=False))
     ),
     "propertyNames": lambda wanted, value, root: (
         not isinstance(value, dict) or all(accepts(wanted, key, root) for key in value)
     ),
-    "pattern": lambda wanted, value, root: not isinstance(value, str) or bool(re.search(wanted, value)),
+    "pattern": lambda wanted, value, root: (
+        not isinstance(value, str) or bool(re.search(wanted, value))
+    ),
     "minimum": lambda wanted, value, root: not is_number(value) or value >= wanted,
     "maximum": lambda wanted, value, root: not is_number(value) or value <= wanted,
     "exclusiveMinimum": lambda wanted, value, root: not is_number(value) or value > wanted,
@@ -100,7 +120,10 @@ def test_a_shipped_config_is_accepted_as_written_and_as_resolved(schema, path):
     ("text", "valid"),
     [
         ("model: net\n", True),
-        ("model: net\nprecision: 16-mixed\nmemory: {micro_batch: 4, recompute: true, offload: false}", True),
+        (
+            "model: net\nprecision: 16-mixed\nmemory: {micro_batch: 4, recompute: true, offload: false}",
+            True,
+        ),
         ("model: net\nprecision: {loss_scale: 512}\nmemory:\n", True),
         ("model: {name: 'torchvision:resnet18', options: {a: 1}}\n", True),
         ("model: net\nmemory: {micro_batch: {count: 4, order: x}, on_oom: adapt}", True),
@@ -154,7 +177,11 @@ def test_tricks_that_clash_are_refused_by_the_schema_as_by_the_loader(schema, me
 
 def test_notes_and_descriptions_reach_the_editor(registry):
     schema = config_schema(registry)
-    net = next(part for part in schema["properties"]["model"]["anyOf"] if part.get("description") == "A small network.")
+    net = next(
+        part
+        for part in schema["properties"]["model"]["anyOf"]
+        if part.get("description") == "A small network."
+    )
     assert net["properties"]["width"]["description"] == "How wide it is."
     assert net["properties"]["name"] == {"description": "The choice.", "enum": ["net"]}
 
@@ -164,5 +191,9 @@ def test_settings_in_nested_mappings_are_described_too():
     groups = {name: one for name, one in definitions.items() if name.endswith(".ParameterGroup")}
     assert groups
     for name, definition in definitions.items():
-        bare = [key for key, field in definition.get("properties", {}).items() if not field.get("description")]
+        bare = [
+            key
+            for key, field in definition.get("properties", {}).items()
+            if not field.get("description")
+        ]
         assert not bare, f"{name}: {bare}"

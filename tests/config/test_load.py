@@ -48,8 +48,16 @@ def complaints(registry, text, *overrides, **options):
 
 def test_a_configuration_holds_what_was_written_and_the_defaults(registry):
     config = load(registry, FULL)
-    assert (config.model.name, config.model.settings.width, config.model.settings.kind) == ("net", 4, "round")
-    assert (config.task.name, config.dataset.name, config.optimizer.name) == ("sort", "digits", "adam")
+    assert (config.model.name, config.model.settings.width, config.model.settings.kind) == (
+        "net",
+        4,
+        "round",
+    )
+    assert (config.task.name, config.dataset.name, config.optimizer.name) == (
+        "sort",
+        "digits",
+        "adam",
+    )
     assert (config.precision.mode, config.precision.settings.keep_fp32) == ("amp", ["gen.*"])
     assert {name: trick.model_dump() for name, trick in config.memory.tricks.items()} == {
         "micro_batch": {"count": 4, "order": "as_read"},
@@ -57,7 +65,12 @@ def test_a_configuration_holds_what_was_written_and_the_defaults(registry):
     }
     assert config.memory.on_oom == "stop"
     assert (config.optimizer.settings.lr, config.optimizer.settings.betas) == (1e-4, (0.0, 0.9))
-    assert (config.train.epochs, config.train.steps, config.seed, config.run_name) == (2.5, None, 3, "my-run.1")
+    assert (config.train.epochs, config.train.steps, config.seed, config.run_name) == (
+        2.5,
+        None,
+        3,
+        "my-run.1",
+    )
 
 
 def test_a_task_of_other_models_is_refused_with_its_models_and_the_way_out():
@@ -83,7 +96,11 @@ def test_a_model_is_enough(registry):
 
 
 def test_what_is_written_out_reads_back_equal(registry):
-    for text in (FULL, "model: net\n", "model: net\nmemory: {offload: {pin: false}}\nprecision: bf16"):
+    for text in (
+        FULL,
+        "model: net\n",
+        "model: net\nmemory: {offload: {pin: false}}\nprecision: bf16",
+    ):
         config = load(registry, text)
         assert load(registry, config.to_yaml()) == config
         assert load_config(config.to_data(), registry=registry) == config
@@ -100,7 +117,10 @@ def test_a_configuration_does_not_change(registry):
 def test_the_data_set_takes_its_size_from_the_model(registry):
     config = load(registry, "model: {name: net, image_size: 64}\ndataset: {channels: 3}")
     assert config.dataset.settings.image_size is None
-    assert (config.sized_dataset.settings.image_size, config.sized_dataset.settings.channels) == (64, 3)
+    assert (config.sized_dataset.settings.image_size, config.sized_dataset.settings.channels) == (
+        64,
+        3,
+    )
 
 
 def test_a_path_a_text_and_a_patch_are_read(registry, tmp_path):
@@ -112,19 +132,29 @@ def test_a_path_a_text_and_a_patch_are_read(registry, tmp_path):
     assert config.train.batch_size == 32
     assert config.train.epochs == 2.5
     patch.write_text("memory:\n  micro_bach: 8\n")
-    assert complaints(registry, path, patches=[patch])[0].startswith(f"{patch}:2:3: memory.micro_bach: unknown key")
+    assert complaints(registry, path, patches=[patch])[0].startswith(
+        f"{patch}:2:3: memory.micro_bach: unknown key"
+    )
 
 
 @pytest.mark.parametrize(
     ("override", "read"),
     [
         ("optimizer.lr=3e-4", lambda config: config.optimizer.settings.lr == 3e-4),
-        ("optimizer.betas=[0.5, 0.9]", lambda config: config.optimizer.settings.betas == (0.5, 0.9)),
-        ("precision=bf16", lambda config: config.precision.mode == "bf16" and config.precision.settings.keep_fp32),
+        (
+            "optimizer.betas=[0.5, 0.9]",
+            lambda config: config.optimizer.settings.betas == (0.5, 0.9),
+        ),
+        (
+            "precision=bf16",
+            lambda config: config.precision.mode == "bf16" and config.precision.settings.keep_fp32,
+        ),
         ("precision.mode=bf16", lambda config: config.precision.settings.dtype == "bfloat16"),
         (
             "precision=16-mixed",
-            lambda config: (config.precision.mode, config.precision.settings.dtype) == ("amp", "float16"),
+            lambda config: (
+                (config.precision.mode, config.precision.settings.dtype) == ("amp", "float16")
+            ),
         ),
         ("precision.mode=o1", lambda config: config.precision.mode == "O1"),
         ("memory.micro_batch=16", lambda config: config.memory.tricks["micro_batch"].count == 16),
@@ -133,7 +163,10 @@ def test_a_path_a_text_and_a_patch_are_read(registry, tmp_path):
         ("memory.zeroing=false", lambda config: not config.memory.tricks["zeroing"].enabled),
         ("memory.on_oom=adapt", lambda config: config.memory.on_oom == "adapt"),
         ("memory=null", lambda config: config.memory.tricks == {}),
-        ("optimizer.phases.gen.lr=1", lambda config: config.optimizer.settings.phases["gen"] == {"lr": 1.0}),
+        (
+            "optimizer.phases.gen.lr=1",
+            lambda config: config.optimizer.settings.phases["gen"] == {"lr": 1.0},
+        ),
         ('name="1e5"', lambda config: config.name == "1e5"),
         ("dataset.path='a = b'", lambda config: config.dataset.settings.path == "a = b"),
         ("dataset.path=no", lambda config: config.dataset.settings.path == "no"),
@@ -152,7 +185,10 @@ def test_later_overrides_win(registry):
 )
 def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
     if isinstance(value, str | None):
-        assert load(registry, FULL, write_override("dataset.path", value)).dataset.settings.path == value
+        assert (
+            load(registry, FULL, write_override("dataset.path", value)).dataset.settings.path
+            == value
+        )
     else:
         key = {True: "memory.offload", 5: "seed", 1.5: "train.epochs"}[value]
         changes = ["memory.recompute=false"] if value is True else []
@@ -167,10 +203,22 @@ def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
             "",
             "configuration:1:1: modle: unknown key 'modle'; allowed: model, .*; did you mean 'model'?",
         ),
-        ("model: nte", "", "configuration:1:8: model.name: found 'nte'; allowed: one of net; did you mean 'net'?"),
+        (
+            "model: nte",
+            "",
+            "configuration:1:8: model.name: found 'nte'; allowed: one of net; did you mean 'net'?",
+        ),
         ("seed: 1", "", "configuration:1:1: model.name: missing; allowed: one of net"),
-        ("# nothing yet\n\n", "", "model.name: missing; .*; `mpt init` writes a configuration to start from"),
-        ("model: net", "seed=", "override 'seed=': seed: the value is missing; write null to mean none"),
+        (
+            "# nothing yet\n\n",
+            "",
+            "model.name: missing; .*; `mpt init` writes a configuration to start from",
+        ),
+        (
+            "model: net",
+            "seed=",
+            "override 'seed=': seed: the value is missing; write null to mean none",
+        ),
         ("model: net", "seed= ", "seed: the value is missing"),
         (
             "model: net\ntrain.steps: 3",
@@ -188,7 +236,11 @@ def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
         ),
         ("model: 5", "", "model.name: found 5; allowed: a name"),
         ("model: [net]", "", "model: found a list; allowed: a mapping"),
-        ("- model", "", "configuration:1:1: found a list; allowed: a mapping with the keys model, "),
+        (
+            "- model",
+            "",
+            "configuration:1:1: found a list; allowed: a mapping with the keys model, ",
+        ),
         (
             "model: net\nbatch_size: 4",
             "",
@@ -199,9 +251,21 @@ def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
             "",
             "configuration:2:17: optimizer.lr: found nan; allowed: a finite number",
         ),
-        ("model: net\noptimizer: {lr: 1e300}", "", "optimizer.lr: a number up to 1e\\+30; found 1e\\+300"),
-        ("model: net\noptimizer: {lr: .inf}", "", "optimizer.lr: found inf; allowed: a finite number"),
-        ("model: net\noptimizer: {lr: 1e999}", "", "optimizer.lr: found inf; allowed: a finite number"),
+        (
+            "model: net\noptimizer: {lr: 1e300}",
+            "",
+            "optimizer.lr: a number up to 1e\\+30; found 1e\\+300",
+        ),
+        (
+            "model: net\noptimizer: {lr: .inf}",
+            "",
+            "optimizer.lr: found inf; allowed: a finite number",
+        ),
+        (
+            "model: net\noptimizer: {lr: 1e999}",
+            "",
+            "optimizer.lr: found inf; allowed: a finite number",
+        ),
         ("model: net\noptimizer: {betas: [0.5]}", "", "optimizer.betas.1: missing"),
         (
             "model: net\nprecision: {loss_scale: dynamik}",
@@ -209,24 +273,56 @@ def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
             "allowed: 'auto' or 'dynamic' or a number; did you mean 'dynamic'?",
         ),
         ("model: net\nprecision: {loss_scale: 0}", "", "'auto' or 'dynamic' or a number above 0$"),
-        ("model: net\nprecision: {loss_scale: -1}", "", "found -1; allowed: 'auto' or 'dynamic' or a number above 0$"),
-        ("model: net\nprecision: {mode: 16-mixed, dtype: bfloat16}", "", "but the mode 16-mixed means dtype float16"),
-        ("model: net\nprecision: pf32", "", "precision.mode: found 'pf32'; allowed: one of .*did you mean 'fp32'?"),
+        (
+            "model: net\nprecision: {loss_scale: -1}",
+            "",
+            "found -1; allowed: 'auto' or 'dynamic' or a number above 0$",
+        ),
+        (
+            "model: net\nprecision: {mode: 16-mixed, dtype: bfloat16}",
+            "",
+            "but the mode 16-mixed means dtype float16",
+        ),
+        (
+            "model: net\nprecision: pf32",
+            "",
+            "precision.mode: found 'pf32'; allowed: one of .*did you mean 'fp32'?",
+        ),
         (
             "model: net\nmemory: {recompute: true, offload: true}",
             "",
             "cannot be combined with offload: both would keep",
         ),
-        ("model: net\nmemory: {recompute: 3}", "", "memory.recompute: found 3; allowed: true, false or a mapping"),
-        ("model: net\nmemory: {recompute: }", "", "memory.recompute: found nothing; allowed: true, false or a mapping"),
+        (
+            "model: net\nmemory: {recompute: 3}",
+            "",
+            "memory.recompute: found 3; allowed: true, false or a mapping",
+        ),
+        (
+            "model: net\nmemory: {recompute: }",
+            "",
+            "memory.recompute: found nothing; allowed: true, false or a mapping",
+        ),
         (
             "model: net\nmemory: {ceiling: lots}",
             "",
             "memory.ceiling: 'lots' is not an amount of memory; .*, auto or null",
         ),
-        ("model: net\nmemory: {micro_bach: 3}", "", "unknown key 'micro_bach'; .*did you mean 'micro_batch'?"),
-        ("model: net\ntrain: {steps: 5, epochs: 1}", "", "train.epochs: steps and epochs are both given"),
-        ("model: net\ntrain: {device: gpu}", "", "train.device: a device is auto, cpu, cuda, .*found 'gpu'"),
+        (
+            "model: net\nmemory: {micro_bach: 3}",
+            "",
+            "unknown key 'micro_bach'; .*did you mean 'micro_batch'?",
+        ),
+        (
+            "model: net\ntrain: {steps: 5, epochs: 1}",
+            "",
+            "train.epochs: steps and epochs are both given",
+        ),
+        (
+            "model: net\ntrain: {device: gpu}",
+            "",
+            "train.device: a device is auto, cpu, cuda, .*found 'gpu'",
+        ),
         ("model: net\ntrain: 5", "", "train: found 5; allowed: a mapping"),
         ("model: net\nseed: 1.5", "", "seed: found 1.5; allowed: a whole number"),
         ("model: net\nseed: -1", "", "seed: found -1; allowed: a number not below 0"),
@@ -240,8 +336,16 @@ def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
         ),
         ("model: 'a b:c'", "", "allowed for a model of another package: torchvision:NAME"),
         ("model: ':x'", "", "allowed for a model of another package"),
-        ("model: net", "optimizer.rl=3", "override 'optimizer.rl=3': optimizer.rl: unknown key .*did you mean 'lr'?"),
-        ("model: net", "optimizer.lr=yes", "override 'optimizer.lr=yes': optimizer.lr: found 'yes'; allowed: a number"),
+        (
+            "model: net",
+            "optimizer.rl=3",
+            "override 'optimizer.rl=3': optimizer.rl: unknown key .*did you mean 'lr'?",
+        ),
+        (
+            "model: net",
+            "optimizer.lr=yes",
+            "override 'optimizer.lr=yes': optimizer.lr: found 'yes'; allowed: a number",
+        ),
         ("model: net", "seed", "override 'seed': an override is written key.path=value"),
         ("model: net", ".seed=1", "an override is written key.path=value"),
         (
@@ -249,14 +353,22 @@ def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
             "seed=&a 1",
             "override 'seed=&a 1': seed.*: the anchor &a is not allowed|the anchor &a is not allowed",
         ),
-        ("model: net", "seed=!!python/name:os.system", "the tag !!python/name:os.system is not allowed"),
+        (
+            "model: net",
+            "seed=!!python/name:os.system",
+            "the tag !!python/name:os.system is not allowed",
+        ),
         ("model: net", "name=a #b", "a # begins a comment"),
         ("model: net", "optimizer.lr=[", "not YAML"),
         ("model: net", "seed=99999999999999999999999", "does not fit in 64 bits"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_where_what_and_what_instead(registry, text, override, expected):
-    lines = complaints(registry, text if "\n" in text else text + "\n", *([override] if override else []))
+def test_a_mistake_is_one_line_that_says_where_what_and_what_instead(
+    registry, text, override, expected
+):
+    lines = complaints(
+        registry, text if "\n" in text else text + "\n", *([override] if override else [])
+    )
     assert len(lines) == 1
     assert re.search(expected.replace("[", r"\[").replace("?", r"\?"), lines[0]), lines[0]
     assert lines[0].isprintable()
@@ -286,7 +398,22 @@ seed: no
     assert "the key is repeated here" in lines[4]
 
 
-BAD_NAMES = ["../x", "/etc/x", "a/b", "a\\b", ".", "..", ".hidden", "x" * 101, "x" * 300, "a\0b", "", "a ", " a", "a\n"]
+BAD_NAMES = [
+    "../x",
+    "/etc/x",
+    "a/b",
+    "a\\b",
+    ".",
+    "..",
+    ".hidden",
+    "x" * 101,
+    "x" * 300,
+    "a\0b",
+    "",
+    "a ",
+    " a",
+    "a\n",
+]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
@@ -298,14 +425,19 @@ def test_a_run_name_that_is_more_than_one_folder_is_refused(registry, name, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["a", "dcgan-2", "_x", "A.b_c-1", "x" * 100, "Müllers erster Lauf", "é"])
+@pytest.mark.parametrize(
+    "name", ["a", "dcgan-2", "_x", "A.b_c-1", "x" * 100, "Müllers erster Lauf", "é"]
+)
 def test_a_plain_run_name_is_taken(registry, name):
     assert load(registry, "model: net\n", write_override("name", name)).run_name == name
 
 
 def test_a_model_of_another_package_is_named_only_when_it_is_granted(registry):
     assert load(registry, "model: 'torchvision:resnet50'\n").model.name == "torchvision:resnet50"
-    assert load(registry, "model: {name: 'timm:vit_base.augreg'}\n").run_name == "timm-vit_base.augreg-amp"
+    assert (
+        load(registry, "model: {name: 'timm:vit_base.augreg'}\n").run_name
+        == "timm-vit_base.augreg-amp"
+    )
     granted = load(registry, "model: 'mine.nets:Net'\n", allow=["mine"])
     assert granted.task.name == "sort"
     assert load(registry, "model: 'mine.nets:Net'\n", allow=["mine.nets"]) == granted
@@ -341,7 +473,12 @@ def test_a_mode_can_be_exchanged_without_its_own_settings_sticking(registry):
 
 
 def test_a_hint_is_given_for_a_slip_and_not_for_another_word():
-    assert (distance("lr", "rl"), distance("abc", "abc"), distance("", "ab"), distance("kitten", "sitting")) == (
+    assert (
+        distance("lr", "rl"),
+        distance("abc", "abc"),
+        distance("", "ab"),
+        distance("kitten", "sitting"),
+    ) == (
         1,
         0,
         2,
@@ -363,12 +500,24 @@ def test_keys_of_other_trainers_and_keys_in_the_wrong_section_are_answered_with_
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz_"
-KEYS = [(section, key) for section, owner in (("train", Train), ("", GeneralOptions)) for key in owner.model_fields]
+KEYS = [
+    (section, key)
+    for section, owner in (("train", Train), ("", GeneralOptions))
+    for key in owner.model_fields
+]
 KEYS += [("memory", key) for key in MemoryOptions.model_fields]
 KEYS += [("model", key) for key in ("name", "image_size", "channels", "width", "kind")]
-KEYS += [("optimizer", key) for key in ("name", "lr", "betas", "schedule", "warmup_steps", "clip_grad_norm", "phases")]
-KEYS += [("precision", key) for key in ("mode", "loss_scale", "init_scale", "growth_interval", "keep_fp32", "losses")]
-KEYS += [("", key) for key in ("model", "task", "dataset", "precision", "memory", "optimizer", "train")]
+KEYS += [
+    ("optimizer", key)
+    for key in ("name", "lr", "betas", "schedule", "warmup_steps", "clip_grad_norm", "phases")
+]
+KEYS += [
+    ("precision", key)
+    for key in ("mode", "loss_scale", "init_scale", "growth_interval", "keep_fp32", "losses")
+]
+KEYS += [
+    ("", key) for key in ("model", "task", "dataset", "precision", "memory", "optimizer", "train")
+]
 
 
 @st.composite
@@ -435,7 +584,8 @@ def test_any_value_is_taken_as_it_is_or_refused_at_its_place(registry, path, val
     settings_found = part if isinstance(part, Options) or section == "memory" else part.settings
     found = getattr(part if key in ("name", "mode") else settings_found, key)
     if value is not None or key not in ("name", "mode", "steps"):  # null takes the default of these
-        if isinstance(found, Options):  # a section within a section, or a number that stands for one (train.ema=0.5)
+        # a section within a section, or a number that stands for one (train.ema=0.5)
+        if isinstance(found, Options):
             found = found.model_dump(exclude_unset=True)
             if not isinstance(value, dict):
                 (found,) = found.values()
@@ -444,7 +594,9 @@ def test_any_value_is_taken_as_it_is_or_refused_at_its_place(registry, path, val
 
 
 def test_a_number_of_an_average_is_its_decay(registry):
-    found = load_config({"model": {"name": "net"}, "train": {"ema": 0.5}}, registry=registry).train.ema
+    found = load_config(
+        {"model": {"name": "net"}, "train": {"ema": 0.5}}, registry=registry
+    ).train.ema
     assert found is not None
     assert found.decay == 0.5
 
@@ -466,7 +618,9 @@ def test_another_plugin_by_override_says_how_to_leave_out_the_settings_of_the_fi
 
 
 def test_a_habit_from_other_programs_is_answered_with_what_works_here():
-    with pytest.raises(ConfigError, match=r"'pretrained'.*nothing is downloaded: write weights: PATH"):
+    with pytest.raises(
+        ConfigError, match=r"'pretrained'.*nothing is downloaded: write weights: PATH"
+    ):
         load_config({"model": {"name": "timm:resnet18", "pretrained": True}})
 
 
@@ -494,10 +648,18 @@ def test_a_data_folder_that_lies_beside_the_file_is_found_from_anywhere(
 
 
 def test_plain_values_are_read_as_their_text_is_and_mistakes_in_them_have_the_lines_of_it() -> None:
-    values = load_config({"model": "small_cnn", "optimizer": {"name": "adam", "lr": 1e-4}, "name": "no"}).to_data()
+    values = load_config(
+        {"model": "small_cnn", "optimizer": {"name": "adam", "lr": 1e-4}, "name": "no"}
+    ).to_data()
     assert plain_tree(values) is not None  # so it is read without its text
     assert load_config(values) == load_config(write_text(values))
-    for odd in ({"seed": 2**64}, {"name": "a\nb"}, {1: 2}, {"seed": object()}, {"train": [[]] * 2000}):
+    for odd in (
+        {"seed": 2**64},
+        {"name": "a\nb"},
+        {1: 2},
+        {"seed": object()},
+        {"train": [[]] * 2000},
+    ):
         assert plain_tree(odd) is None  # type: ignore[arg-type]
     values["train"]["batch_sice"] = 4
     with pytest.raises(ConfigError, match=r"configuration:\d+:\d+: .*batch_sice") as refused:
@@ -523,7 +685,8 @@ def test_weights_that_lie_beside_the_file_are_found_from_anywhere_and_named(
         "model.weights: there is no start.safetensors in the working directory; "
         f"{weights}, beside the configuration, is taken",
     )
-    (tmp_path / "elsewhere" / "start.safetensors").touch()  # as before: the working directory comes first
+    # as before: the working directory comes first
+    (tmp_path / "elsewhere" / "start.safetensors").touch()
     assert load_config(file).model.settings.weights == "start.safetensors"
 
 
@@ -542,7 +705,9 @@ def test_options_of_a_model_may_be_lists() -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["model.weights", "dataset.root"])
-def test_a_path_that_no_file_can_have_is_a_mistake_of_the_configuration(written: str, reason: str, key: str) -> None:
+def test_a_path_that_no_file_can_have_is_a_mistake_of_the_configuration(
+    written: str, reason: str, key: str
+) -> None:
     model = {"model": {"name": "small_cnn"}, "dataset": {"name": "image_folder", "root": "x"}}
     with pytest.raises(ConfigError, match=f"{key}: found .*{reason}"):
         load_config(model, [f'{key}="{written}"'])

@@ -56,14 +56,18 @@ def test_a_part_with_an_import_of_before_gets_the_new_one_in_one_line(
     (package / folder).mkdir(parents=True)
     (package / folder / "written_before.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    registry = Registry(tmp_path / "none", "none", lambda: [PartPackage(package, "old_parts", outside=True)])
+    registry = Registry(
+        tmp_path / "none", "none", lambda: [PartPackage(package, "old_parts", outside=True)]
+    )
     plugin = registry.find(folder, "written_before")
     assert plugin is not None
     with pytest.raises(PartError, match=answer):
         plugin.load()
 
 
-def test_a_command_that_imports_its_arguments_from_before_gets_the_new_place(tmp_path: Path) -> None:
+def test_a_command_that_imports_its_arguments_from_before_gets_the_new_place(
+    tmp_path: Path,
+) -> None:
     package = tmp_path / "old_parts"
     (package / "commands").mkdir(parents=True)
     (package / "commands" / "say.py").write_text(

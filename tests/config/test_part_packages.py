@@ -39,7 +39,8 @@ def build(settings, data):
 @pytest.fixture(autouse=True)
 def no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPT_PARTS", "")
-    for name in [name for name in sys.modules if name.startswith("mpt.parts.")]:  # of another test's folder
+    # of another test's folder
+    for name in [name for name in sys.modules if name.startswith("mpt.parts.")]:
         monkeypatch.delitem(sys.modules, name)
 
 
@@ -56,7 +57,10 @@ def folder(tmp_path: Path) -> Path:
 def test_a_loss_with_other_arguments_is_refused_with_those_it_must_take(folder: Path) -> None:
     (folder / "losses" / "mine.py").write_text("def loss(logits):\n    return logits.mean()\n")
     use_parts([folder])
-    with pytest.raises(ConfigError, match=r"declares `loss\(logits, labels\)`, which .*mine.py does not; found 'mine'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"declares `loss\(logits, labels\)`, which .*mine.py does not; found 'mine'",
+    ):
         load_config({"model": "one_layer"}, ["task.loss=mine"])
 
 
@@ -73,11 +77,16 @@ def test_a_folder_s_parts_are_found_and_imported_without_being_on_the_path(folde
     assert sys.path == before
 
 
-def test_a_process_that_is_started_knows_the_parts_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_started_knows_the_parts_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder.parent)
     use_parts(["my-parts"])
-    code = "import mpt.parts.my_parts.nn.one_layer as part; print(part.WIDTH)"  # as when a data set is unpickled
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", check=True)
+    # as when a data set is unpickled
+    code = "import mpt.parts.my_parts.nn.one_layer as part; print(part.WIDTH)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd="/", check=True
+    )
     assert done.stdout == "1\n"
 
 
@@ -109,7 +118,9 @@ def test_folders_of_one_name_are_told_apart_and_one_given_twice_counts_once(tmp_
         ("x/nn", "x/nn", "did you mean .*/x?"),
     ],
 )
-def test_a_folder_that_is_none_is_refused(tmp_path: Path, made: str, named: str, message: str) -> None:
+def test_a_folder_that_is_none_is_refused(
+    tmp_path: Path, made: str, named: str, message: str
+) -> None:
     (tmp_path / made).mkdir(parents=True)
     with pytest.raises(PartError, match=message):
         use_parts([tmp_path / named])
@@ -129,7 +140,9 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path, made: str, named: str,
         ),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_with_its_line(folder: Path, source: str, message: str) -> None:
+def test_a_file_that_cannot_be_read_is_named_with_its_line(
+    folder: Path, source: str, message: str
+) -> None:
     (folder / "nn" / "bad.py").write_text(source)
     use_parts([folder])
     with pytest.raises(PartError, match=message):
@@ -138,13 +151,18 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(folder: Path, source:
         INSTALLED.find("nn", "bad")
 
 
-def test_a_file_that_cannot_be_read_stops_only_what_uses_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read_stops_only_what_uses_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for subpackage in ("nn", "memory", "data", "commands"):
         (folder / subpackage).mkdir(exist_ok=True)
         kind = "Command" if subpackage == "commands" else "Settings"
         (folder / subpackage / "bad.py").write_text(f"class {kind}(Options)\n")
     use_parts([folder])
-    assert load_config({"model": "one_layer", "dataset": "digits", "train": {"steps": 1}}).model.name == "one_layer"
+    assert (
+        load_config({"model": "one_layer", "dataset": "digits", "train": {"steps": 1}}).model.name
+        == "one_layer"
+    )
     with pytest.raises(PartError, match=r"nn/bad\.py:1: expected ':'"):
         load_config({"model": "no_such", "dataset": "digits", "train": {"steps": 1}})
     for words, code, said in (
@@ -165,7 +183,10 @@ def test_a_part_whose_import_fails_is_named_with_its_line(folder: Path) -> None:
     plugin = INSTALLED.find("nn", "one_layer")
     assert plugin
     sys.modules.pop(plugin.module_name, None)
-    with pytest.raises(PartError, match=r"one_layer\.py:2: this model cannot be imported: ModuleNotFoundError: No mod"):
+    with pytest.raises(
+        PartError,
+        match=r"one_layer\.py:2: this model cannot be imported: ModuleNotFoundError: No mod",
+    ):
         plugin.load()
     path.write_text(MODEL.partition("def build")[0])
     with pytest.raises(PartError, match="it has no build, which a model needs"):
@@ -175,10 +196,14 @@ def test_a_part_whose_import_fails_is_named_with_its_line(folder: Path) -> None:
 def test_a_name_that_is_taken_is_refused(folder: Path) -> None:
     (folder / "nn" / "one_layer.py").rename(folder / "nn" / "dcgan.py")
     use_parts([folder])
-    with pytest.raises(PartError, match=r"my-parts/nn/dcgan.py: there is a model named dcgan already, in .*mpt/nn"):
+    with pytest.raises(
+        PartError, match=r"my-parts/nn/dcgan.py: there is a model named dcgan already, in .*mpt/nn"
+    ):
         INSTALLED.find("nn", "dcgan")
     (folder / "metrics").mkdir()
-    (folder / "metrics" / "top_five.py").write_text("def measure(logits, labels):\n    return 0.0\n")
+    (folder / "metrics" / "top_five.py").write_text(
+        "def measure(logits, labels):\n    return 0.0\n"
+    )
     with pytest.raises(PartError, match="there is a metric named top_five already"):
         INSTALLED.functions("metrics")
 
@@ -194,14 +219,18 @@ def test_an_installed_distribution_announces_its_package(
     information = site / "acme_parts-1.2.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-parts\nVersion: 1.2\n")
-    (information / "entry_points.txt").write_text("[mpt.parts]\nacme = acme.mixed\ngone = acme.nowhere\n")
+    (information / "entry_points.txt").write_text(
+        "[mpt.parts]\nacme = acme.mixed\ngone = acme.nowhere\n"
+    )
     monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
     part_packages._installed_packages.cache_clear()
     part_packages._outside_packages.cache_clear()
     try:
         (found,) = [one for one in outside_packages() if one.distribution == "acme-parts 1.2"]
-        assert found == PartPackage(package, "acme.mixed", outside=True, distribution="acme-parts 1.2")
+        assert found == PartPackage(
+            package, "acme.mixed", outside=True, distribution="acme-parts 1.2"
+        )
         assert INSTALLED.find("nn", "one_layer")
         use_parts([package])  # the same folder again
         assert [one.folder for one in outside_packages()].count(package) == 1
@@ -236,5 +265,11 @@ def test_a_precision_mode_from_outside_is_proposed_as_its_file_says(folder: Path
     for gpu, proposed in (("rtx3060", ["posit8", "bf16"]), ("rtx2060", ["posit16", "amp"])):
         patches = list(precision_patches(config, find_gpu(gpu), allow_lossy=False))
         assert [patch["precision"]["mode"] for patch in patches if patch] == proposed
-    assert [is_scaled(mode) for mode in ("posit8", "amp", "O1", "bf16", "fp32")] == [False, True, True, False, False]
+    assert [is_scaled(mode) for mode in ("posit8", "amp", "O1", "bf16", "fp32")] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert [is_lossy(mode) for mode in (None, "bf16-sr", "posit8")] == [False, True, False]

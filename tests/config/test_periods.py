@@ -48,16 +48,24 @@ def test_by_default_it_is_an_epoch_and_a_tenth_of_a_run_without_epochs(
     assert in_steps("auto", total, 22, has_epochs) == steps
 
 
-@pytest.mark.parametrize("wrong", ["1", "epoch", "1 epohc", "1.5 steps", "-1 epochs", "1e9 epochs", "1 epoch 2"])
+@pytest.mark.parametrize(
+    "wrong", ["1", "epoch", "1 epohc", "1.5 steps", "-1 epochs", "1e9 epochs", "1 epoch 2"]
+)
 def test_other_text_is_refused_with_what_a_period_is(wrong: str) -> None:
-    with pytest.raises(ConfigError, match=r"checkpoint_every: a period is a number of steps \(200\), of epochs"):
+    with pytest.raises(
+        ConfigError, match=r"checkpoint_every: a period is a number of steps \(200\), of epochs"
+    ):
         load_config({**CONFIG, "train": {"checkpoint_every": wrong}})
 
 
 def test_values_of_other_types_are_refused() -> None:
-    with pytest.raises(ConfigError, match="evaluate_every: found -1; allowed: a number not below 0"):
+    with pytest.raises(
+        ConfigError, match="evaluate_every: found -1; allowed: a number not below 0"
+    ):
         load_config({**CONFIG, "train": {"evaluate_every": -1}})
-    with pytest.raises(ConfigError, match=r"sample_every: found 1\.5; allowed: a whole number or text"):
+    with pytest.raises(
+        ConfigError, match=r"sample_every: found 1\.5; allowed: a whole number or text"
+    ):
         load_config({**CONFIG, "train": {"sample_every": 1.5}})
 
 

@@ -16,7 +16,11 @@ pytestmark = pytest.mark.tier("fast")
 def test_a_plugin_whose_imports_do_not_exist_is_found_and_its_settings_work(registry):
     plugin = registry.find("nn", "net")
     assert plugin.settings_class(width=3).kind == "round"
-    assert (plugin.task, plugin.description, plugin.notes["width"]) == ("sort", "A small network.", "How wide it is.")
+    assert (plugin.task, plugin.description, plugin.notes["width"]) == (
+        "sort",
+        "A small network.",
+        "How wide it is.",
+    )
 
 
 def test_nothing_but_settings_is_executed(tmp_path):
@@ -51,7 +55,9 @@ def test_one_file_may_have_several_names_each_with_its_defaults(registry):
     assert registry.find("precision", "modes") is None
 
 
-@pytest.mark.parametrize("name", ["../nn/net", "net.py", "", "/etc/passwd", "__init__", "net\0", "x" * 10_000])
+@pytest.mark.parametrize(
+    "name", ["../nn/net", "net.py", "", "/etc/passwd", "__init__", "net\0", "x" * 10_000]
+)
 def test_a_name_is_compared_and_never_used_as_a_path(registry, name):
     assert registry.find("nn", name) is None
 
@@ -59,7 +65,9 @@ def test_a_name_is_compared_and_never_used_as_a_path(registry, name):
 def test_a_changed_file_is_read_again(tmp_path):
     (tmp_path / "tasks").mkdir()
     path = tmp_path / "tasks" / "one.py"
-    source = "from mpt.config.options import Options\nclass Settings(Options):\n    width: int = {}\n"
+    source = (
+        "from mpt.config.options import Options\nclass Settings(Options):\n    width: int = {}\n"
+    )
     path.write_text(source.format(1))
     registry = Registry(tmp_path)
     first = registry.find("tasks", "one").settings_class
@@ -76,7 +84,11 @@ def test_a_settings_class_of_another_family_is_a_programmers_error(tmp_path):
 
 
 def test_every_installed_plugin_is_read_and_its_defaults_are_valid():
-    found = [INSTALLED.find(subpackage, name) for subpackage in SUBPACKAGES for name in INSTALLED.names(subpackage)]
+    found = [
+        INSTALLED.find(subpackage, name)
+        for subpackage in SUBPACKAGES
+        for name in INSTALLED.names(subpackage)
+    ]
     assert {"dcgan", "small_cnn", "digits", "amp", "adam"} <= {plugin.name for plugin in found}
     for plugin in found:
         assert plugin.description
@@ -85,11 +97,15 @@ def test_every_installed_plugin_is_read_and_its_defaults_are_valid():
                 f"{plugin.path}: {name} is taken"
             )
             # only a data set may insist on being told where its files are
-            assert not field.is_required() or plugin.subpackage == "data", f"{plugin.path}: {name} has no default"
+            assert not field.is_required() or plugin.subpackage == "data", (
+                f"{plugin.path}: {name} has no default"
+            )
         if plugin.subpackage != "data":
             plugin.settings_class.model_validate(plugin.defaults)
         tree = ast.parse(plugin.path.read_text("utf-8"))
-        assert any(isinstance(node, ast.FunctionDef) and node.name == "build" for node in tree.body), plugin.path
+        assert any(
+            isinstance(node, ast.FunctionDef) and node.name == "build" for node in tree.body
+        ), plugin.path
 
 
 def test_all_subpackages_are_read_quickly_and_without_torch():
@@ -103,7 +119,9 @@ for subpackage in SUBPACKAGES:
     registry.names(subpackage)
 print(len(plugins), first, time.process_time() - started - first, "torch" in sys.modules)
 """
-    words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    words = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert int(words[0]) > 4
     assert float(words[1]) < 2.0  # a bound that a busy machine keeps; about 0.1 s on a quiet one
     assert float(words[2]) < 0.1

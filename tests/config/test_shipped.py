@@ -18,5 +18,7 @@ def test_a_name_that_is_nearly_right_is_answered_with_the_right_one_alone() -> N
 
 
 def test_a_name_like_none_is_answered_with_all_configurations() -> None:
-    with pytest.raises(ConfigError, match=r"comes with the configurations began, .* such as [a-z0-9_]+gb$"):
+    with pytest.raises(
+        ConfigError, match=r"comes with the configurations began, .* such as [a-z0-9_]+gb$"
+    ):
         find_shipped("@zzzzzz")

@@ -76,7 +76,10 @@ def test_not_a_number_and_infinity_are_read_and_left_to_the_schema():
 
 def test_places_are_those_of_keys_and_values():
     node, _ = read_text("a: 1\nb:\n  - x\n  - c: 2\n", "f.yaml")
-    assert (str(node.value["a"].key_place), str(node.value["a"].place)) == ("f.yaml:1:1", "f.yaml:1:4")
+    assert (str(node.value["a"].key_place), str(node.value["a"].place)) == (
+        "f.yaml:1:1",
+        "f.yaml:1:4",
+    )
     assert str(node.value["b"].value[1].value["c"].place) == "f.yaml:4:8"
 
 
@@ -96,7 +99,11 @@ ALIAS_BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("&me [*me]", 1, "anchor &me"),
         ("a: 1\n<<: {b: 2}", 2, "merge key <<"),
         ("a: 1\nb: *a", 2, "alias *a"),
-        ("a: !!python/object/apply:os.system ['touch canary']", 1, "tag !!python/object/apply:os.system"),
+        (
+            "a: !!python/object/apply:os.system ['touch canary']",
+            1,
+            "tag !!python/object/apply:os.system",
+        ),
         ("a: !!python/name:os.system", 1, "tag !!python/name:os.system"),
         ("a: !<tag:yaml.org,2002:python/module:os> x", 1, "tag !!python/module:os"),
         ("a: !!str 5", 1, "tag !!str"),
@@ -136,7 +143,15 @@ def test_what_is_more_than_data_is_refused_in_a_second_naming_the_line(text, lin
 
 
 @pytest.mark.parametrize(
-    "text", ["a: " + "b" * 60_000, "#" * 65_000, "\n" * 65_000, "a: |\n" + "  x\n" * 15_000, ",", "a: b: c"]
+    "text",
+    [
+        "a: " + "b" * 60_000,
+        "#" * 65_000,
+        "\n" * 65_000,
+        "a: |\n" + "  x\n" * 15_000,
+        ",",
+        "a: b: c",
+    ],
 )
 def test_long_and_odd_texts_are_answered_in_a_second(text):
     started = time.process_time()
@@ -153,8 +168,14 @@ def test_any_text_gives_a_tree_or_a_problem_and_never_another_exception(text):
 
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=12),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -167,7 +188,8 @@ def test_what_is_written_reads_back_with_its_types(value):
 
 
 @pytest.mark.parametrize(
-    "text", ["1e-4", "yes", "null", "0x1f", "12", ".nan", "<<", "*a", "&a", "!x", "a: b", "# no", ""]
+    "text",
+    ["1e-4", "yes", "null", "0x1f", "12", ".nan", "<<", "*a", "&a", "!x", "a: b", "# no", ""],
 )
 def test_text_that_looks_like_something_else_is_quoted_when_written(text):
     assert read(write_text({"key": text, text or "k": 1}))["key"] == text
@@ -197,13 +219,19 @@ def test_a_byte_order_mark_is_not_part_of_the_first_key(tmp_path):
 def test_what_is_no_file_is_told_and_the_nearest_file_is_named(tmp_path):
     (tmp_path / "dcgan.yaml").write_text("model: dcgan")
     os.mkfifo(tmp_path / "pipe.yaml")
-    with pytest.raises(ConfigError, match=r"dcgna\.yaml: no such file; .*; did you mean .*dcgan\.yaml\?$"):
+    with pytest.raises(
+        ConfigError, match=r"dcgna\.yaml: no such file; .*; did you mean .*dcgan\.yaml\?$"
+    ):
         read_file(tmp_path / "dcgna.yaml")
     with pytest.raises(ConfigError, match=r"other\.yaml: no such file; a YAML file is expected$"):
         read_file(tmp_path / "other.yaml")
-    with pytest.raises(ConfigError, match=r"train\.epochs=2: a setting, where .*, or @NAME train\.epochs=2$"):
+    with pytest.raises(
+        ConfigError, match=r"train\.epochs=2: a setting, where .*, or @NAME train\.epochs=2$"
+    ):
         read_file(Path("train.epochs=2"))
-    with pytest.raises(ConfigError, match=r"pipe\.yaml: neither a file nor a link to one; a YAML file is expected$"):
+    with pytest.raises(
+        ConfigError, match=r"pipe\.yaml: neither a file nor a link to one; a YAML file is expected$"
+    ):
         read_file(tmp_path / "pipe.yaml")
     with pytest.raises(ConfigError, match=r"a folder; a YAML file is expected$"):
         read_file(tmp_path)

@@ -27,12 +27,19 @@ def environment(machine: Machine) -> dict[str, str]:
     """Return the variables of a process that shall have the machine's cards."""
     found = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     paths = [str(STARTUP), str(ROOT), *filter(None, [found.get("PYTHONPATH")])]
-    return found | {VARIABLE: machine.to_text(), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    return found | {
+        VARIABLE: machine.to_text(),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--card", action="append", help="gtx1660, rtx2060, rtx3060, rtx4090, h100, ...; repeatable")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--card", action="append", help="gtx1660, rtx2060, rtx3060, rtx4090, h100, ...; repeatable"
+    )
     parser.add_argument("--memory", help="cut the cards' memory to this, such as 6GiB")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()

@@ -41,18 +41,24 @@ def check() -> None:
     import torch
 
     if torch.version.cuda is not None and not os.environ.get(VARIABLE):
-        raise HasCuda(f"rehearsals need torch's CPU build, and {torch.__version__} has CUDA of its own")
+        raise HasCuda(
+            f"rehearsals need torch's CPU build, and {torch.__version__} has CUDA of its own"
+        )
     compiler()
 
 
 def compiler() -> str:
     """Return the C++ compiler. Raises CannotBuild, which says what is missing."""
-    found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++") or shutil.which("clang++")
+    found = (
+        shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++") or shutil.which("clang++")
+    )
     if found is None:
         raise CannotBuild("the pretend CUDA device needs a C++ compiler (g++), and there is none")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.exists():
-        raise CannotBuild(f"the pretend CUDA device needs Python's headers, and there is no {header}")
+        raise CannotBuild(
+            f"the pretend CUDA device needs Python's headers, and there is no {header}"
+        )
     return found
 
 
@@ -74,7 +80,9 @@ def build(kind: str) -> Path:
     cxx = compiler()
     texts = [(HERE / name).read_bytes() for name in ("build.py", *HEADERS, *SOURCES)]
     key = hashlib.sha256(
-        b"\0".join([kind.encode(), *texts, torch.__version__.encode(), sys.version.encode(), cxx.encode()])
+        b"\0".join(
+            [kind.encode(), *texts, torch.__version__.encode(), sys.version.encode(), cxx.encode()]
+        )
     )
     folder = cache_folder() / key.hexdigest()[:16]
     library = folder / f"{NAMES[kind]}.so"
@@ -91,7 +99,9 @@ def build(kind: str) -> Path:
 def cache_folder() -> Path:
     """Return where extensions are kept: `MPT_REHEARSAL_CACHE`, or a folder of this user's among temporary files."""
     named = os.environ.get("MPT_REHEARSAL_CACHE")
-    return Path(named) if named else Path(tempfile.gettempdir()) / f"mpt-cuda-rehearsal-{os.getuid()}"
+    return (
+        Path(named) if named else Path(tempfile.gettempdir()) / f"mpt-cuda-rehearsal-{os.getuid()}"
+    )
 
 
 def compile_into(library: Path, cxx: str, kind: str) -> None:
@@ -101,9 +111,12 @@ def compile_into(library: Path, cxx: str, kind: str) -> None:
 
     flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-w", f"-DTORCH_EXTENSION_NAME={NAMES[kind]}"]
     flags += ["-DREHEARSE_XPU"] if kind == "xpu" else []
-    flags += ["-DNDEBUG"]  # as torch's wheels: structures of its headers have further members without it
+    # as torch's wheels: structures of its headers have further members without it
+    flags += ["-DNDEBUG"]
     flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
-    flags += [f"-I{path}" for path in (*cpp_extension.include_paths(), sysconfig.get_paths()["include"])]
+    flags += [
+        f"-I{path}" for path in (*cpp_extension.include_paths(), sysconfig.get_paths()["include"])
+    ]
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     libraries += ["-lc10", "-ltorch_cpu", "-ltorch_python"]
     unfinished = library.with_suffix(".unfinished")
@@ -111,5 +124,7 @@ def compile_into(library: Path, cxx: str, kind: str) -> None:
     command = [cxx, *flags, "-x", "c++", "-", "-o", str(unfinished), *libraries]
     done = subprocess.run(command, input=together, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"it does not compile with torch {torch.__version__}:\n{done.stderr[-4000:]}")
+        raise RuntimeError(
+            f"it does not compile with torch {torch.__version__}:\n{done.stderr[-4000:]}"
+        )
     unfinished.rename(library)

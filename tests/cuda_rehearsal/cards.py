@@ -67,7 +67,9 @@ class Machine:
         for card in self.cards:
             if self.kind == "xpu":
                 name, gib = INTEL[card]
-                found.append(Properties(name, 0, 0, self.memory_bytes or gib * 2**30, has_fp64=False))
+                found.append(
+                    Properties(name, 0, 0, self.memory_bytes or gib * 2**30, has_fp64=False)
+                )
                 continue
             gpu = find_gpu(card)
             total = self.memory_bytes or int(gpu.memory_gib * 2**30)

@@ -38,7 +38,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
     try:
-        outcome = server.run(pyfuncitem.module.__name__, pyfuncitem.originalname, arguments, machine)
+        outcome = server.run(
+            pyfuncitem.module.__name__, pyfuncitem.originalname, arguments, machine
+        )
     except BaseException:  # a time limit: the rehearsal goes on, and its server waits for it
         server.stop()
         _Servers.now = None

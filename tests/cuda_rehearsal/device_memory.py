@@ -154,7 +154,12 @@ class CardMemory:
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many blocks there are and were."""
         now = len(self.owners)
-        figures = {"current": now, "peak": now, "allocated": self.mallocs, "freed": self.mallocs - now}
+        figures = {
+            "current": now,
+            "peak": now,
+            "allocated": self.mallocs,
+            "freed": self.mallocs - now,
+        }
         return {"all": figures, "small_pool": dict.fromkeys(figures, 0), "large_pool": figures}
 
     def reset_peaks(self) -> None:
@@ -195,7 +200,8 @@ class Memory:
 
     def open_workspace(self, device: int, stream: int) -> str:
         """Take a cuBLAS workspace, which stays until all are cleared."""
-        from mpt.planner.trace.unseen import Unseen  # imports torch, which may be what is being imported now
+        # imports torch, which may be what is being imported now
+        from mpt.planner.trace.unseen import Unseen
 
         if self.repeating:
             return ""
@@ -204,7 +210,8 @@ class Memory:
         size = Unseen(card.capability, deterministic).cublas_bytes
         with self._alone():
             card.workspaces += 1
-            return card.malloc(-card.workspaces, size, GRAPHS if self.capturing else stream)  # other keys are positive
+            # other keys are positive
+            return card.malloc(-card.workspaces, size, GRAPHS if self.capturing else stream)
 
     def statistics_of(self, device: int) -> list[int]:
         """Return what the extension answers `torch.accelerator` (`Host::on_statistics` in device.h)."""

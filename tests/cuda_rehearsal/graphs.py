@@ -30,7 +30,13 @@ from torch.utils._pytree import tree_map
 WARNED = "_warned_capturable_if_run_uncaptured"
 """Torch's own note on an optimizer that it has warned."""
 INVALID = "CUDA error: operation not permitted when stream is capturing"
-READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::equal")
+READS = (
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique2",
+    "aten::equal",
+)
 STATISTICS = ("running_mean", "running_var")
 """BatchNorm's kernels write to these and their schemas do not say so."""
 Form = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
@@ -81,17 +87,26 @@ class Outside:
     """Represents memory that was there before; it is not kept alive."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.storage, self.form, self.device = weakref.ref(tensor.untyped_storage()), form_of(tensor), tensor.device
+        self.storage, self.form, self.device = (
+            weakref.ref(tensor.untyped_storage()),
+            form_of(tensor),
+            tensor.device,
+        )
 
     def tensor(self, operator: str) -> Tensor:
         storage = self.storage()
-        if operator.endswith("_like") or operator.startswith("aten::new_"):  # it asks for the form alone
+        # it asks for the form alone
+        if operator.endswith("_like") or operator.startswith("aten::new_"):
             return torch.empty_strided(*self.form[:2], dtype=self.form[3], device=self.device)
         if storage is None:
-            raise RuntimeError(f"pretend CUDA graph: {operator} reads memory outside of the graph that was freed since")
+            raise RuntimeError(
+                f"pretend CUDA graph: {operator} reads memory outside of the graph that was freed since"
+            )
         shape, stride, offset, dtype = self.form
         with torch.no_grad():
-            return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
+            return torch.empty(0, dtype=dtype, device=storage.device).set_(
+                storage, offset, shape, stride
+            )
 
 
 def form_of(tensor: Tensor) -> Form:
@@ -115,7 +130,9 @@ class Recording(TorchDispatchMode):
         """Memory outside that was written to, and its bytes."""
         self.broken = ""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = function._schema.name
         given = [one for one in leaves((args, kwargs)) if isinstance(one, Tensor)]
@@ -123,7 +140,9 @@ class Recording(TorchDispatchMode):
         self._keep_what_is_written(function, args, kwargs)
         written_down = tree_map(self._describe, (args, kwargs))
         result = function(*args, **kwargs)
-        if all(one.device.type == "cpu" for one in (*given, *leaves(result)) if isinstance(one, Tensor)):
+        if all(
+            one.device.type == "cpu" for one in (*given, *leaves(result)) if isinstance(one, Tensor)
+        ):
             return result  # the host's own work, which no graph holds
         inputs = {one.untyped_storage()._cdata for one in given}
         slots = []
@@ -135,7 +154,9 @@ class Recording(TorchDispatchMode):
     def _refuse(self, name: str, given: list[Tensor]) -> None:
         on_host = [one for one in given if one.device.type == "cpu"]
         reads = name in READS and len(on_host) < len(given)
-        copies = name in ("aten::copy_", "aten::_to_copy") and any(not one.is_pinned() for one in on_host)
+        copies = name in ("aten::copy_", "aten::_to_copy") and any(
+            not one.is_pinned() for one in on_host
+        )
         if reads or (copies and len(on_host) < len(given)):
             self.broken = self.broken or f"{INVALID} ({name})"
             raise RuntimeError(self.broken)
@@ -149,7 +170,10 @@ class Recording(TorchDispatchMode):
             for tensor in (one for one in leaves(value) if isinstance(one, Tensor)):
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self.made and storage._cdata not in self.before:
-                    self.before[storage._cdata] = storage, ctypes.string_at(storage.data_ptr(), storage.nbytes())
+                    self.before[storage._cdata] = (
+                        storage,
+                        ctypes.string_at(storage.data_ptr(), storage.nbytes()),
+                    )
 
     def _describe(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -159,7 +183,8 @@ class Recording(TorchDispatchMode):
             slots = self.made[address]
             return Made(slots.get(form, next(iter(slots.values()))), form)
         if value.device.type == "cpu" and not value.is_pinned():
-            return value.detach().clone()  # a number of the host, which is in the kernel's arguments
+            # a number of the host, which is in the kernel's arguments
+            return value.detach().clone()
         key = self.pool.key_of(value.untyped_storage())
         return Outside(value) if key is None else Left(key, form)
 
@@ -206,7 +231,9 @@ def define(device: Any) -> None:
 
         recording: Recording | None = None
 
-        def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: Any) -> None:
+        def capture_begin(
+            self, pool: Any = None, capture_error_mode: str = "global", **options: Any
+        ) -> None:
             assert state["recording"] is None, "a graph is being recorded already"
             if torch._C._accelerator_getStream(device.extension.current_device()).stream_id == 0:
                 raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
@@ -230,14 +257,19 @@ def define(device: Any) -> None:
             self.generator.set_state(self.random)
             self.recording.take_back()
             if self.recording.broken:
-                raise RuntimeError(f"CUDA error: operation failed due to a previous error: {self.recording.broken}")
+                raise RuntimeError(
+                    f"CUDA error: operation failed due to a previous error: {self.recording.broken}"
+                )
             self.left: dict[int, tuple[int, Any]] = {}
             """Slot -> the key in the pool, and a weak reference to the storage."""
             for slot, reference in self.recording.alive.items():
                 storage = reference()
                 if storage is not None:
                     key = self.recording.pool.key_of(storage)
-                    self.left[slot] = (self.recording.pool.add(storage) if key is None else key, reference)
+                    self.left[slot] = (
+                        self.recording.pool.add(storage) if key is None else key,
+                        reference,
+                    )
             self.recording.alive.clear()
 
         def replay(self) -> None:
@@ -248,7 +280,8 @@ def define(device: Any) -> None:
             device.memory.repeating = True
             try:
                 with own, torch.no_grad(), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of operators as they were recorded, about how they are called
+                    # of operators as they were recorded, about how they are called
+                    warnings.simplefilter("ignore")
                     self.compute(self.recording)
             finally:
                 device.memory.repeating = False
@@ -269,11 +302,17 @@ def define(device: Any) -> None:
                 name = function._schema.name
                 result = function(*tree_map(found, args), **tree_map(found, kwargs))
                 tensors = [one for one in leaves(result) if isinstance(one, Tensor)]
-                values.update((slot, one) for slot, one in zip(slots, tensors, strict=True) if slot > 0)
+                values.update(
+                    (slot, one) for slot, one in zip(slots, tensors, strict=True) if slot > 0
+                )
             for slot, (key, reference) in self.left.items():
                 recording.pool.left[key], storage = values[slot], reference()
                 if storage is not None and storage.nbytes():
-                    ctypes.memmove(storage.data_ptr(), values[slot].untyped_storage().data_ptr(), storage.nbytes())
+                    ctypes.memmove(
+                        storage.data_ptr(),
+                        values[slot].untyped_storage().data_ptr(),
+                        storage.nbytes(),
+                    )
 
         def reset(self) -> None:
             self.recording = None
@@ -294,10 +333,15 @@ def define(device: Any) -> None:
                 "capturable is False."
             )
         if is_capturable and state["recording"] is None and not getattr(self, WARNED, False):
-            warnings.warn("step() is running without CUDA graph capture although capturable=True", stacklevel=2)
+            warnings.warn(
+                "step() is running without CUDA graph capture although capturable=True",
+                stacklevel=2,
+            )
 
     optimizer: Any = torch.optim.Optimizer
-    optimizer._cuda_graph_capture_health_check = optimizer._accelerator_graph_capture_health_check = check_optimizer
+    optimizer._cuda_graph_capture_health_check = (
+        optimizer._accelerator_graph_capture_health_check
+    ) = check_optimizer
     cuda: Any = torch.cuda
     cuda.CUDAGraph = cuda.graphs.CUDAGraph = CUDAGraph
     cuda.graph_pool_handle = cuda.graphs.graph_pool_handle = graph_pool_handle

@@ -24,7 +24,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN = (*(str(Path(__file__).with_name(name)) for name in ("notes.py", "torch_cuda.py", "device_memory.py")), "/torch/")
+OWN = (
+    *(
+        str(Path(__file__).with_name(name))
+        for name in ("notes.py", "torch_cuda.py", "device_memory.py")
+    ),
+    "/torch/",
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,11 @@ def _lines() -> Iterator[tuple[str, str]]:
     frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not any(part in path for part in OWN) and not path.startswith("<frozen") and path != threading.__file__:
+        if (
+            not any(part in path for part in OWN)
+            and not path.startswith("<frozen")
+            and path != threading.__file__
+        ):
             short = str(Path(path).relative_to(ROOT)) if path.startswith(str(ROOT)) else path
             yield f"{short}:{frame.f_lineno}", frame.f_code.co_qualname
         frame = frame.f_back  # type: ignore[assignment]

@@ -13,7 +13,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 MODES = (
-    *("fp32", "tf32", "amp", "bf16", "O1", "O2", "{mode: O3, loss_scale: 128}", "fp16-pure", "bf16-pure"),
+    *(
+        "fp32",
+        "tf32",
+        "amp",
+        "bf16",
+        "O1",
+        "O2",
+        "{mode: O3, loss_scale: 128}",
+        "fp16-pure",
+        "bf16-pure",
+    ),
     *("bf16-sr", "bf16-kahan", "bf16-24bit", "fp16-24bit", "{mode: bf16-sr, accumulate: float32}"),
 )
 """Precision modes that an RTX 3060 has."""

@@ -44,7 +44,18 @@ LOADED = (
 )
 FOR_ONE = "MPT_REHEARSAL_OF_ONE"
 """Environment variable that says that one test alone will run: what it does not use need not be loaded."""
-WHOLE = ("data", "engine", "memory", "metrics", "nn", "optim", "precision", "run", "tasks", "workflows")
+WHOLE = (
+    "data",
+    "engine",
+    "memory",
+    "metrics",
+    "nn",
+    "optim",
+    "precision",
+    "run",
+    "tasks",
+    "workflows",
+)
 """Packages of mpt of which a run takes some modules or others."""
 
 
@@ -93,7 +104,9 @@ class Server:
             )
         )
 
-    def run(self, module: str, function: str, arguments: dict[str, Any], machine: Machine) -> Outcome:
+    def run(
+        self, module: str, function: str, arguments: dict[str, Any], machine: Machine
+    ) -> Outcome:
         """Rehearse one test and wait for it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -106,7 +119,9 @@ class Server:
         said = printed.read_text("utf-8", "replace") if printed.exists() else ""
         if not path.exists():
             return Outcome(
-                "died", f"the rehearsal's process ended without a word ({status or 'with its server'})", said
+                "died",
+                f"the rehearsal's process ended without a word ({status or 'with its server'})",
+                said,
             )
         outcome: Outcome = pickle.loads(path.read_bytes())
         outcome.printed = said

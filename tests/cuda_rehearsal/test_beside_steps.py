@@ -14,11 +14,15 @@ from mpt.run.checkpoints.checkpoint import load
 from mpt.tasks.classify import Classify
 from tests.cuda_rehearsal.programs import CLASSIFIER, train
 
-ADAM = CLASSIFIER.replace("features: 4", "features: 64").replace("{name: sgd, lr: 0.05}", "{name: adamw}")
+ADAM = CLASSIFIER.replace("features: 4", "features: 64").replace(
+    "{name: sgd, lr: 0.05}", "{name: adamw}"
+)
 
 
 @pytest.mark.slow
-def test_an_evaluation_runs_without_the_state_that_is_parked_and_no_bit_changes(tmp_path: Path) -> None:
+def test_an_evaluation_runs_without_the_state_that_is_parked_and_no_bit_changes(
+    tmp_path: Path,
+) -> None:
     held: list[int] = []
     evaluate = Classify.evaluate_batch
 
@@ -29,9 +33,24 @@ def test_an_evaluation_runs_without_the_state_that_is_parked_and_no_bit_changes(
     Classify.evaluate_batch = watched  # type: ignore[method-assign]
     states = []
     for name, memory in (("plain", "{}"), ("parked", "{park_optimizer: true}")):
-        said = train(tmp_path, ADAM, f"name={name}", f"memory={memory}", "train.evaluate_every=2", "train.steps=3")
+        said = train(
+            tmp_path,
+            ADAM,
+            f"name={name}",
+            f"memory={memory}",
+            "train.evaluate_every=2",
+            "train.steps=3",
+        )
         assert said.code == 0, said
-        said = train(tmp_path, ADAM, f"name={name}", f"memory={memory}", "train.evaluate_every=2", "--resume", "auto")
+        said = train(
+            tmp_path,
+            ADAM,
+            f"name={name}",
+            f"memory={memory}",
+            "train.evaluate_every=2",
+            "--resume",
+            "auto",
+        )
         assert said.code == 0, said
         states.append(load(tmp_path / "runs" / name).state)
     averages = [

@@ -18,7 +18,9 @@ from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, ROOT, mpt, rows, trai
 from tests.cuda_rehearsal.torch_cuda import installed
 
 MIB = 2**20
-WIDE = CLASSIFIER.replace("features: 4", "features: 64").replace("batch_size: 32", "batch_size: 256")
+WIDE = CLASSIFIER.replace("features: 4", "features: 64").replace(
+    "batch_size: 32", "batch_size: 256"
+)
 
 
 def hold_all_but(free_bytes: int) -> None:
@@ -55,8 +57,12 @@ def test_a_batch_that_six_gibibytes_do_not_hold_adapts_to_them(tmp_path: Path) -
     assert card.out_of_memory
 
 
-@pytest.mark.parametrize("operator", ["aten::convolution", "aten::convolution_backward", "aten::native_batch_norm"])
-def test_memory_that_runs_out_in_forward_or_backward_is_adapted_to(operator: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "operator", ["aten::convolution", "aten::convolution_backward", "aten::native_batch_norm"]
+)
+def test_memory_that_runs_out_in_forward_or_backward_is_adapted_to(
+    operator: str, tmp_path: Path
+) -> None:
     installed().fail_once(operator, calls_before=7)
     said = train(tmp_path, CLASSIFIER, "memory.on_oom=adapt")
     assert said.code == 0, said
@@ -119,7 +125,9 @@ def test_inference_that_finds_no_memory_says_what_asks_for_less(tmp_path: Path) 
 
 
 def test_an_overflow_is_skipped_and_logged(tmp_path: Path) -> None:
-    said = train(tmp_path, CLASSIFIER, "precision={mode: amp, init_scale: 16777216}", "train.steps=3")
+    said = train(
+        tmp_path, CLASSIFIER, "precision={mode: amp, init_scale: 16777216}", "train.steps=3"
+    )
     assert said.code == 0, said
     assert "overflow" in {row["kind"] for row in rows(tmp_path / "runs/run", "events.jsonl")}
 
@@ -133,7 +141,9 @@ def test_a_run_moves_from_one_card_to_another(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_made_beside_a_run_and_the_report_holds_both(tmp_path: Path) -> None:
-    said = train(tmp_path, CLASSIFIER.replace("plan_memory: false", "plan_memory: true"), "train.steps=3")
+    said = train(
+        tmp_path, CLASSIFIER.replace("plan_memory: false", "plan_memory: true"), "train.steps=3"
+    )
     assert said.code == 0, said
     assert "memory allocated: planned" in said.text
     assert re.search(r"\([+-]0\.0%\)", said.text), said
@@ -150,7 +160,9 @@ def test_a_run_is_converted_in_half(to: str, tmp_path: Path) -> None:
 def test_a_card_that_is_not_in_the_table_is_calibrated(tmp_path: Path) -> None:
     """The planning processes see no card: like others, they are started where torch finds none."""
     device = installed()
-    device.properties[0] = dataclasses.replace(device.properties[0], name="NVIDIA RTX 9090 Laptop GPU")
+    device.properties[0] = dataclasses.replace(
+        device.properties[0], name="NVIDIA RTX 9090 Laptop GPU"
+    )
     os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     assert train(tmp_path, CLASSIFIER, "train.steps=3").code == 0
     said = mpt("plan", "calibrate", "runs/run")
@@ -180,7 +192,18 @@ def test_the_doctor_examines_numerics_on_the_card(tmp_path: Path) -> None:
 def test_a_comparison_trains_each_mode_in_a_process_of_its_own(tmp_path: Path) -> None:
     os.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text(CLASSIFIER)
-    command = [sys.executable, "-m", "mpt", "compare", "fp32", "amp", "--config", "config.yaml", "--seeds", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "mpt",
+        "compare",
+        "fp32",
+        "amp",
+        "--config",
+        "config.yaml",
+        "--seeds",
+        "1",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "amp" in done.stdout
@@ -197,8 +220,20 @@ def test_a_comparison_trains_each_mode_in_a_process_of_its_own(tmp_path: Path) -
 )
 def test_the_gpu_check_runs_in_full_and_goes_on_after_a_kill(tmp_path: Path, gpu: str) -> None:
     folder = tmp_path / "check"
-    command = [sys.executable, ROOT / "scripts" / "gpu_check.py", folder, "--minutes", "45", "--small"]
-    command += ["--config", ROOT / "configs" / "classify_digits.yaml", "--config", ROOT / "configs" / "vae.yaml"]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "gpu_check.py",
+        folder,
+        "--minutes",
+        "45",
+        "--small",
+    ]
+    command += [
+        "--config",
+        ROOT / "configs" / "classify_digits.yaml",
+        "--config",
+        ROOT / "configs" / "vae.yaml",
+    ]
     rows = folder / "gpu_check_plan.jsonl"
     killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while killed.poll() is None and not (rows.exists() and len(rows.read_text().splitlines()) > 1):
@@ -209,12 +244,15 @@ def test_the_gpu_check_runs_in_full_and_goes_on_after_a_kill(tmp_path: Path, gpu
     before = rows.read_text().splitlines()
     done = subprocess.run(command, capture_output=True, text=True, timeout=2900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert rows.read_text().splitlines()[: len(before) - 1] == before[:-1]  # the last may have been cut short
+    # the last may have been cut short
+    assert rows.read_text().splitlines()[: len(before) - 1] == before[:-1]
     results = json.loads((folder / "gpu_check.json").read_text())
     assert results["tests"]["exit_code"] in (0, 5)
     assert results["demo"]["exit_code"] == 0
     assert {entry["config"] for entry in results["configs"]} == {"classify_digits.yaml", "vae.yaml"}
-    assert not any("crash" in row for entry in results["configs"] for row in (entry, *entry.get("modes", ())))
+    assert not any(
+        "crash" in row for entry in results["configs"] for row in (entry, *entry.get("modes", ()))
+    )
     assert not any("crash" in row for row in results["plan"]["rows"])
     off = {row["label"]: row["off"]["allocated"] for row in results["plan"]["rows"] if "off" in row}
     assert off

@@ -28,11 +28,15 @@ from tests.test_configs import folder_of_images, folder_of_triplets
 MIB = 2**20
 CONFIGS: dict[str, tuple[int, tuple[str, ...]]] = {
     **{name: (batch, FURTHER.get(name, ())) for name, batch in SMALL.items()},
-    **{name: (batch, ("dataset.workers=0", *words)) for name, (batch, words) in UNSHIPPED_DATA.items()},
+    **{
+        name: (batch, ("dataset.workers=0", *words))
+        for name, (batch, words) in UNSHIPPED_DATA.items()
+    },
     "saehd_512": (2, (*DRAWN_FACES, *(f"model.{size}" for size in SHRUNK))),
 }
 """Every shipped config with its batch and what makes it small enough."""
-for name in ("stylegan2_16", "stylegan2_256"):  # whose regularisers would begin after more steps than are taken here
+# whose regularisers would begin after more steps than are taken here
+for name in ("stylegan2_16", "stylegan2_256"):
     CONFIGS[name] = (CONFIGS[name][0], (*CONFIGS[name][1], "task.r1_every=2", "task.path_every=2"))
 HALF, CASTS = "{mode: amp, init_scale: 16}", "{mode: O1, init_scale: 16}"
 """With a scale at which the first step is no overflow, so that optimizers have their state within three."""
@@ -58,7 +62,15 @@ TRICKS = {
 REFUSED_TRICKS = {
     # They have no Linear layer or 1x1 convolution of torch's own, but for the last, which is trained as it is.
     "lora": {
-        *("classify_digits", "dain_demo", "dain_vimeo", "dcgan_amp", "dcgan_fp32", "dcgan_o1", "rife_demo"),
+        *(
+            "classify_digits",
+            "dain_demo",
+            "dain_vimeo",
+            "dcgan_amp",
+            "dcgan_fp32",
+            "dcgan_o1",
+            "rife_demo",
+        ),
         *("saehd_512", "saehd_demo", "stylegan2_16", "stylegan2_256"),
     },
     "optimizer_in_backward": {
@@ -106,7 +118,9 @@ def modes_of(config: str) -> dict[str, str]:
     turns = islice(cycle(TURNS), list(CONFIGS).index(config), None)
     modes = dict(zip(TRICKS, turns, strict=False))
     dynamic = {HALF: "fp32", CASTS: "bf16"}  # whose overflows are known too late for it
-    modes["optimizer_in_backward"] = dynamic.get(modes["optimizer_in_backward"], modes["optimizer_in_backward"])
+    modes["optimizer_in_backward"] = dynamic.get(
+        modes["optimizer_in_backward"], modes["optimizer_in_backward"]
+    )
     return modes
 
 
@@ -148,7 +162,9 @@ def try_settings(config: str, steps: int, *words: str) -> dict[str, Any]:
         "reserved": [reserved, memory["steps_reserved_bytes"]],
     }
     off = {name: planned - measured for name, (planned, measured) in figures.items()}
-    if abs(off["allocated"]) > 0.01 * allocated or abs(off["reserved"]) > max(0.01 * reserved, 2 * MIB):
+    if abs(off["allocated"]) > 0.01 * allocated or abs(off["reserved"]) > max(
+        0.01 * reserved, 2 * MIB
+    ):
         return {"wrong": f"planned and measured bytes: {figures}"}
     return figures
 
@@ -200,7 +216,8 @@ def test_a_config_trains_in_every_mode_or_says_why_not(config: str, tmp_path: Pa
     for mode in (*MODES, "int8", "fp8"):
         eps = ("optimizer.eps=1e-4",) if mode in TINY_EPS and config not in WITHOUT_EPS else ()
         found[mode] = apart(try_settings, config, 2, f"precision={mode}", *eps)
-    assert refusals(config, found) == {"int8", "fp8"}  # no shipped config has Linear layers that gain by them
+    # no shipped config has Linear layers that gain by them
+    assert refusals(config, found) == {"int8", "fp8"}
 
 
 @pytest.mark.here

@@ -61,8 +61,17 @@ def test_what_cuda_refuses_is_refused() -> None:
     with pytest.raises(TypeError, match="a bytes-like object is required"):
         memoryview(there)  # type: ignore[arg-type]
     for mixed in (
-        *(lambda: there + here, lambda: here + there, lambda: here + there.sum(), lambda: there @ here),
-        *(lambda: torch.cat([there, here]), lambda: torch.where(there > 0, there, here), lambda: there.add_(here)),
+        *(
+            lambda: there + here,
+            lambda: here + there,
+            lambda: here + there.sum(),
+            lambda: there @ here,
+        ),
+        *(
+            lambda: torch.cat([there, here]),
+            lambda: torch.where(there > 0, there, here),
+            lambda: there.add_(here),
+        ),
         *(lambda: nn.functional.mse_loss(there, here), lambda: nn.Linear(4, 4)(there)),
     ):
         with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu"):
@@ -101,10 +110,15 @@ def test_two_cards_do_not_mix_and_have_contexts_of_their_own() -> None:
 def test_autocast_takes_cudas_lists_and_float16() -> None:
     weight = torch.ones(1, 1, 3, 3, device="cuda")
     with torch.autocast("cuda"):
-        assert nn.functional.conv2d(torch.ones(1, 1, 4, 4, device="cuda"), weight).dtype == torch.float16
+        assert (
+            nn.functional.conv2d(torch.ones(1, 1, 4, 4, device="cuda"), weight).dtype
+            == torch.float16
+        )
         assert torch.ones(2, 2, device="cuda").half().softmax(-1).dtype == torch.float32
         with pytest.raises(RuntimeError, match="unsafe to autocast"):
-            nn.functional.binary_cross_entropy(torch.rand(2, device="cuda"), torch.rand(2, device="cuda"))
+            nn.functional.binary_cross_entropy(
+                torch.rand(2, device="cuda"), torch.rand(2, device="cuda")
+            )
 
 
 def test_a_scaler_skips_an_overflow() -> None:
@@ -186,9 +200,13 @@ def test_streams_and_events_are_there_and_counted() -> None:
     assert extension.count_of("stream waits for an event") == 2
 
 
-def card(name: str, full_name: str, capability: tuple[int, int], gibibytes: int, bf16: bool) -> object:
+def card(
+    name: str, full_name: str, capability: tuple[int, int], gibibytes: int, bf16: bool
+) -> object:
     """Return what torch says of a card, on a machine that has it."""
-    return pytest.param(full_name, capability, gibibytes, bf16, marks=pytest.mark.cards(name), id=name)
+    return pytest.param(
+        full_name, capability, gibibytes, bf16, marks=pytest.mark.cards(name), id=name
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,7 +224,11 @@ def test_a_card_is_what_the_test_chose(
 ) -> None:
     assert torch.cuda.get_device_name() == name
     assert torch.cuda.get_device_capability() == capability
-    assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties().total_memory == gibibytes * 2**30
+    assert (
+        torch.cuda.mem_get_info()[1]
+        == torch.cuda.get_device_properties().total_memory
+        == gibibytes * 2**30
+    )
     assert torch.cuda.is_bf16_supported(including_emulation=False) == computes_bfloat16
 
 
@@ -231,7 +253,10 @@ def test_stochastic_rounding_keeps_a_nan_of_cuda() -> None:
 
 @pytest.mark.cards("gtx1660")
 def test_a_gtx_1660_computes_nan_in_half() -> None:
-    image, weight = torch.ones(1, 1, 4, 4, device="cuda").half(), torch.ones(1, 1, 3, 3, device="cuda").half()
+    image, weight = (
+        torch.ones(1, 1, 4, 4, device="cuda").half(),
+        torch.ones(1, 1, 3, 3, device="cuda").half(),
+    )
     assert nn.functional.conv2d(image, weight).isnan().all().item()
     assert nn.functional.conv2d(image.float(), weight.float()).isfinite().all().item()
 
@@ -264,7 +289,9 @@ def test_the_device_does_not_leave_its_processes() -> None:
 
 
 @pytest.mark.here
-def test_a_torch_with_cuda_of_its_own_is_no_place_for_a_pretended_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_with_cuda_of_its_own_is_no_place_for_a_pretended_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from tests.cuda_rehearsal import build
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -285,7 +312,10 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.here
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--card", "rtx3O60"], "--card: there is no 'rtx3o60'"), (["--memory", "6Gi8"], "--memory: '6Gi8' is not")],
+    [
+        (["--card", "rtx3O60"], "--card: there is no 'rtx3o60'"),
+        (["--memory", "6Gi8"], "--memory: '6Gi8' is not"),
+    ],
 )
 def test_a_card_or_a_size_that_is_none_is_refused_in_a_line(
     words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -27,7 +27,9 @@ def test_memory_is_the_planners_allocators() -> None:
     assert torch.cuda.memory_reserved() == 2 * MIB
     torch.cuda.reset_peak_memory_stats()
     assert torch.cuda.max_memory_allocated() == 512
-    with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory. Tried to allocate 1024.00 MiB"):
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"CUDA out of memory. Tried to allocate 1024.00 MiB"
+    ):
         torch.empty(1024 * MIB, dtype=torch.uint8, device="cuda")
     torch.cuda.set_per_process_memory_fraction(0.1)
     with pytest.raises(torch.OutOfMemoryError):
@@ -44,7 +46,9 @@ def test_cublas_takes_a_workspace_that_stays_until_it_is_cleared() -> None:
     torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]  # which other tests may have left
     before = torch.cuda.memory_allocated()
     # A test before this one may have trained with train.deterministic, which sets the variable for its process.
-    wanted = CUBLAS_BYTES_DETERMINISTIC if os.environ.get("CUBLAS_WORKSPACE_CONFIG") else CUBLAS_BYTES
+    wanted = (
+        CUBLAS_BYTES_DETERMINISTIC if os.environ.get("CUBLAS_WORKSPACE_CONFIG") else CUBLAS_BYTES
+    )
     for _ in range(2):
         matrix @ matrix
         taken = torch.cuda.memory_allocated() - before
@@ -64,7 +68,9 @@ def test_growing_tensors_leave_segments_behind_unless_segments_grow() -> None:
         retries = torch.cuda.memory_stats()["num_alloc_retries"]
         for size in (30, 40, 50, 60):
             torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
-        return torch.cuda.max_memory_reserved(), torch.cuda.memory_stats()["num_alloc_retries"] - retries
+        return torch.cuda.max_memory_reserved(), torch.cuda.memory_stats()[
+            "num_alloc_retries"
+        ] - retries
 
     assert grow() == (180 * MIB, 0)
     torch.cuda.set_per_process_memory_fraction(100 / 1024)
@@ -74,7 +80,8 @@ def test_growing_tensors_leave_segments_behind_unless_segments_grow() -> None:
 
 
 def test_the_environment_is_asked_for_growing_segments_at_the_first_request() -> None:
-    assert torch.cuda.get_device_name()  # the card is known before `mpt train` has read its configuration
+    # the card is known before `mpt train` has read its configuration
+    assert torch.cuda.get_device_name()
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     for size in (40, 60):
         torch.empty(size * MIB, dtype=torch.uint8, device="cuda")

@@ -54,20 +54,31 @@ def test_a_resumed_gan_has_the_weights_of_one_never_stopped(tmp_path: Path) -> N
     """Its latents are drawn on the device, whose random numbers a checkpoint must keep."""
     assert train(tmp_path, INTEL_GAN, "precision=amp", "name=whole").code == 0
     assert train(tmp_path, INTEL_GAN, "precision=amp", "name=parts", "train.steps=2").code == 0
-    assert train(tmp_path, INTEL_GAN, "precision=amp", "name=parts", "--resume", "runs/parts", "--exact").code == 0
+    assert (
+        train(
+            tmp_path, INTEL_GAN, "precision=amp", "name=parts", "--resume", "runs/parts", "--exact"
+        ).code
+        == 0
+    )
     whole, parts = weights_of(tmp_path / "runs/whole"), weights_of(tmp_path / "runs/parts")
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
 @pytest.mark.parametrize(
-    "trick", ["offload_activations={min_mebibytes: 0}", "stream_weights={min_kibibytes: 0}", "cpu_optimizer=true"]
+    "trick",
+    [
+        "offload_activations={min_mebibytes: 0}",
+        "stream_weights={min_kibibytes: 0}",
+        "cpu_optimizer=true",
+    ],
 )
 def test_tricks_copy_on_streams_of_their_own(trick: str, tmp_path: Path) -> None:
     assert train(tmp_path, INTEL_CLASSIFIER, "name=plain").code == 0
     installed().extension.reset_counts()
     said = train(tmp_path, INTEL_CLASSIFIER, f"memory.{trick}", "name=tricked")
     assert said.code == 0, said
-    assert installed().extension.count_of("stream") >= (1 if trick.startswith("cpu") else 2)  # one brings the batches
+    # one brings the batches
+    assert installed().extension.count_of("stream") >= (1 if trick.startswith("cpu") else 2)
     plain, tricked = weights_of(tmp_path / "runs/plain"), weights_of(tmp_path / "runs/tricked")
     assert all(torch.equal(plain[name], tricked[name]) for name in plain)
 
@@ -82,7 +93,9 @@ def test_memory_that_runs_out_is_adapted_to(tmp_path: Path) -> None:
 def test_a_ceiling_limits_the_allocator(tmp_path: Path) -> None:
     said = train(tmp_path, INTEL_CLASSIFIER, "memory.ceiling=1GiB")
     assert said.code == 0, said
-    assert "tensors may take 1,024 MiB of the 16.0 GiB on xpu: memory.ceiling=1GiB" in " ".join(said.text.split())
+    assert "tensors may take 1,024 MiB of the 16.0 GiB on xpu: memory.ceiling=1GiB" in " ".join(
+        said.text.split()
+    )
     assert installed().memory.cards[0].fraction == pytest.approx(1 / 16)
 
 
@@ -94,7 +107,9 @@ def test_the_doctor_computes_on_it_and_the_run_is_reported(tmp_path: Path) -> No
     assert "float16 convolutions and products are right" in " ".join(said.text.split())
     (device,) = json.loads((tmp_path / "runs/run/env.json").read_text())["devices"]
     assert device == {"name": "Intel(R) Arc(TM) A770 Graphics", "memory_bytes": 16 * 2**30}
-    assert all(row["memory"]["kind"] == "xpu" for row in rows(tmp_path / "runs/run") if "memory" in row)
+    assert all(
+        row["memory"]["kind"] == "xpu" for row in rows(tmp_path / "runs/run") if "memory" in row
+    )
 
 
 def test_inference_and_half_precision_run_on_it(tmp_path: Path) -> None:

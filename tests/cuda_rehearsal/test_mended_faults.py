@@ -24,7 +24,11 @@ NO_ENGINE = "GET was unable to find an engine to execute this computation"
 def weights(run: Path, step: int) -> dict[str, bytes]:
     """Return a checkpoint's files, but for the manifest, which holds the time."""
     folder = run / "checkpoints" / f"step-{step:08}"
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix == ".safetensors"}
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if path.suffix == ".safetensors"
+    }
 
 
 def test_a_resume_restores_the_devices_random_state(tmp_path: Path) -> None:
@@ -32,7 +36,9 @@ def test_a_resume_restores_the_devices_random_state(tmp_path: Path) -> None:
     assert train(tmp_path, GAN, "name=parts", "train.steps=2").code == 0
     said = train(tmp_path, GAN, "name=parts", "--resume", "runs/parts")
     assert said.code == 0, said
-    assert rows(tmp_path / "runs/whole")[-1]["step"] == rows(tmp_path / "runs/parts")[-1]["step"] == 4
+    assert (
+        rows(tmp_path / "runs/whole")[-1]["step"] == rows(tmp_path / "runs/parts")[-1]["step"] == 4
+    )
     whole, parts = weights(tmp_path / "runs/whole", 4), weights(tmp_path / "runs/parts", 4)
     assert whole
     assert whole == parts
@@ -70,7 +76,10 @@ class NonFinite:
 
 
 def test_bfloat16_weights_train_under_a_static_scale(tmp_path: Path) -> None:
-    said = train(tmp_path, CLASSIFIER.replace("precision: fp32", "precision: {mode: bf16-pure, loss_scale: 128}"))
+    said = train(
+        tmp_path,
+        CLASSIFIER.replace("precision: fp32", "precision: {mode: bf16-pure, loss_scale: 128}"),
+    )
     assert said.code == 0, said
 
 
@@ -88,7 +97,9 @@ def test_cudnn_without_an_engine_is_out_of_memory_only_on_a_card_that_is_nearly_
 ) -> None:
     (card,) = installed().memory.cards
     card.others_bytes = card.capacity_bytes - int(left_gib * 2**30)
-    installed().fail_once("aten::convolution_backward", NO_ENGINE, calls_before=5, out_of_memory=False)
+    installed().fail_once(
+        "aten::convolution_backward", NO_ENGINE, calls_before=5, out_of_memory=False
+    )
     said = train(tmp_path, CLASSIFIER, "memory.on_oom=adapt")
     assert ("micro-batch 32 -> 16" in said.text) is adapts, said
     assert (said.code == 0) is adapts, said
@@ -124,9 +135,14 @@ def test_a_device_side_assert_names_the_sample(tmp_path: Path) -> None:
     (tmp_path / "parts" / "data").mkdir(parents=True)
     (tmp_path / "parts" / "data" / "numbers.py").write_text(ASSERTING_DATA)
     installed().fail_once(
-        "aten::nll_loss_forward", "CUDA error: device-side assert triggered", calls_before=2, out_of_memory=False
+        "aten::nll_loss_forward",
+        "CUDA error: device-side assert triggered",
+        calls_before=2,
+        out_of_memory=False,
     )
-    said = train(tmp_path, CLASSIFIER.replace("dataset: digits", "dataset: numbers"), "--parts", "parts")
+    said = train(
+        tmp_path, CLASSIFIER.replace("dataset: digits", "dataset: numbers"), "--parts", "parts"
+    )
     assert said.code == 3, said
     assert "Traceback" not in said.text
     assert "device-side assert at step 2" in said.text
@@ -172,11 +188,16 @@ def test_an_exact_resume_takes_no_other_card(tmp_path: Path) -> None:
     said = train(tmp_path, CLASSIFIER, "--resume", "runs/run", "--exact", "--device", "cuda:1")
     assert said.code == 4, said
     assert "RTX 4090" in said.text
-    assert train(tmp_path, CLASSIFIER, "--resume", "runs/run", "--exact", "--device", "cuda:0").code == 0
+    assert (
+        train(tmp_path, CLASSIFIER, "--resume", "runs/run", "--exact", "--device", "cuda:0").code
+        == 0
+    )
 
 
 @pytest.mark.parametrize("replacing", ["cpu_optimizer: {}", "low_bit_optimizer: {}"])
-def test_gradients_are_released_where_another_trick_replaces_the_optimizers(tmp_path: Path, replacing: str) -> None:
+def test_gradients_are_released_where_another_trick_replaces_the_optimizers(
+    tmp_path: Path, replacing: str
+) -> None:
     from mpt.memory import low_bit_optimizer
     from mpt.memory.release_grads_after import ReleaseGradients
 
@@ -188,13 +209,19 @@ def test_gradients_are_released_where_another_trick_replaces_the_optimizers(tmp_
         with step(self, phase):
             yield
         assert phase.optimizer in self.released
-        assert all(p.grad is None for group in phase.optimizer.param_groups for p in group["params"])
+        assert all(
+            p.grad is None for group in phase.optimizer.param_groups for p in group["params"]
+        )
         calls.append(phase.name)
 
     low_bit_optimizer.choose_backend = lambda wanted: "torchao"
-    low_bit_optimizer.make_low_bit = lambda optimizer, backend: torch.optim.Adam(optimizer.param_groups)
+    low_bit_optimizer.make_low_bit = lambda optimizer, backend: torch.optim.Adam(
+        optimizer.param_groups
+    )
     ReleaseGradients.step = noted  # type: ignore[method-assign]
-    said = train(tmp_path, GAN, f"memory={{release_grads_after: true, {replacing}}}", "train.steps=1")
+    said = train(
+        tmp_path, GAN, f"memory={{release_grads_after: true, {replacing}}}", "train.steps=1"
+    )
     assert said.code == 0, said
     assert calls == ["disc", "gen"]
 

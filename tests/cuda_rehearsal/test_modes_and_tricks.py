@@ -54,7 +54,11 @@ def test_losses_are_computed_in_float32_on_the_card() -> None:
     on_card = {name: value.to(card) for name, value in batch().items()}
     for mode in (*MODES, "{mode: amp, losses: inherit}"):
         run = build_run(
-            load_config({"model": model, "dataset": "digits", "optimizer": "sgd"}, [f"precision={mode}"]), card, DIGITS
+            load_config(
+                {"model": model, "dataset": "digits", "optimizer": "sgd"}, [f"precision={mode}"]
+            ),
+            card,
+            DIGITS,
         )
         update(run, run.phases[0], on_card)
     *guarded, inherited = seen
@@ -67,15 +71,32 @@ def test_losses_are_computed_in_float32_on_the_card() -> None:
     [("lion", "bf16-sr"), ("muon", "amp"), ("adafactor", "bf16-sr"), ("schedule_free", "amp")],
 )
 def test_an_optimizer_trains_and_resumes(optimizer: str, mode: str, tmp_path: Path) -> None:
-    said = train(tmp_path, CLASSIFIER, f"precision={mode}", "--smoke", "2", "optimizer=null", f"optimizer={optimizer}")
+    said = train(
+        tmp_path,
+        CLASSIFIER,
+        f"precision={mode}",
+        "--smoke",
+        "2",
+        "optimizer=null",
+        f"optimizer={optimizer}",
+    )
     assert said.code == 0, said
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-@pytest.mark.parametrize("config", [CLASSIFIER, pytest.param(GAN, marks=pytest.mark.slow)], ids=["classifier", "gan"])
+@pytest.mark.parametrize(
+    "config", [CLASSIFIER, pytest.param(GAN, marks=pytest.mark.slow)], ids=["classifier", "gan"]
+)
 def test_a_trick_trains(trick: str, config: str, tmp_path: Path) -> None:
     """In the order of its streams too: races fail every test here."""
-    said = train(tmp_path, config, f"memory={{{trick}}}", "train.steps=2", "train.batch_size=16", "precision=bf16")
+    said = train(
+        tmp_path,
+        config,
+        f"memory={{{trick}}}",
+        "train.steps=2",
+        "train.batch_size=16",
+        "precision=bf16",
+    )
     if "recompute" in trick and said.code == 2:
         pytest.skip(said.text)
     assert said.code == 0, said
@@ -94,7 +115,9 @@ def test_images_stay_channels_last_behind_the_first_weights_that_are(tmp_path: P
 
     Discriminator.forward = counted  # type: ignore[method-assign]
     with installed().notes.listen("layout") as found:
-        said = train(tmp_path, GAN, "memory={channels_last: true}", "train.steps=2", "train.log_every=9")
+        said = train(
+            tmp_path, GAN, "memory={channels_last: true}", "train.steps=2", "train.log_every=9"
+        )
     assert said.code == 0, said
     assert len(found) == len(forwards) > 0, {f"{note} in {note.function}" for note in found}
 

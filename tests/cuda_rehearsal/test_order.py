@@ -79,7 +79,10 @@ def test_memory_goes_back_to_its_pool_while_another_stream_reads_it() -> None:
     side.wait_stream(torch.cuda.current_stream())
     twice(values, side)
     del values
-    one_race("memory of the default stream is freed while aten::mul has read it on stream 1", "record_stream")
+    one_race(
+        "memory of the default stream is freed while aten::mul has read it on stream 1",
+        "record_stream",
+    )
     values = torch.ones(4, device=CARD)
     side.wait_stream(torch.cuda.current_stream())
     twice(values, side)
@@ -110,17 +113,27 @@ def test_memory_of_one_pool_is_written_by_a_stream_that_has_not_waited() -> None
     arriving = torch.empty(4, device=CARD)
     with torch.cuda.stream(side):
         arriving.copy_(pinned, non_blocking=True)
-    one_race("aten::copy_ on stream 1 uses what whoever had this memory before has written on the default stream")
+    one_race(
+        "aten::copy_ on stream 1 uses what whoever had this memory before has written on the default stream"
+    )
     torch.cuda.synchronize()
 
 
 def test_the_host_reads_a_copy_before_it_has_arrived() -> None:
     values, arrived = torch.ones(4, device=CARD), torch.cuda.Event()  # type: ignore[no-untyped-call]
     host = torch.empty(4, pin_memory=True)
-    for read in (Tensor.sum, Tensor.numpy, Tensor.tolist, lambda found: float(found[0]), lambda found: found + 1):
+    for read in (
+        Tensor.sum,
+        Tensor.numpy,
+        Tensor.tolist,
+        lambda found: float(found[0]),
+        lambda found: found + 1,
+    ):
         host.copy_(values, non_blocking=True)
         read(host)
-        one_race("on the host reads page-locked memory that aten::copy_ has written on the default stream")
+        one_race(
+            "on the host reads page-locked memory that aten::copy_ has written on the default stream"
+        )
         host.copy_(values, non_blocking=True)
         arrived.record()
         arrived.synchronize()
@@ -132,7 +145,9 @@ def test_the_host_overwrites_what_is_being_copied() -> None:
     host, values = torch.ones(4, pin_memory=True), torch.empty(4, device=CARD)
     values.copy_(host, non_blocking=True)
     host.fill_(2)
-    one_race("aten::fill_ on the host overwrites page-locked memory that aten::copy_ has read on the default stream")
+    one_race(
+        "aten::fill_ on the host overwrites page-locked memory that aten::copy_ has read on the default stream"
+    )
     values.copy_(host, non_blocking=True)
     host[1:].view(-1)  # shows it in another way
     torch.cuda.current_stream().synchronize()
@@ -160,7 +175,9 @@ def test_the_host_may_use_what_lies_beside_a_copy_that_is_under_way() -> None:
     assert host[4:].sum() == 8
     assert not races()
     host[3:5].fill_(2)
-    one_race("aten::fill_ on the host overwrites page-locked memory that aten::copy_ has written on the default stream")
+    one_race(
+        "aten::fill_ on the host overwrites page-locked memory that aten::copy_ has written on the default stream"
+    )
 
 
 def test_memory_that_the_driver_has_registered_is_pinned() -> None:

@@ -14,7 +14,9 @@ from tests.cuda_rehearsal.programs import CLASSIFIER, mpt, train
 from tests.cuda_rehearsal.torch_cuda import installed
 
 MIB = 2**20
-WIDE = CLASSIFIER.replace("features: 4", "features: 64").replace("batch_size: 32", "batch_size: 1024")
+WIDE = CLASSIFIER.replace("features: 4", "features: 64").replace(
+    "batch_size: 32", "batch_size: 1024"
+)
 
 
 @pytest.mark.cards("rtx2060")

@@ -27,8 +27,12 @@ from tests.engine.parts import DIGITS
 @pytest.mark.cards("rtx3060", "rtx3060")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_works_on_the_card_of_its_number_and_opens_no_context_on_another(rank: int) -> None:
-    config = load_config({"model": {"name": "small_cnn", "features": 4}, "dataset": "digits"}, ["train.device=cuda"])
-    device = choose_backend(config, Place(rank=rank, size=2, local_rank=rank, address="127.0.0.1", port=1))
+    config = load_config(
+        {"model": {"name": "small_cnn", "features": 4}, "dataset": "digits"}, ["train.device=cuda"]
+    )
+    device = choose_backend(
+        config, Place(rank=rank, size=2, local_rank=rank, address="127.0.0.1", port=1)
+    )
     run = build_run(config, torch.device(device), DIGITS)
     assert {weight.device.index for weight in run.task.modules["net"].parameters()} == {rank}
     assert installed().contexts() == [rank]
@@ -61,7 +65,12 @@ def in_two_ranks(work: Callable[[int], None], allowed: str = "nothing") -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    world = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     children = []
     for rank in (0, 1):
         child = os.fork()
@@ -86,7 +95,9 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.cards("rtx3060", "rtx3060")
-def test_two_ranks_on_two_cards_connect_by_their_card_and_train_as_one_process_does(tmp_path: Path) -> None:
+def test_two_ranks_on_two_cards_connect_by_their_card_and_train_as_one_process_does(
+    tmp_path: Path,
+) -> None:
     together = "parallel.sync_batchnorm=true"
 
     def rank(number: int) -> None:
@@ -112,7 +123,11 @@ def test_two_ranks_that_shard_their_weights_train_as_one_process_does(tmp_path: 
     """FSDP2 keeps gradients in the pool of its own stream, which waits for the step before it gives them out again."""
 
     def rank(number: int) -> None:
-        words = ("name=two", "parallel={strategy: fsdp, sync_batchnorm: true}", "train.asynchronous_save=false")
+        words = (
+            "name=two",
+            "parallel={strategy: fsdp, sync_batchnorm: true}",
+            "train.asynchronous_save=false",
+        )
         said = train(tmp_path, CLASSIFIER, *words)
         assert said.code == 0, said
         assert installed().contexts() == [number]
@@ -120,7 +135,9 @@ def test_two_ranks_that_shard_their_weights_train_as_one_process_does(tmp_path: 
     in_two_ranks(rank, allowed="is freed while")
     alone = train(tmp_path, CLASSIFIER, "name=alone", "parallel.sync_batchnorm=true")
     assert alone.code == 0, alone
-    two, one = ((tmp_path / "runs" / name / "summary.json").read_text() for name in ("two", "alone"))
+    two, one = (
+        (tmp_path / "runs" / name / "summary.json").read_text() for name in ("two", "alone")
+    )
     assert json.loads(two)["final"] == pytest.approx(json.loads(one)["final"], abs=1e-6)
 
 

@@ -21,14 +21,20 @@ def on_card(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 REFUSED_IN_INTEGERS: dict[str, Callable[[torch.dtype], Tensor]] = {
     "addmm_cuda": lambda dtype: on_card(2, 2, dtype=dtype) @ on_card(2, 2, dtype=dtype),
-    "baddbmm_cuda": lambda dtype: torch.bmm(on_card(1, 2, 2, dtype=dtype), on_card(1, 2, 2, dtype=dtype)),
+    "baddbmm_cuda": lambda dtype: torch.bmm(
+        on_card(1, 2, 2, dtype=dtype), on_card(1, 2, 2, dtype=dtype)
+    ),
     "addmv_impl_cuda": lambda dtype: on_card(2, 2, dtype=dtype) @ on_card(2, dtype=dtype),
     "dot": lambda dtype: torch.dot(on_card(2, dtype=dtype), on_card(2, dtype=dtype)),
     "convolution_cuda": lambda dtype: functional.conv2d(
         on_card(1, 1, 4, 4, dtype=dtype), on_card(1, 1, 3, 3, dtype=dtype)
     ),
-    "avg_pool2d_out_cuda_frame": lambda dtype: functional.avg_pool2d(on_card(1, 1, 4, 4, dtype=dtype), 2),
-    "max_pool2d_with_indices_out_cuda_frame": lambda dtype: functional.max_pool2d(on_card(1, 1, 4, 4, dtype=dtype), 2),
+    "avg_pool2d_out_cuda_frame": lambda dtype: functional.avg_pool2d(
+        on_card(1, 1, 4, 4, dtype=dtype), 2
+    ),
+    "max_pool2d_with_indices_out_cuda_frame": lambda dtype: functional.max_pool2d(
+        on_card(1, 1, 4, 4, dtype=dtype), 2
+    ),
 }
 
 
@@ -81,14 +87,21 @@ def test_operators_that_add_in_any_order_are_refused_under_deterministic_algorit
 
     calls: tuple[Callable[[], object], ...] = (
         *(sample, lambda: functional.pad(image, (1, 1, 1, 1), mode="reflect").sum().backward()),
-        *(lambda: on_card(4).cumsum(0), lambda: on_card(4).histc(2), lambda: on_card(2, 4).median(1)),
+        *(
+            lambda: on_card(4).cumsum(0),
+            lambda: on_card(4).histc(2),
+            lambda: on_card(2, 4).median(1),
+        ),
         lambda: torch.bincount(on_card(4, dtype=torch.int64), weights=on_card(4)),
     )
     for call in calls:
         with installed().notes.listen("order") as found:
             call()
         assert len(found) == 1
-        with deterministic(), pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        with (
+            deterministic(),
+            pytest.raises(RuntimeError, match="does not have a deterministic implementation"),
+        ):
             call()
     with deterministic():
         on_card(4, dtype=torch.int64).cumsum(0)

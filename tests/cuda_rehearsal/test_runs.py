@@ -18,7 +18,11 @@ from tests.cuda_rehearsal.test_shipped_configs import FURTHER, QUIET, SLOW_IN_HA
 from tests.cuda_rehearsal.torch_cuda import installed
 
 WIDE = CLASSIFIER.replace("features: 4", "features: 32")
-WITH_STATE = ("optimizer_in_backward: true", "cpu_optimizer: true", "stream_weights: {min_kibibytes: 0}")
+WITH_STATE = (
+    "optimizer_in_backward: true",
+    "cpu_optimizer: true",
+    "stream_weights: {min_kibibytes: 0}",
+)
 """Tricks that put the optimizer's state or the weights elsewhere."""
 EVERY_STEP = ("train.checkpoint_every=1", "train.keep_last=4")
 FIGURES = ("train.sample_every=1", "train.evaluate_every=1")
@@ -47,7 +51,9 @@ def test_a_batch_is_kept_until_the_backward_has_read_it(tmp_path: Path) -> None:
 
 def test_a_save_in_the_background_holds_what_a_save_at_once_holds(tmp_path: Path) -> None:
     for name, beside in (("beside", "true"), ("at_once", "false")):
-        said = train(tmp_path, CLASSIFIER, f"name={name}", f"train.asynchronous_save={beside}", *EVERY_STEP)
+        said = train(
+            tmp_path, CLASSIFIER, f"name={name}", f"train.asynchronous_save={beside}", *EVERY_STEP
+        )
         assert said.code == 0, said
     for step in (1, 2, 3, 4):
         assert weights(tmp_path / "runs/beside", step) == weights(tmp_path / "runs/at_once", step)
@@ -55,13 +61,18 @@ def test_a_save_in_the_background_holds_what_a_save_at_once_holds(tmp_path: Path
 
 def same_tensors(one: Path, other: Path, step: int) -> None:
     """Compare two checkpoints by name: in which order an optimizer has made its states is not a matter of bits."""
-    files = [sorted((run / "checkpoints" / f"step-{step:08}").glob("*.safetensors")) for run in (one, other)]
+    files = [
+        sorted((run / "checkpoints" / f"step-{step:08}").glob("*.safetensors"))
+        for run in (one, other)
+    ]
     assert [path.name for path in files[0]] == [path.name for path in files[1]]
     for first, second in zip(*files, strict=True):
         whole, parts = load_file(first), load_file(second)
         assert whole.keys() == parts.keys()
         bits = {
-            name: (whole[name].view(torch.uint8), parts[name].view(torch.uint8)) for name in whole if whole[name].dim()
+            name: (whole[name].view(torch.uint8), parts[name].view(torch.uint8))
+            for name in whole
+            if whole[name].dim()
         }
         assert not [name for name, (left, right) in bits.items() if not torch.equal(left, right)]
 
@@ -70,7 +81,11 @@ def goes_on_bit_for_bit(folder: Path, *words: str) -> None:
     """Train the classifier in one go and with a resume between, and compare the last weights and states."""
     optimizer = "optimizer={name: adam, lr: 0.01}"
     short = ("optimizer=null", optimizer, "train.batch_size=16", *words)
-    for name, further in (("whole", ()), ("parts", ("train.steps=2",)), ("parts", ("--resume", "runs/parts"))):
+    for name, further in (
+        ("whole", ()),
+        ("parts", ("train.steps=2",)),
+        ("parts", ("--resume", "runs/parts")),
+    ):
         said = train(folder, CLASSIFIER, *short, f"name={name}", *further)
         assert said.code == 0, said
     same_tensors(folder / "runs/whole", folder / "runs/parts", 4)
@@ -82,7 +97,9 @@ def test_a_resume_with_a_trick_goes_on_bit_for_bit(trick: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trick", [trick for trick in TRICKS if trick not in WITH_STATE and "recompute" not in trick])
+@pytest.mark.parametrize(
+    "trick", [trick for trick in TRICKS if trick not in WITH_STATE and "recompute" not in trick]
+)
 def test_a_resume_with_another_trick_goes_on_bit_for_bit(trick: str, tmp_path: Path) -> None:
     goes_on_bit_for_bit(tmp_path, f"memory={{{trick}}}")
 
@@ -95,14 +112,26 @@ def test_a_resume_of_a_shipped_config_goes_on_bit_for_bit(config: str, tmp_path:
     saves = ("train.evaluate_every=0", "train.checkpoint_every=2", *words_of(config))
     said = attempt(config, SMALL[config], 4, "whole", *saves)
     assert said.code == 0, said
-    shutil.copytree("runs/whole", "runs/parts")  # not a shorter training, in which a schedule ends earlier
+    # not a shorter training, in which a schedule ends earlier
+    shutil.copytree("runs/whole", "runs/parts")
     shutil.rmtree("runs/parts/checkpoints/step-00000004")
-    said = attempt(config, SMALL[config], 4, "parts", *saves, "--resume", "runs/parts/checkpoints/step-00000002")
+    said = attempt(
+        config,
+        SMALL[config],
+        4,
+        "parts",
+        *saves,
+        "--resume",
+        "runs/parts/checkpoints/step-00000002",
+    )
     assert said.code == 0, said
     same_tensors(tmp_path / "runs/whole", tmp_path / "runs/parts", 4)
 
 
-ON_SECOND = ("vae", *(pytest.param(name, marks=pytest.mark.slow) for name in SMALL if name != "vae"))
+ON_SECOND = (
+    "vae",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in SMALL if name != "vae"),
+)
 
 
 @pytest.mark.timeout(600)
@@ -111,7 +140,9 @@ ON_SECOND = ("vae", *(pytest.param(name, marks=pytest.mark.slow) for name in SMA
 def test_figures_of_a_run_on_the_second_card_stay_there(config: str, tmp_path: Path) -> None:
     os.chdir(tmp_path)
     assert len(QUIET) == 4
-    said = attempt(config, SMALL[config], 2, "run", "--device", "cuda:1", *words_of(config), *FIGURES)
+    said = attempt(
+        config, SMALL[config], 2, "run", "--device", "cuda:1", *words_of(config), *FIGURES
+    )
     assert said.code == 0, said
     assert installed().contexts() == [1]
 
@@ -143,7 +174,12 @@ def test_an_update_that_is_repeated_begins_with_no_more_memory(tmp_path: Path) -
     out_of_memory.MemoryLadder.climb = climbing  # type: ignore[method-assign]
     installed().fail_once("aten::convolution_backward", calls_before=7)
     said = train(
-        tmp_path, WIDE, "memory.on_oom=adapt", "train.steps=4", "train.checkpoint_every=0", "train.log_every=9"
+        tmp_path,
+        WIDE,
+        "memory.on_oom=adapt",
+        "train.steps=4",
+        "train.checkpoint_every=0",
+        "train.log_every=9",
     )
     assert said.code == 0, said
     (second,) = failed

@@ -46,16 +46,35 @@ FURTHER = {
 """So that the phase which holds most begins within the few steps, that images are augmented on the device, and that the
 evaluation at the end takes no longer than the steps."""
 DRAWN = (
-    *("began", "dcgan_amp", "dcgan_fp32", "dcgan_o1", "diffusion_digits", "lsgan", "stylegan2_16", "stylegan2_256"),
+    *(
+        "began",
+        "dcgan_amp",
+        "dcgan_fp32",
+        "dcgan_o1",
+        "diffusion_digits",
+        "lsgan",
+        "stylegan2_16",
+        "stylegan2_256",
+    ),
     *("vae", "wgan_gp"),
 )
 """Configs whose evaluation at the end draws samples: 64 of them, not 2000, which took nine tenths of the time."""
 UNSHIPPED_DATA: dict[str, tuple[int, tuple[str, ...]]] = {
-    "resnet50_imagefolder": (4, ("model.image_size=64", "dataset.augment=[]", "dataset.root=pictures")),
-    "stylegan2_256": (4, ("model.image_size=32", "model.channel_base=256", "dataset.root=pictures")),
+    "resnet50_imagefolder": (
+        4,
+        ("model.image_size=64", "dataset.augment=[]", "dataset.root=pictures"),
+    ),
+    "stylegan2_256": (
+        4,
+        ("model.image_size=32", "model.channel_base=256", "dataset.root=pictures"),
+    ),
     "yolofuse_mid": (
         2,
-        ("model.image_size=64", "dataset=null", "dataset={name: rgb_ir_scenes, count: 8, test_count: 4}"),
+        (
+            "model.image_size=64",
+            "dataset=null",
+            "dataset={name: rgb_ir_scenes, count: 8, test_count: 4}",
+        ),
     ),
     "xseg": (
         2,
@@ -66,7 +85,15 @@ UNSHIPPED_DATA: dict[str, tuple[int, tuple[str, ...]]] = {
             "dataset={name: procedural_masks, count: 4, test_count: 2}",
         ),
     ),
-    "dain_vimeo": (1, ("model.size=small", "optimizer.parts={}", "dataset.root=triplets", "dataset.crop=[64, 64]")),
+    "dain_vimeo": (
+        1,
+        (
+            "model.size=small",
+            "optimizer.parts={}",
+            "dataset.root=triplets",
+            "dataset.crop=[64, 64]",
+        ),
+    ),
 }
 """Configs of data that is not shipped, with a batch and what makes them small enough for a CPU."""
 PRESETS = tuple(name for name in shipped_presets() if name.rpartition("_")[0] in UNSHIPPED_DATA)
@@ -82,7 +109,12 @@ ONCE_PER_UPDATE = ("LossWatch.saw_finite", "Questions.ask")
 """What decides whether an update is taken: whether its loss, or its gradients, are finite. For one of the two the host
 may wait, once."""
 STEPS = 5
-QUIET = ("train.log_every=1000", "train.checkpoint_every=0", "train.sample_every=0", "train.evaluate_every=0")
+QUIET = (
+    "train.log_every=1000",
+    "train.checkpoint_every=0",
+    "train.sample_every=0",
+    "train.evaluate_every=0",
+)
 
 
 def train(config: str, batch: int, steps: int, name: str, *words: str) -> Path:
@@ -96,7 +128,15 @@ def attempt(config: str, batch: int, steps: int, name: str, *words: str) -> Said
     """Train a shipped config for some steps without side jobs until the end, in runs/NAME, if it is not refused."""
     short = (f"train.steps={steps}", "train.epochs=null", f"train.batch_size={batch}", *QUIET)
     drawn = ("task.metric_samples=64",) if config in DRAWN else ()
-    planned = ("train.plan_memory=false", f"name={name}", "--runs", "runs", "--quiet", "--device", "cuda")
+    planned = (
+        "train.plan_memory=false",
+        f"name={name}",
+        "--runs",
+        "runs",
+        "--quiet",
+        "--device",
+        "cuda",
+    )
     path = f"@{config}" if config in SHIPPED else config
     return mpt("train", path, *short, *drawn, *planned, *words)
 
@@ -129,7 +169,9 @@ class Planner:
         config = load_config(run / "config.yaml")
         data = DataSpec.from_record(json.loads((run / "data.json").read_text()))
         with os.fdopen(self.wishes, "w") as words:
-            words.write(json.dumps(request(config, data, torch.device("cuda", 0), run / "plan.json")))
+            words.write(
+                json.dumps(request(config, data, torch.device("cuda", 0), run / "plan.json"))
+            )
         with os.fdopen(self.answers) as answer:
             plan = json.loads(answer.read())
         return plan["peak_bytes"], plan["reserved_bytes"]
@@ -180,7 +222,9 @@ def check(config: str, batch: int, *words: str, waits: bool = True) -> None:
     """Train a config: steps neither make the host wait, if that is asked, nor take float64; memory is as planned."""
     planner = Planner()
     found = notes_of_steps(config, batch, *words)
-    wide = {f"{note} in {note.function}" for note in found if note.kind == "float64" and note.in_step}
+    wide = {
+        f"{note} in {note.function}" for note in found if note.kind == "float64" and note.in_step
+    }
     assert not wide, f"these lines take float64 in the steps: {wide}"
     if waits:
         wrong = unasked(found)
@@ -197,7 +241,12 @@ def check(config: str, batch: int, *words: str, waits: bool = True) -> None:
 @pytest.mark.parametrize("config", SMALL)
 def test_a_config_trains_as_planned_and_without_waiting(config: str, tmp_path: Path) -> None:
     os.chdir(tmp_path)
-    check(config, SMALL[config], *FURTHER.get(config, ()), *(["precision=fp32"] if config in SLOW_IN_HALF else []))
+    check(
+        config,
+        SMALL[config],
+        *FURTHER.get(config, ()),
+        *(["precision=fp32"] if config in SLOW_IN_HALF else []),
+    )
 
 
 def check_others(config: str, *words: str) -> None:
@@ -213,7 +262,9 @@ def check_others(config: str, *words: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("config", UNSHIPPED_DATA)
-def test_a_config_of_others_data_needs_the_memory_that_is_planned(config: str, tmp_path: Path) -> None:
+def test_a_config_of_others_data_needs_the_memory_that_is_planned(
+    config: str, tmp_path: Path
+) -> None:
     os.chdir(tmp_path)
     check_others(config)
 
@@ -283,7 +334,8 @@ def table() -> list[str]:
     rows |= dict.fromkeys(SLOW_IN_HALF, ("fp32", f"{own}; {every}"))
     rows |= dict.fromkeys(UNSHIPPED_DATA, ("none", f"made smaller, with drawn data: fp32, {every}"))
     rows |= dict.fromkeys(
-        LARGE, ("none", f"fp32 on an H100, its recipe for 6 GB on an RTX 2060; made smaller: {every}")
+        LARGE,
+        ("none", f"fp32 on an H100, its recipe for 6 GB on an RTX 2060; made smaller: {every}"),
     )
     rows |= dict.fromkeys(WITH_AN_EXTRA, ("none", "none: they need diffusers"))
     lines = [f"| `{name}` | {default} | {slow} |" for name, (default, slow) in sorted(rows.items())]

@@ -13,7 +13,9 @@ from tests.cuda_rehearsal.programs import CLASSIFIER, train
 from tests.cuda_rehearsal.torch_cuda import installed
 
 MIB = 2**20
-WIDE = CLASSIFIER.replace("features: 4", "features: 64").replace("batch_size: 32", "batch_size: 1024")
+WIDE = CLASSIFIER.replace("features: 4", "features: 64").replace(
+    "batch_size: 32", "batch_size: 1024"
+)
 
 
 def spilling_card(free_bytes: int) -> object:
@@ -30,12 +32,17 @@ def events_of(run: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.cards("rtx2060")
-def test_without_a_ceiling_a_training_spills_and_the_watch_names_the_driver_s_setting(tmp_path: Path) -> None:
+def test_without_a_ceiling_a_training_spills_and_the_watch_names_the_driver_s_setting(
+    tmp_path: Path,
+) -> None:
     card = spilling_card(160 * MIB)
     said = train(tmp_path, WIDE, "train.steps=2", "train.log_every=1", "memory.ceiling=null")
     assert said.code == 0, said
     assert card.peak_reserved > 160 * MIB
-    assert "more are in use than the card has: the driver has moved memory of this training" in said.text
+    assert (
+        "more are in use than the card has: the driver has moved memory of this training"
+        in said.text
+    )
     assert "CUDA - Sysmem Fallback Policy" in said.text
     (event,) = [one for one in events_of(tmp_path / "runs/run") if one["kind"] == "spill"]
     assert event["beyond_bytes"] > 0
@@ -69,7 +76,9 @@ def test_a_ceiling_of_a_size_holds_on_a_card_that_refuses_too(tmp_path: Path) ->
     (card,) = installed().memory.cards
     allowed = 610 * MIB - load_calibration("rtx2060").context_bytes
     assert card.peak_reserved <= allowed
-    assert torch.cuda.get_per_process_memory_fraction(0) == pytest.approx(allowed / card.total_bytes)
+    assert torch.cuda.get_per_process_memory_fraction(0) == pytest.approx(
+        allowed / card.total_bytes
+    )
     little = train(tmp_path, WIDE, "train.steps=1", "memory.ceiling=200MiB")
     assert little.code == 2
     assert "memory.ceiling: 200MiB leaves nothing beside a context of" in little.text
@@ -91,7 +100,8 @@ def test_a_full_card_with_slow_steps_is_named_once(tmp_path: Path) -> None:
 
     spilling_card(256 * MIB)
     watch = spill_watch.SpillWatch(torch.device("cuda"))
-    assert [watch.look(seconds) for seconds in (9.0, 1.0, 1.1, 0.9, 5.0)] == [None] * 5  # slow, and not full
+    # slow, and not full
+    assert [watch.look(seconds) for seconds in (9.0, 1.0, 1.1, 0.9, 5.0)] == [None] * 5
     held = torch.empty(200 * MIB, dtype=torch.uint8, device="cuda")
     assert watch.look(1.5) is None
     text, figures = watch.look(4.4) or ("", {})

@@ -19,7 +19,8 @@ def test_a_forward_waits_for_copies_that_are_two_behind() -> None:
         for _ in range(5):
             y = y.exp()
     waits = extension.count_of("stream waits for an event") - before
-    assert waits == 5 + 3  # each copy for the computation, and the computation for all but the last two copies
+    # each copy for the computation, and the computation for all but the last two copies
+    assert waits == 5 + 3
     y.sum().backward()
     assert x.grad is not None
     assert extension.count_of("record_stream") == 0
@@ -42,13 +43,19 @@ def test_a_step_on_the_host_waits_once_for_all_its_gradients() -> None:
     batch = next(batches)
     with installed().notes.listen() as waits:
         mpt.update(built, batch, 1)
-    assert [wait.function for wait in waits if "cpu_optimizer" in wait.line] == ["HostOptimizer.step"]
+    assert [wait.function for wait in waits if "cpu_optimizer" in wait.line] == [
+        "HostOptimizer.step"
+    ]
     for parameter in built.run.task.modules["net"].parameters():
         assert torch.isfinite(parameter).all()
 
 
-def test_a_state_is_copied_for_a_save_into_registered_memory_without_waiting_for_each_tensor() -> None:
-    tensors = {str(number): torch.full((number,), float(number), device="cuda") for number in range(1, 9)}
+def test_a_state_is_copied_for_a_save_into_registered_memory_without_waiting_for_each_tensor() -> (
+    None
+):
+    tensors = {
+        str(number): torch.full((number,), float(number), device="cuda") for number in range(1, 9)
+    }
     tensors["host"] = torch.ones(3)
     registered: list[int] = []
     asked: list[bool] = []

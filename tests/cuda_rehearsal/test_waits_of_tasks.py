@@ -31,9 +31,12 @@ def test_another_autoencoder_does_not_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "dataset", "mode"), [("grid_net", "drawn_boxes", "amp"), ("decoder", "letters", "bf16")]
+    ("model", "dataset", "mode"),
+    [("grid_net", "drawn_boxes", "amp"), ("decoder", "letters", "bf16")],
 )
-def test_parts_from_outside_of_the_package_do_not_wait(model: str, dataset: str, mode: str, tmp_path: Path) -> None:
+def test_parts_from_outside_of_the_package_do_not_wait(
+    model: str, dataset: str, mode: str, tmp_path: Path
+) -> None:
     """Not for the figures that they log either (`grid_net`, `find_boxes`)."""
     os.chdir(tmp_path)
     Path("config.yaml").write_text(OUTSIDE.format(model=model, dataset=dataset))
@@ -45,7 +48,9 @@ def test_figures_are_read_where_a_line_is_written_alone(tmp_path: Path) -> None:
     """A line at each step: there is one more wait a step for each figure, and none without lines."""
     os.chdir(tmp_path)
     Path("config.yaml").write_text(OUTSIDE.format(model="grid_net", dataset="drawn_boxes"))
-    found = waits_of_steps("config.yaml", 8, "precision=fp32", "--parts", str(PARTS), "train.log_every=1")
+    found = waits_of_steps(
+        "config.yaml", 8, "precision=fp32", "--parts", str(PARTS), "train.log_every=1"
+    )
     reads = {place: count for place, count in found.items() if "Progress.take_figures" in place}
     assert list(reads.values()) == [4 * 2], "four lines before the last, of two figures"
 

@@ -43,9 +43,13 @@ class Device:
         """Return the cards on which this process has a context."""
         return [index for index in range(len(self.properties)) if self.extension.has_context(index)]
 
-    def fail_once(self, operator: str, words: str = "", *, calls_before: int = 0, out_of_memory: bool = True) -> None:
+    def fail_once(
+        self, operator: str, words: str = "", *, calls_before: int = 0, out_of_memory: bool = True
+    ) -> None:
         """Let an operator ("aten::addmm") fail once: for want of memory, or with a library's words."""
-        self.extension.fail_once(operator, calls_before, out_of_memory, words or self.memory.cards[0].refusal(2**30))
+        self.extension.fail_once(
+            operator, calls_before, out_of_memory, words or self.memory.cards[0].refusal(2**30)
+        )
 
 
 device: Device | None = None
@@ -68,7 +72,9 @@ def install(machine: Machine) -> Device:
     device.notes.tell = extension.listen
     extension.multiply_in_tf32(all(card.major >= 8 for card in properties))
     extension.refuse_dtype(
-        UNSCALE, torch.bfloat16, "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"
+        UNSCALE,
+        torch.bfloat16,
+        "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'",
     )
     extension.break_half_convolutions(any(card in BROKEN_HALF for card in machine.cards))
     _define_driver(device)
@@ -107,7 +113,9 @@ def _define_driver(found: Device) -> None:
         extension.init()
         cuda: Any = torch.cuda
         cuda._get_device_properties = lambda index: found.properties[index]
-        cuda.default_generators = tuple(extension.default_generator(index) for index in range(len(cards)))
+        cuda.default_generators = tuple(
+            extension.default_generator(index) for index in range(len(cards))
+        )
 
     def set_device(index: int) -> None:
         if index >= len(cards):
@@ -126,7 +134,9 @@ def _define_driver(found: Device) -> None:
         extension.synchronize()
 
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-        stream = torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+        stream = torch.Stream(
+            stream_id=stream_id, device_index=device_index, device_type=device_type
+        )
         exchange(device_index)
         torch._C._accelerator_setStream(stream)
 
@@ -141,7 +151,12 @@ def _define_driver(found: Device) -> None:
 
     def mem_get_info(index: int) -> tuple[int, int]:
         extension.touch(index)
-        free = card(index).total_bytes - card(index).others_bytes - CONTEXT_BYTES - card(index).reserved
+        free = (
+            card(index).total_bytes
+            - card(index).others_bytes
+            - CONTEXT_BYTES
+            - card(index).reserved
+        )
         return max(0, free), card(index).total_bytes
 
     def empty_cache() -> None:
@@ -253,7 +268,9 @@ def _define_streams() -> None:
     class Event(torch.Event):
         """`torch.cuda.Event` over torch's own event."""
 
-        def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
+        def __new__(
+            cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+        ) -> Any:
             return super().__new__(cls, "cuda", enable_timing=enable_timing, blocking=blocking)
 
     cuda: Any = torch.cuda
@@ -267,14 +284,20 @@ def _define_storages(extension: Any) -> None:
 
     def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None or torch.device(device).type != "cuda":
-            return make(cls, *args, **kwargs) if device is None else make(cls, *args, device=device, **kwargs)
+            return (
+                make(cls, *args, **kwargs)
+                if device is None
+                else make(cls, *args, device=device, **kwargs)
+            )
         size = args[0] if args else 0
         return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
     def resized(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         if self.device.type != "cuda":
             return resize(self, size)
-        extension.resize_storage(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self), size)
+        extension.resize_storage(
+            torch.empty(0, dtype=torch.uint8, device=self.device).set_(self), size
+        )
         return self
 
     storage: Any = torch.UntypedStorage
@@ -289,7 +312,11 @@ def _watch_reads_of_the_host(extension: Any) -> None:
 
         @functools.wraps(read)
         def reading(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if type(self) in (torch.Tensor, torch.nn.Parameter) and self.device.type == "cpu" and self.is_pinned():
+            if (
+                type(self) in (torch.Tensor, torch.nn.Parameter)
+                and self.device.type == "cpu"
+                and self.is_pinned()
+            ):
                 extension.host_touches(self.data_ptr(), self.nbytes, False, f"{name}()")
             return read(self, *args, **kwargs)
 

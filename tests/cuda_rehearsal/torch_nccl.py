@@ -41,7 +41,9 @@ class Options:
 class Collective:
     """One collective that is under way."""
 
-    def __init__(self, group: ProcessGroupNCCL, sent: Any, outputs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def __init__(
+        self, group: ProcessGroupNCCL, sent: Any, outputs: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
         self.group, self.sent, self.outputs = group, sent, outputs
         self.done: Any = None
 
@@ -80,7 +82,9 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         self.takes_host_tensors = False
         """Whether the group was opened as "cpu:gloo,cuda:nccl"."""
         self.streams: dict[torch.device, torch.Stream] = {}
-        self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options._timeout)
+        self.gloo = dist.ProcessGroupGloo(
+            dist.PrefixStore("gloo", store), rank, size, options._timeout
+        )
         kind = dist.ProcessGroup.BackendType.GLOO
         self._register_backend(torch.device("cpu"), kind, self.gloo)  # torch asks it for hooks
         self._set_default_backend(kind)
@@ -101,7 +105,9 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         """Meet the other ranks, each with a card of its own."""
         self.card = self.bound_device_id = device
         OPENED[-1] = (self.number, device)
-        place = f"{socket.gethostname()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')} {device.index}"
+        place = (
+            f"{socket.gethostname()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')} {device.index}"
+        )
         self.store.set(f"card/{self.number}", place)
         for rank in range(self.count):
             if rank != self.number and self.store.get(f"card/{rank}").decode() == place:
@@ -117,7 +123,9 @@ class ProcessGroupNCCL(dist.ProcessGroup):
             self.streams[card] = torch.Stream(card)
         return self.streams[card]
 
-    def start(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], send: Callable[..., Any]) -> Collective:
+    def start(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], send: Callable[..., Any]
+    ) -> Collective:
         """Begin a collective behind the caller's stream; `send` gets the bytes of both on the host."""
         for tensor in (*inputs, *outputs):
             self.refuse(tensor)
@@ -129,9 +137,13 @@ class ProcessGroupNCCL(dist.ProcessGroup):
             for tensor in inputs:
                 page_locked = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 page_locked.copy_(tensor, non_blocking=True)
-                host = on_host.setdefault(tensor.data_ptr(), torch.empty(tensor.shape, dtype=tensor.dtype))
+                host = on_host.setdefault(
+                    tensor.data_ptr(), torch.empty(tensor.shape, dtype=tensor.dtype)
+                )
                 copy_bytes(host, page_locked)
-        sent = send([on_host[t.data_ptr()] for t in inputs], [on_host[t.data_ptr()] for t in outputs])
+        sent = send(
+            [on_host[t.data_ptr()] for t in inputs], [on_host[t.data_ptr()] for t in outputs]
+        )
         return Collective(self, sent, [(tensor, on_host[tensor.data_ptr()]) for tensor in outputs])
 
     def refuse(self, tensor: Tensor) -> None:
@@ -139,7 +151,9 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         if tensor.device.type != "cuda":
             raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
         if self.card is not None and tensor.device != self.card:
-            raise RuntimeError(f"Tensor found on device {tensor.device} but backend constrained to {self.card}")
+            raise RuntimeError(
+                f"Tensor found on device {tensor.device} but backend constrained to {self.card}"
+            )
         if not tensor.is_contiguous():
             raise ValueError("Tensors must be contiguous")
 
@@ -172,7 +186,9 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         """Spread one rank's tensors."""
         if self.over_gloo(tensors):
             return self.gloo.broadcast(tensors, opts)
-        return self.start(tensors, tensors, lambda inputs, outputs: self.gloo.broadcast(outputs, opts))
+        return self.start(
+            tensors, tensors, lambda inputs, outputs: self.gloo.broadcast(outputs, opts)
+        )
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Gather one tensor of each rank."""
@@ -242,7 +258,9 @@ def define_functional() -> torch.library.Library:
 
     def reduce_scatter(given: Tensor, reduction: str, size: int, group: Any) -> Tensor:
         output = given.new_empty((given.shape[0] // size, *given.shape[1:]))
-        work = group_of(group).reduce_scatter_single(output, given.contiguous(), options_of(reduction))
+        work = group_of(group).reduce_scatter_single(
+            output, given.contiguous(), options_of(reduction)
+        )
         return under_way(output, work)
 
     def wait_tensor(given: Tensor) -> Tensor:
@@ -273,7 +291,9 @@ def install() -> None:
     KEPT.append(define_functional())
     make = c10d._new_process_group_helper
 
-    def open_group(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **options: Any) -> Any:
+    def open_group(
+        size: int, rank: int, ranks: Any, backend: Any, *args: Any, **options: Any
+    ) -> Any:
         group, store = make(size, rank, ranks, backend, *args, **options)
         if isinstance(group, ProcessGroupNCCL):
             group.takes_host_tensors = "cpu:gloo" in str(backend)

@@ -43,7 +43,9 @@ def _define_driver(extension: Any, memory: Memory, properties: list[Properties])
         initialised_in[0] = os.getpid()
         module: Any = xpu
         module._get_device_properties = lambda index: properties[index]
-        module.default_generators = tuple(extension.default_generator(index) for index in range(len(cards)))
+        module.default_generators = tuple(
+            extension.default_generator(index) for index in range(len(cards))
+        )
 
     def exchange(index: int) -> int:
         before = int(extension.current_device())
@@ -56,7 +58,9 @@ def _define_driver(extension: Any, memory: Memory, properties: list[Properties])
 
     def memory_info(index: int) -> tuple[int, int]:
         card = cards[index]
-        return max(0, card.total_bytes - CONTEXT_BYTES - card.others_bytes - card.reserved), card.total_bytes
+        return max(
+            0, card.total_bytes - CONTEXT_BYTES - card.others_bytes - card.reserved
+        ), card.total_bytes
 
     driver: dict[str, Any] = {
         "getDeviceCount": lambda: len(cards),

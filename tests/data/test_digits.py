@@ -41,7 +41,11 @@ def test_the_split_is_fixed_stratified_and_without_overlap():
 def test_size_and_channels_are_what_the_settings_say(image_size, channels):
     data = digits.build(digits.Settings(image_size=image_size, channels=channels), "test", 0)
     batch = data.fetch([3, 1, 3], 0)
-    assert batch["image"].shape == (3, channels, image_size, image_size) == (3, *data.spec.fields["image"].shape)
+    assert (
+        batch["image"].shape
+        == (3, channels, image_size, image_size)
+        == (3, *data.spec.fields["image"].shape)
+    )
     assert batch["image"].dtype == torch.float32
     assert batch["label"].dtype == torch.int64
     assert batch["image"].min() >= 0

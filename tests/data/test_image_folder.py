@@ -19,7 +19,9 @@ pytestmark = pytest.mark.tier("fast")
 
 def write_image(path, level=128, size=(12, 10), mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(numpy.full((size[1], size[0]), level, dtype=numpy.uint8)).convert(mode).save(path)
+    Image.fromarray(numpy.full((size[1], size[0]), level, dtype=numpy.uint8)).convert(mode).save(
+        path
+    )
 
 
 def classes_folder(root, count=6):
@@ -39,9 +41,14 @@ def test_classes_files_and_order_are_those_of_torchvisions_image_folder(tmp_path
     write_image(tmp_path / "train" / "dog" / "deeper" / "x.JPG")
     (tmp_path / "train" / "dog" / "notes.txt").write_text("no image")
     write_image(tmp_path / "val" / "cat" / "a.bmp")
-    ours, theirs = build(tmp_path), import_torchvision("datasets").ImageFolder(str(tmp_path / "train"))
+    ours, theirs = (
+        build(tmp_path),
+        import_torchvision("datasets").ImageFolder(str(tmp_path / "train")),
+    )
     assert list(ours.spec.classes) == theirs.classes
-    assert [(str(path), label) for path, label in zip(ours.paths, ours.labels, strict=True)] == theirs.samples
+    assert [
+        (str(path), label) for path, label in zip(ours.paths, ours.labels, strict=True)
+    ] == theirs.samples
     assert [path.name for path in build(tmp_path, "test").paths] == ["a.bmp"]
 
 
@@ -77,7 +84,9 @@ def test_every_mode_of_file_becomes_the_wanted_channels(tmp_path, mode, channels
 
 def test_one_folder_is_split_by_name_and_new_files_move_no_old_one(tmp_path):
     classes_folder(tmp_path, count=40)
-    before = {split: set(build(tmp_path, split, test_fraction=0.25).paths) for split in ("train", "test")}
+    before = {
+        split: set(build(tmp_path, split, test_fraction=0.25).paths) for split in ("train", "test")
+    }
     assert not before["train"] & before["test"]
     assert len(before["train"] | before["test"]) == 80
     assert 8 <= len(before["test"]) <= 32
@@ -100,7 +109,9 @@ def test_bad_files_are_named_or_skipped_and_counted(tmp_path, damage):
     folder = tmp_path / "train" / "x"
     folder.mkdir(parents=True)
     for index in range(4):
-        Image.fromarray(numbers.integers(0, 256, (64, 64, 3), dtype=numpy.uint8)).save(folder / f"{index}.jpg")
+        Image.fromarray(numbers.integers(0, 256, (64, 64, 3), dtype=numpy.uint8)).save(
+            folder / f"{index}.jpg"
+        )
     write_image(tmp_path / "test" / "x" / "a.png")
     stop, skip = build(tmp_path), build(tmp_path, on_bad_image="skip")
     bad = folder / "1.jpg"
@@ -139,7 +150,9 @@ def test_bad_files_are_named_or_skipped_and_counted(tmp_path, damage):
 def test_a_bomb_is_refused_before_its_pixels_are_decoded(tmp_path, monkeypatch):
     Image.new("L", (200, 200)).save(tmp_path / "a.png")
     monkeypatch.setattr(decoding, "convert_mode", lambda *arguments: pytest.fail("decoded"))
-    with pytest.raises(decoding.BadImageError, match=r"200 x 200 pixels are more than dataset\.max_pixels=39999"):
+    with pytest.raises(
+        decoding.BadImageError, match=r"200 x 200 pixels are more than dataset\.max_pixels=39999"
+    ):
         decoding.decode_bytes(tmp_path / "a.png", 3, (8, 8), 39_999)
 
 
@@ -157,7 +170,9 @@ def test_skipped_files_are_known_to_the_main_process_for_any_number_of_workers(t
     write_image(tmp_path / "test" / "cat" / "a.png")
     (tmp_path / "train" / "cat" / "02.png").write_bytes(b"no image")
     data = build(tmp_path, on_bad_image="skip")
-    images = torch.cat([batch["image"] for batch in Loader(data, 3, 0, workers=workers).evaluation_batches()])
+    images = torch.cat(
+        [batch["image"] for batch in Loader(data, 3, 0, workers=workers).evaluation_batches()]
+    )
     assert list(data.bad_files) == [str(tmp_path / "train" / "cat" / "02.png")]
     assert torch.equal(images[2], images[3])
     assert [index for index in range(len(data)) if data.is_left_out(index)] == [2]
@@ -244,16 +259,20 @@ def test_a_link_to_a_folder_elsewhere_is_followed_once(tmp_path):
     (tmp_path / "train" / "cat" / "one").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "train" / "cat" / "two").symlink_to(tmp_path / "elsewhere")
     data = build(tmp_path)
-    assert [path.relative_to(tmp_path / "train").as_posix() for path in data.paths if path.name == "x.png"] == [
-        "cat/one/more/x.png"
-    ]
+    assert [
+        path.relative_to(tmp_path / "train").as_posix()
+        for path in data.paths
+        if path.name == "x.png"
+    ] == ["cat/one/more/x.png"]
 
 
 def test_a_class_that_is_a_link_to_the_folder_itself_is_refused(tmp_path):
     classes_folder(tmp_path / "train", count=2)
     write_image(tmp_path / "test" / "cat" / "a.png")
     (tmp_path / "train" / "self").symlink_to(".")
-    with pytest.raises(DataError, match=r"train/self: a link to .*train, which is a class already or holds them"):
+    with pytest.raises(
+        DataError, match=r"train/self: a link to .*train, which is a class already or holds them"
+    ):
         build(tmp_path)
 
 
@@ -282,7 +301,9 @@ def test_float_pixels_from_0_to_1_keep_their_levels(tmp_path):
 def test_integers_in_16_bits_keep_their_range_in_any_width(tmp_path):
     ramp = (numpy.arange(256) * 257).reshape(16, 16)
     for dtype in (numpy.uint16, numpy.int32):
-        assert torch.equal(tiff(tmp_path / "a.tif", ramp.astype(dtype)).flatten(), torch.arange(256).byte())
+        assert torch.equal(
+            tiff(tmp_path / "a.tif", ramp.astype(dtype)).flatten(), torch.arange(256).byte()
+        )
 
 
 @pytest.mark.parametrize(
@@ -302,7 +323,9 @@ def test_pixels_of_an_unclear_range_are_refused_by_name(tmp_path, pixels, messag
 
 def photograph(path, size=(200, 150)):
     path.parent.mkdir(parents=True, exist_ok=True)
-    smooth = torch.nn.functional.interpolate(torch.rand(1, 3, 6, 8), size=size[::-1], mode="bicubic")[0].clamp(0, 1)
+    smooth = torch.nn.functional.interpolate(
+        torch.rand(1, 3, 6, 8), size=size[::-1], mode="bicubic"
+    )[0].clamp(0, 1)
     Image.fromarray((smooth * 255).byte().permute(1, 2, 0).numpy()).save(path, quality=95)
 
 
@@ -312,24 +335,35 @@ def test_fast_decoding_reduces_large_jpegs_and_changes_pixels_by_little(tmp_path
     photograph(path)
     sizes = []
     whole = decoding.fitted
-    monkeypatch.setattr(decoding, "fitted", lambda picture, *rest: sizes.append(picture.size) or whole(picture, *rest))
-    exact, fast = (decoding.decode_bytes(path, 3, (32, 32), 10**6, fit, reduces=one) for one in (False, True))
+    monkeypatch.setattr(
+        decoding,
+        "fitted",
+        lambda picture, *rest: sizes.append(picture.size) or whole(picture, *rest),
+    )
+    exact, fast = (
+        decoding.decode_bytes(path, 3, (32, 32), 10**6, fit, reduces=one) for one in (False, True)
+    )
     assert sizes == [(200, 150), (100, 75)]
     difference = (exact.float() - fast.float()).abs()
     assert 0 < float(difference.mean()) < 1
     assert float(difference.max()) <= 16
-    decoding.decode_bytes(path, 3, (48, 48), 10**6, fit, reduces=True)  # a letterbox wants fewer rows
+    # a letterbox wants fewer rows
+    decoding.decode_bytes(path, 3, (48, 48), 10**6, fit, reduces=True)
     assert sizes[2:] == [(100, 75) if fit == "letterbox" else (200, 150)]
 
 
-@pytest.mark.parametrize("settings", [{}, {"subsampling": 0}, {"subsampling": 2, "progressive": True}, {"quality": 30}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"subsampling": 0}, {"subsampling": 2, "progressive": True}, {"quality": 30}]
+)
 def test_simplejpeg_decodes_to_the_pixels_of_pillow(tmp_path, monkeypatch, settings):
     pytest.importorskip("simplejpeg")
     photograph(tmp_path / "a.jpg", size=(61, 43))
     with Image.open(tmp_path / "a.jpg") as picture:
         picture.effect_spread(3).save(tmp_path / "a.jpg", **settings)
     decode, decoded = decoding.jpeg_decoder(), []
-    monkeypatch.setattr(decoding, "jpeg_decoder", lambda: lambda data: decoded.append(len(data)) or decode(data))
+    monkeypatch.setattr(
+        decoding, "jpeg_decoder", lambda: lambda data: decoded.append(len(data)) or decode(data)
+    )
     faster = decoding.decode_bytes(tmp_path / "a.jpg", 3, None, 10**6, reduces=True)
     assert decoded
     assert torch.equal(faster, decoding.decode_bytes(tmp_path / "a.jpg", 3, None, 10**6))
@@ -345,7 +379,10 @@ def test_what_simplejpeg_cannot_read_is_read_or_refused_by_pillow(tmp_path, monk
     Image.open(tmp_path / "a.jpg").convert("L").save(tmp_path / "grey.jpg")
     (tmp_path / "odd.jpg").write_bytes(whole[:-2] + b"\0\0" + whole[-2:])
     for name in ("cmyk.jpg", "grey.jpg", "odd.jpg"):
-        pair = [decoding.decode_bytes(tmp_path / name, 3, None, 10**6, reduces=one) for one in (False, True)]
+        pair = [
+            decoding.decode_bytes(tmp_path / name, 3, None, 10**6, reduces=one)
+            for one in (False, True)
+        ]
         assert torch.equal(*pair), name
     (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(decoding.BadImageError, match="cannot be decoded"):
@@ -356,7 +393,9 @@ def test_fast_decoding_cuts_bytes_at_the_same_places(tmp_path):
     photograph(tmp_path / "train" / "x" / "a.jpg")
     write_image(tmp_path / "test" / "x" / "a.png")
     augment = ["RandomResizedCrop", "RandomHorizontalFlip"]
-    exact, fast = (build(tmp_path, image_size=16, augment=augment, decoding=one) for one in ("exact", "fast"))
+    exact, fast = (
+        build(tmp_path, image_size=16, augment=augment, decoding=one) for one in ("exact", "fast")
+    )
     for epoch in range(4):
         pair = [data.fetch([0], epoch)["image"] for data in (exact, fast)]
         assert pair[1].dtype == torch.float32
@@ -365,9 +404,17 @@ def test_fast_decoding_cuts_bytes_at_the_same_places(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "channels"),
-    [({}, 3), ({}, 1), ({"interpolation": "bicubic"}, 4), ({"antialias": False}, 3), ({"ratio": [2.5, 4.0]}, 1)],
+    [
+        ({}, 3),
+        ({}, 1),
+        ({"interpolation": "bicubic"}, 4),
+        ({"antialias": False}, 3),
+        ({"ratio": [2.5, 4.0]}, 1),
+    ],
 )
-def test_exact_decoding_cuts_first_and_gives_the_bits_of_the_whole_picture(tmp_path, monkeypatch, arguments, channels):
+def test_exact_decoding_cuts_first_and_gives_the_bits_of_the_whole_picture(
+    tmp_path, monkeypatch, arguments, channels
+):
     photograph(tmp_path / "train" / "x" / "a.jpg")
     photograph(tmp_path / "train" / "x" / "b.png")
     write_image(tmp_path / "test" / "x" / "a.png")
@@ -375,22 +422,34 @@ def test_exact_decoding_cuts_first_and_gives_the_bits_of_the_whole_picture(tmp_p
         tmp_path,
         image_size=16,
         channels=channels,
-        augment=[{"RandomResizedCrop": arguments}, "RandomHorizontalFlip", {"RandomAffine": {"degrees": 20}}],
+        augment=[
+            {"RandomResizedCrop": arguments},
+            "RandomHorizontalFlip",
+            {"RandomAffine": {"degrees": 20}},
+        ],
     )
-    wholes = [decoding.decode_bytes(path, channels, None, 10**6).float().div_(255) for path in data.paths]
+    wholes = [
+        decoding.decode_bytes(path, channels, None, 10**6).float().div_(255) for path in data.paths
+    ]
     converted: list[int] = []
     real = augment.as_floats
-    monkeypatch.setattr(augment, "as_floats", lambda cut: converted.append(cut.numel()) or real(cut))
+    monkeypatch.setattr(
+        augment, "as_floats", lambda cut: converted.append(cut.numel()) or real(cut)
+    )
     for epoch in range(20):
         found = data.fetch([0, 1], epoch)["image"]
         with preserved_generator():
-            expected = [data.augmentation.apply(whole, epoch, index) for index, whole in enumerate(wholes)]
+            expected = [
+                data.augmentation.apply(whole, epoch, index) for index, whole in enumerate(wholes)
+            ]
         assert torch.equal(found, torch.stack(expected))
     assert len(converted) == 40
     assert sum(converted) < 40 * wholes[0].numel()
 
 
-def test_a_stand_in_for_a_bad_file_has_its_own_label_and_the_first_one_stands_in_for_the_last(tmp_path):
+def test_a_stand_in_for_a_bad_file_has_its_own_label_and_the_first_one_stands_in_for_the_last(
+    tmp_path,
+):
     classes_folder(tmp_path / "train", count=2)
     write_image(tmp_path / "test" / "cat" / "a.png")
     for name in ("cat", "dog"):
@@ -406,10 +465,18 @@ def test_a_bad_file_is_read_once(tmp_path, monkeypatch):
     write_image(tmp_path / "test" / "cat" / "a.png")
     (tmp_path / "train" / "cat" / "01.png").write_bytes(b"no image")
     data, decode, read = build(tmp_path, on_bad_image="skip"), image_folder.decode_bytes, []
-    monkeypatch.setattr(image_folder, "decode_bytes", lambda path, *a, **k: read.append(path) or decode(path, *a, **k))
+    monkeypatch.setattr(
+        image_folder,
+        "decode_bytes",
+        lambda path, *a, **k: read.append(path) or decode(path, *a, **k),
+    )
     for epoch in (0, 1):
         data.fetch([1], epoch)
-    assert [f"{path.parent.name}/{path.name}" for path in read] == ["cat/01.png", "dog/00.png", "dog/00.png"]
+    assert [f"{path.parent.name}/{path.name}" for path in read] == [
+        "cat/01.png",
+        "dog/00.png",
+        "dog/00.png",
+    ]
 
 
 def test_files_of_one_name_in_two_classes_fall_to_either_side_by_themselves(tmp_path):

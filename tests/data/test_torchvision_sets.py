@@ -19,11 +19,15 @@ def settings_for(name, **more):
 
 
 def write_idx(path, array):
-    header = struct.pack(">BBBB", 0, 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    header = struct.pack(">BBBB", 0, 0, 8, array.ndim) + struct.pack(
+        f">{array.ndim}I", *array.shape
+    )
     path.write_bytes(header + array.astype(numpy.uint8).tobytes())
 
 
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")]
+)
 def test_the_mnist_kind_is_read_from_the_files_torchvision_keeps(tmp_path, name, folder):
     raw = tmp_path / folder / "raw"
     raw.mkdir(parents=True)
@@ -33,7 +37,9 @@ def test_the_mnist_kind_is_read_from_the_files_torchvision_keeps(tmp_path, name,
         write_idx(raw / f"{part}-images-idx3-ubyte", images if part == "train" else images[:4])
         write_idx(raw / f"{part}-labels-idx1-ubyte", numpy.arange(6 if part == "train" else 4))
     train = torchvision_sets.build(settings_for(name, root=str(tmp_path)), "train", 0)
-    test = torchvision_sets.build(settings_for(name, root=str(tmp_path), image_size=32, channels=3), "test", 0)
+    test = torchvision_sets.build(
+        settings_for(name, root=str(tmp_path), image_size=32, channels=3), "test", 0
+    )
     assert (len(train), len(test), len(train.spec.classes)) == (6, 4, 10)
     batch = to_device(train.fetch([5], 0), "cpu", train.spec)
     assert torch.equal(batch["image"][0, 0], torch.from_numpy(images[5]).float() / 255)
@@ -46,7 +52,10 @@ def test_cifar_is_read_and_a_file_with_another_checksum_is_refused(tmp_path, mon
     folder = tmp_path / kind.base_folder
     folder.mkdir()
     pixels = numpy.arange(3 * 1024, dtype=numpy.uint8).reshape(1, 3072)
-    stored = {"data_batch_1": {"data": pixels, "labels": [7]}, "batches.meta": {"label_names": list("abcdefghij")}}
+    stored = {
+        "data_batch_1": {"data": pixels, "labels": [7]},
+        "batches.meta": {"label_names": list("abcdefghij")},
+    }
     sums = {}
     for name, content in stored.items():
         (folder / name).write_bytes(pickle.dumps(content))
@@ -64,7 +73,9 @@ def test_cifar_is_read_and_a_file_with_another_checksum_is_refused(tmp_path, mon
 
 
 @pytest.mark.parametrize("name", sorted(torchvision_sets.NAMES))
-def test_missing_files_say_where_they_were_sought_and_nothing_is_downloaded(tmp_path, name, monkeypatch):
+def test_missing_files_say_where_they_were_sought_and_nothing_is_downloaded(
+    tmp_path, name, monkeypatch
+):
     def refuse(*arguments, **options):
         raise AssertionError("downloaded")
 

@@ -16,7 +16,14 @@ X = torch.rand(4, 4, dtype=torch.float16) + 0.5
 
 @pytest.mark.parametrize(
     "function",
-    [torch.exp, Tensor.log, lambda x: x**2, Tensor.sum, lambda x: functional.softmax(x, 1), torch.linalg.vector_norm],
+    [
+        torch.exp,
+        Tensor.log,
+        lambda x: x**2,
+        Tensor.sum,
+        lambda x: functional.softmax(x, 1),
+        torch.linalg.vector_norm,
+    ],
 )
 def test_what_cuda_lists_in_float32_is_computed_in_it(function: Callable[[Tensor], Tensor]) -> None:
     with torch.autocast("cpu", torch.float16), CudaLists() as lists:
@@ -29,14 +36,20 @@ def test_what_cuda_lists_in_float32_is_computed_in_it(function: Callable[[Tensor
 def test_decompositions_stay_in_half_which_has_no_kernel_and_products_as_they_were() -> None:
     with torch.autocast("cpu", torch.float16), CudaLists():
         for decomposition in (torch.linalg.inv, torch.linalg.cholesky, torch.inverse):
-            with pytest.raises((RuntimeError, NotImplementedError), match=r"Half|half|Low precision"):
+            with pytest.raises(
+                (RuntimeError, NotImplementedError), match=r"Half|half|Low precision"
+            ):
                 decomposition(X @ X.T)
         assert (X @ X).dtype == torch.float16
         assert (X + 1).dtype == torch.float16
 
 
-@pytest.mark.parametrize("function", [torch.fft.fft, torch.fft.rfft2, lambda x: torch.fft.irfft(torch.fft.rfft(x))])
-def test_fourier_transforms_in_half_need_powers_of_two_as_on_a_gpu(function: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "function", [torch.fft.fft, torch.fft.rfft2, lambda x: torch.fft.irfft(torch.fft.rfft(x))]
+)
+def test_fourier_transforms_in_half_need_powers_of_two_as_on_a_gpu(
+    function: Callable[[Tensor], Tensor],
+) -> None:
     """Autocast for CPUs computes them in float32, and CUDA's leaves them."""
     with torch.autocast("cpu", torch.float16), CudaLists():
         assert function(X).shape[0] == 4

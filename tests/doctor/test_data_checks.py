@@ -18,10 +18,15 @@ from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 class Samples(Dataset):
     """Images and labels from lists; an index in `bad` cannot be read."""
 
-    def __init__(self, images: torch.Tensor, labels: Sequence[int], bad: Sequence[int] = ()) -> None:
+    def __init__(
+        self, images: torch.Tensor, labels: Sequence[int], bad: Sequence[int] = ()
+    ) -> None:
         self.images, self.labels, self.bad = images, torch.tensor(list(labels)), bad
         shape = tuple(images.shape[1:])
-        fields = {"image": FieldSpec(shape, torch.float32, "image"), "label": FieldSpec((), torch.int64)}
+        fields = {
+            "image": FieldSpec(shape, torch.float32, "image"),
+            "label": FieldSpec((), torch.int64),
+        }
         self.spec = DataSpec(fields, len(images), ("cat", "dog"))
 
     def __len__(self) -> int:
@@ -40,7 +45,10 @@ def images(count: int, seed: int) -> torch.Tensor:
 def test_clean_data_raise_no_alarm() -> None:
     section = examine_data(Samples(images(40, 0), [0, 1] * 20), Samples(images(20, 1), [0, 1] * 10))
     assert section.worst == "ok"
-    assert section.tables["fields"][0]["mean"] == 0.5 or abs(section.tables["fields"][0]["mean"] - 0.5) < 0.1
+    assert (
+        section.tables["fields"][0]["mean"] == 0.5
+        or abs(section.tables["fields"][0]["mean"] - 0.5) < 0.1
+    )
 
 
 def test_each_kind_of_bad_sample_is_said_with_its_number() -> None:
@@ -73,7 +81,9 @@ class Pairs(Samples):
 
     def __init__(self, images: torch.Tensor) -> None:
         super().__init__(images, [0, 1] * (len(images) // 2))
-        self.spec = DataSpec({**self.spec.fields, "target": self.spec.fields["image"]}, len(images), ("cat", "dog"))
+        self.spec = DataSpec(
+            {**self.spec.fields, "target": self.spec.fields["image"]}, len(images), ("cat", "dog")
+        )
 
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
         batch = super().fetch(indices, epoch)
@@ -88,7 +98,9 @@ def test_an_input_that_is_its_own_target_is_no_double() -> None:
 class Coloured(Samples):
     """Smooth pictures in three channels with `classes`, whose samples are files."""
 
-    def __init__(self, images: torch.Tensor, labels: Sequence[int], classes: Sequence[str] = ("cat", "dog")) -> None:
+    def __init__(
+        self, images: torch.Tensor, labels: Sequence[int], classes: Sequence[str] = ("cat", "dog")
+    ) -> None:
         super().__init__(images, labels)
         self.spec = DataSpec(self.spec.fields, len(images), tuple(classes))
 
@@ -99,7 +111,9 @@ class Coloured(Samples):
 def pictures(count: int, seed: int, size: int = 32) -> torch.Tensor:
     """Blurred noise that is reddish: channel means of about 0.6, 0.5 and 0.4."""
     noise = torch.rand(count, 3, 5, 5, generator=torch.Generator().manual_seed(seed))
-    smooth = torch.nn.functional.interpolate(noise, size=size, mode="bicubic", align_corners=True).clamp(0, 1)
+    smooth = torch.nn.functional.interpolate(
+        noise, size=size, mode="bicubic", align_corners=True
+    ).clamp(0, 1)
     return (smooth * 0.8 + torch.tensor([0.2, 0.1, 0.0]).view(3, 1, 1)).clamp(0, 1)
 
 
@@ -116,37 +130,56 @@ def encoded_again(image: torch.Tensor, quality: int) -> torch.Tensor:
 
 
 def found_in(train: Dataset, test: Dataset) -> str:
-    return "\n".join(f"{one.level} {one.about}: {one.text}" for one in examine_data(train, test).findings)
+    return "\n".join(
+        f"{one.level} {one.about}: {one.text}" for one in examine_data(train, test).findings
+    )
 
 
 def test_sound_pictures_in_colour_raise_no_alarm() -> None:
-    section = examine_data(Coloured(pictures(60, 0), halves(60)), Coloured(pictures(30, 1), halves(30)))
+    section = examine_data(
+        Coloured(pictures(60, 0), halves(60)), Coloured(pictures(30, 1), halves(30))
+    )
     assert section.worst == "ok", section.findings
 
 
-def test_test_pictures_that_were_encoded_again_are_found_in_the_training_set_by_their_files() -> None:
+def test_test_pictures_that_were_encoded_again_are_found_in_the_training_set_by_their_files() -> (
+    None
+):
     train, test = pictures(60, 0), pictures(30, 1)
     test[3], test[17] = encoded_again(train[40], 50), encoded_again(train[5], 80)
     said = found_in(Coloured(train, halves(60)), Coloured(test, halves(30)))
-    assert "warning leak: 2 pictures are in the training and in the test set, to the bit or encoded again" in said
-    assert "train 0040.png (cat) = test 0003.png (dog), train 0005.png (dog) = test 0017.png (dog)" in said
+    assert (
+        "warning leak: 2 pictures are in the training and in the test set, to the bit or encoded again"
+        in said
+    )
+    assert (
+        "train 0040.png (cat) = test 0003.png (dog), train 0005.png (dog) = test 0017.png (dog)"
+        in said
+    )
 
 
 def test_one_picture_in_two_classes_is_named_to_the_bit_and_encoded_again() -> None:
     train = pictures(60, 0)
     train[7], train[9] = train[10], encoded_again(train[20], 60)
     said = found_in(Coloured(train, halves(60)), Coloured(pictures(30, 1), halves(30)))
-    assert "warning train: 2 samples are one picture in two classes: 0007.png (dog) = 0010.png (cat), " in said
+    assert (
+        "warning train: 2 samples are one picture in two classes: 0007.png (dog) = 0010.png (cat), "
+        in said
+    )
     assert "0009.png (dog) = 0020.png (cat)" in said
 
 
 def test_channels_that_are_swapped_in_the_test_set_are_named_in_their_order() -> None:
-    said = found_in(Coloured(pictures(200, 0), halves(200)), Coloured(pictures(100, 1).flip(1), halves(100)))
+    said = found_in(
+        Coloured(pictures(200, 0), halves(200)), Coloured(pictures(100, 1).flip(1), halves(100))
+    )
     assert "test's are train's in the order 2, 1, 0" in said
 
 
 def test_test_pictures_that_are_darker_than_the_training_s_are_named() -> None:
-    said = found_in(Coloured(pictures(100, 0), halves(100)), Coloured(pictures(50, 1) * 0.6, halves(50)))
+    said = found_in(
+        Coloured(pictures(100, 0), halves(100)), Coloured(pictures(50, 1) * 0.6, halves(50))
+    )
     assert "warning channels: the channels of image have means" in said
 
 
@@ -170,10 +203,18 @@ def test_pictures_that_are_nearly_black_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("share", "words"),
-    [(15 / 255, "12 bits in files of 16?"), (3 / 255, "10 bits in files of 16?"), (1 / 255, "divided by 255 twice?")],
+    [
+        (15 / 255, "12 bits in files of 16?"),
+        (3 / 255, "10 bits in files of 16?"),
+        (1 / 255, "divided by 255 twice?"),
+    ],
 )
-def test_a_set_that_is_black_as_a_whole_is_named_with_its_likely_cause(share: float, words: str) -> None:
-    said = found_in(Coloured(pictures(40, 0) * share, halves(40)), Coloured(pictures(30, 1) * share, halves(30)))
+def test_a_set_that_is_black_as_a_whole_is_named_with_its_likely_cause(
+    share: float, words: str
+) -> None:
+    said = found_in(
+        Coloured(pictures(40, 0) * share, halves(40)), Coloured(pictures(30, 1) * share, halves(30))
+    )
     assert words in said
     assert "nearly black:" not in said  # not each picture too
 
@@ -208,13 +249,17 @@ def test_labels_of_a_sample_of_a_sorted_set_say_nothing_of_classes_that_were_not
         def class_labels(self) -> None:  # type: ignore[override]
             return None
 
-    said = found_in(Uncounted(pictures(1, 0, size=4), [0] * 5003 + [1]), Coloured(pictures(30, 1), halves(30)))
+    said = found_in(
+        Uncounted(pictures(1, 0, size=4), [0] * 5003 + [1]), Coloured(pictures(30, 1), halves(30))
+    )
     assert "without any" not in said
 
 
 def test_a_class_of_the_training_set_that_chance_does_not_keep_from_the_test_set_is_named() -> None:
     train = Samples(images(40, 0), halves(40))
-    assert "class dog is 50% of train and has no sample in test" in found_in(train, Samples(images(12, 1), [0] * 12))
+    assert "class dog is 50% of train and has no sample in test" in found_in(
+        train, Samples(images(12, 1), [0] * 12)
+    )
     assert "no sample in test" not in found_in(train, Samples(images(6, 1), [0] * 6))
     rare = Samples(images(40, 0), [0] * 38 + [1] * 2)
     assert "no sample in test" not in found_in(rare, Samples(images(30, 1), [0] * 30))

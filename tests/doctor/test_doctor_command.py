@@ -42,29 +42,46 @@ def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_fault_ends_with_6_and_the_patch_that_is_written_cures_it(
     bad: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = DoctorArguments(subject=str(bad), only=("numerics",), allow=("scripts",), page="page.html")
+    asked = DoctorArguments(
+        subject=str(bad), only=("numerics",), allow=("scripts",), page="page.html"
+    )
     with pytest.raises(NonFiniteError, match="net/loss is nan in float16"):
         doctor.run(asked)
     said = capsys.readouterr().out
     assert "net.planted: sigmoid in float16 (planted_faults.py:" in said
     assert "write logaddexp(logsigmoid(x), log(1e-08)) instead of log(sigmoid(x) + 1e-08)" in said
-    assert load_config(bad, patches=[Path("doctor.yaml")], allow=["scripts"]).precision.settings.stable_forms == ["log"]
+    assert load_config(
+        bad, patches=[Path("doctor.yaml")], allow=["scripts"]
+    ).precision.settings.stable_forms == ["log"]
     page = Path("page.html").read_text()
     assert "net.planted" in page
     assert page.count("<script") == 1  # of our own
-    doctor.run(DoctorArguments(str(bad), only=("numerics",), allow=("scripts",), patches=(Path("doctor.yaml"),)))
+    doctor.run(
+        DoctorArguments(
+            str(bad), only=("numerics",), allow=("scripts",), patches=(Path("doctor.yaml"),)
+        )
+    )
 
 
-def test_data_and_speed_are_examined_and_told_as_json(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_and_speed_are_examined_and_told_as_json(
+    bad: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     doctor.run(DoctorArguments(str(bad), only=("data", "speed"), allow=("scripts",), json=True))
     told = json.loads(capsys.readouterr().out)
     data, speed = told["sections"]
     assert {row["set"] for row in data["tables"]["classes"]} == {"train", "test"}
     assert data["worst"] in ("ok", "note")
-    assert {row["part"] for row in speed["tables"]["step"]} >= {"data", "forward", "backward", "optimizer"}
+    assert {row["part"] for row in speed["tables"]["step"]} >= {
+        "data",
+        "forward",
+        "backward",
+        "optimizer",
+    }
 
 
-def test_a_shipped_configuration_is_examined_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shipped_configuration_is_examined_by_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     doctor.run(DoctorArguments("@classify_digits", only=("data",)))
     assert "train: looked at all 1437 samples" in capsys.readouterr().out
 
@@ -98,7 +115,13 @@ def test_a_run_is_examined_at_several_points_and_its_report_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = {"steps": 8, "batch_size": 16, "checkpoint_every": 2, "keep_last": 9, "plan_memory": False}
+    settings = {
+        "steps": 8,
+        "batch_size": 16,
+        "checkpoint_every": 2,
+        "keep_last": 9,
+        "plan_memory": False,
+    }
     model = {"name": "small_cnn", "image_size": 16, "features": 4}
     Path("c.yaml").write_text(
         yaml.safe_dump({"model": model, "dataset": "digits", "precision": "amp", "train": settings})
@@ -113,7 +136,10 @@ def test_a_run_is_examined_at_several_points_and_its_report_shows_them(
         assert "net.stages.0.0" in page
         assert "Powers of two of all values" in page
     assert (
-        map_numerics([{"module": "net", "step": "x", "forward_headroom_bits": None}, {}], [{"shares": 3}]) is not None
+        map_numerics(
+            [{"module": "net", "step": "x", "forward_headroom_bits": None}, {}], [{"shares": 3}]
+        )
+        is not None
     )
     Path("runs/seen/doctor.json").write_text('{"sections": [3, {"tables": {"ranges": 7}}]}')
     report.run(ReportArguments("seen"))
@@ -137,7 +163,9 @@ def test_a_model_that_raises_leaves_the_other_sections(
     monkeypatch.chdir(tmp_path)
     model = {"name": "scripts.planted_faults:raises_always", "image_size": 16, "channels": 1}
     Path("c.yaml").write_text(
-        yaml.safe_dump({"model": model, "dataset": "digits", "train": {"steps": 1, "batch_size": 8}})
+        yaml.safe_dump(
+            {"model": model, "dataset": "digits", "train": {"steps": 1, "batch_size": 8}}
+        )
     )
     with pytest.raises(NonFiniteError, match="2 faults, first numerics: could not be examined"):
         doctor.run(DoctorArguments("c.yaml", allow=("scripts",)))
@@ -151,13 +179,20 @@ def test_modules_whose_gradients_are_too_small_for_one_cause_are_one_line() -> N
     section = Section("numerics")
     note_small_gradients(section, "phase net", {"net.a": 0.42, "net.b": 0.44, "net.c": 0.43})
     (finding,) = section.findings
-    assert finding.text == "42% to 44% of the gradients in 3 modules (net.a, net.b, net.c) are too small for float16"
+    assert (
+        finding.text
+        == "42% to 44% of the gradients in 3 modules (net.a, net.b, net.c) are too small for float16"
+    )
 
 
 def test_the_speed_of_a_step_that_raises_in_half_alone_is_that_of_its_cure() -> None:
     config = load_config(
         {
-            "model": {"name": "scripts.planted_faults:plant_masked_beyond_half", "image_size": 16, "channels": 1},
+            "model": {
+                "name": "scripts.planted_faults:plant_masked_beyond_half",
+                "image_size": 16,
+                "channels": 1,
+            },
             "dataset": "digits",
             "precision": {"mode": "amp", "dtype": "float16"},
             "train": {"steps": 1, "batch_size": 8},
@@ -167,4 +202,6 @@ def test_the_speed_of_a_step_that_raises_in_half_alone_is_that_of_its_cure() -> 
     numerics, speed = examine_parts(["numerics", "speed"], Wish(), config, [BEGINNING])
     assert (numerics.worst, speed.worst) == ("fault", "note")
     assert any("for 8 samples" in one.text for one in speed.findings)
-    assert "measured with the cure of the numerics: the step raises without it" in [one.text for one in speed.findings]
+    assert "measured with the cure of the numerics: the step raises without it" in [
+        one.text for one in speed.findings
+    ]

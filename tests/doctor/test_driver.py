@@ -11,7 +11,9 @@ from mpt.doctor import driver
 from mpt.doctor.findings import Finding, Section
 
 OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\nGCC version:\n"
-OLD_MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.256.02  Thu May  2 14:37:44 UTC 2024\n"
+OLD_MODULE = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.256.02  Thu May  2 14:37:44 UTC 2024\n"
+)
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update ..."
 NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU ..."
 
@@ -60,7 +62,13 @@ def findings(
     ],
 )
 def test_what_keeps_torch_from_a_card_is_said_with_what_to_do(
-    cuda: str | None, says: str, module: str, level: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cuda: str | None,
+    says: str,
+    module: str,
+    level: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (found,) = findings(monkeypatch, tmp_path, cuda, says, module)
@@ -69,7 +77,9 @@ def test_what_keeps_torch_from_a_card_is_said_with_what_to_do(
     assert "docs/how-to/gpu.md" in found.advice
 
 
-def test_a_variable_that_hides_all_cards_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_hides_all_cards_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     (found,) = findings(monkeypatch, tmp_path, "13.0", "No CUDA GPUs are available", OPEN_MODULE)
     assert found.level == "warning"

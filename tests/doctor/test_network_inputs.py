@@ -22,7 +22,9 @@ def arrive(network: nn.Module | None = None, **settings: Any) -> Finding:
     """Return what is said of small digits that go through a task, and through a network of one's own if it is given."""
     model = {"name": "small_cnn", "image_size": 16, "features": 4}
     train = {"steps": 1, "batch_size": 16}
-    config = load_config({"model": model, "dataset": "digits", "precision": "fp32", "train": train, **settings})
+    config = load_config(
+        {"model": model, "dataset": "digits", "precision": "fp32", "train": train, **settings}
+    )
     data, _ = build_datasets(config)
     run = build_run(config, CPU, data.spec)
     if network is not None:
@@ -50,7 +52,9 @@ class Scaled(nn.Module):
 def test_pictures_that_the_task_standardises_are_in_order() -> None:
     said = arrive()
     assert said.level == "ok"
-    assert said.text.startswith("image reaches net.stem.0 with mean -") or "reaches net." in said.text
+    assert (
+        said.text.startswith("image reaches net.stem.0 with mean -") or "reaches net." in said.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,10 @@ def test_a_mean_or_deviation_that_is_wrong_by_100_is_a_warning(task: Mapping[str
 
 def test_a_network_that_divides_by_255_once_more_is_named_with_its_layer() -> None:
     said = arrive(Scaled(1 / 255), task={"name": "classify", "mean": [0.0], "std": [1.0]})
-    assert (said.level, said.advice) == ("warning", "its pixels are divided by 255 twice: data sets deliver 0 to 1")
+    assert (said.level, said.advice) == (
+        "warning",
+        "its pixels are divided by 255 twice: data sets deliver 0 to 1",
+    )
     assert said.text.startswith("image reaches net.layer with mean 0.00")
 
 

@@ -44,7 +44,9 @@ def test_a_planted_fault_is_found_named_and_cured_by_its_own_block(name: str) ->
 
 
 def test_the_inputs_and_samples_of_a_fault_are_named_and_every_operator_has_its_error() -> None:
-    subject = dataclasses.replace(subject_of(planted("plant_mean_of_squares")), indices=range(100, 132))
+    subject = dataclasses.replace(
+        subject_of(planted("plant_mean_of_squares")), indices=range(100, 132)
+    )
     section = describe_numerics(subject)
     (fault,) = [one for one in section.findings if one.level == "fault"]
     said = re.search(
@@ -61,11 +63,15 @@ def test_the_inputs_and_samples_of_a_fault_are_named_and_every_operator_has_its_
     assert ("net.trunk.1", "backward of mm") in rows
 
 
-def test_forms_that_the_configuration_refuses_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_that_the_configuration_refuses_are_not_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(forms: Any) -> Any:
         raise ConfigError("memory.compile: leave one of the two out")
 
-    monkeypatch.setattr(build, "make_stable_forms", lambda forms: refuse(forms) if forms else NOTHING)
+    monkeypatch.setattr(
+        build, "make_stable_forms", lambda forms: refuse(forms) if forms else NOTHING
+    )
     subject = subject_of(planted("plant_log_of_tiny"))
     cure = find_cure(subject, examine(subject))
     assert cure is not None
@@ -97,11 +103,16 @@ def test_a_healthy_model_raises_no_alarm(model: str) -> None:
 def test_an_examination_leaves_weights_buffers_and_gradients_as_they_were() -> None:
     subject = subject_of(load_config({"model": {"name": "small_cnn", "image_size": 16}, **DIGITS}))
     verdict = Verdict(subject)
-    before = {name: value.clone() for name, value in verdict.reference.task.modules["net"].state_dict().items()}
+    before = {
+        name: value.clone()
+        for name, value in verdict.reference.task.modules["net"].state_dict().items()
+    }
     assert verdict.is_healthy(subject.config)
     after = verdict.reference.task.modules["net"].state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-    assert all(parameter.grad is None for parameter in verdict.reference.task.modules["net"].parameters())
+    assert all(
+        parameter.grad is None for parameter in verdict.reference.task.modules["net"].parameters()
+    )
 
 
 def test_a_step_whose_scale_is_right_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,11 +131,15 @@ def test_a_step_whose_scale_is_right_is_taken_once(monkeypatch: pytest.MonkeyPat
     assert taken == [True, False, True]
 
 
-def test_updates_that_rounding_takes_away_are_said_and_those_that_arrive_on_average_are_not() -> None:
+def test_updates_that_rounding_takes_away_are_said_and_those_that_arrive_on_average_are_not() -> (
+    None
+):
     said = {}
     for mode in ("bf16-pure", "bf16-sr"):
         data = {"model": {"name": "small_cnn", "image_size": 16}, **DIGITS, "precision": mode}
-        section = describe_numerics(subject_of(load_config({**data, "optimizer": {"name": "adam", "lr": 1e-5}})))
+        section = describe_numerics(
+            subject_of(load_config({**data, "optimizer": {"name": "adam", "lr": 1e-5}}))
+        )
         assert section.worst != "fault"
         said[mode] = [one.text for one in section.findings if one.level == "warning"]
         rows = section.tables["parameters"]
@@ -134,8 +149,14 @@ def test_updates_that_rounding_takes_away_are_said_and_those_that_arrive_on_aver
 
 
 def test_an_epsilon_that_float16_does_not_hold_is_told_with_its_cure() -> None:
-    data = {"model": {"name": "small_cnn", "image_size": 16}, **DIGITS, "precision": {"mode": "O3", "dtype": "float16"}}
-    section = describe_numerics(subject_of(load_config({**data, "optimizer": {"name": "adam", "lr": 1e-4}})))
+    data = {
+        "model": {"name": "small_cnn", "image_size": 16},
+        **DIGITS,
+        "precision": {"mode": "O3", "dtype": "float16"},
+    }
+    section = describe_numerics(
+        subject_of(load_config({**data, "optimizer": {"name": "adam", "lr": 1e-4}}))
+    )
     assert section.worst == "fault"
     assert "1e-08 is zero in float16" in section.findings[0].text
     assert "set optimizer.eps=1e-4" in section.findings[0].text
@@ -160,19 +181,25 @@ def test_a_gradient_that_is_not_finite_in_float32_is_not_blamed_on_half() -> Non
     """A root's slope at zero: the loss is finite in any precision, and no gradient is."""
     section = describe_numerics(subject_of(planted("root_of_zero")))
     (fault, cure) = (one for one in section.findings if one.level in ("fault", "warning"))
-    assert "(and 3 more) is not finite in float32 either: no precision mode mends that" in fault.text
+    assert (
+        "(and 3 more) is not finite in float32 either: no precision mode mends that" in fault.text
+    )
     assert "planted_faults.py:" in fault.advice
     assert cure.advice == "mend the model or the loss"
 
 
-def test_a_poor_form_that_fails_in_float32_too_is_named_and_cured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poor_form_that_fails_in_float32_too_is_named_and_cured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def by_hand(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         probabilities = torch.softmax(5000 * logits.float(), dim=1)
         return -torch.log(probabilities)[torch.arange(len(labels)), labels].mean()
 
     monkeypatch.setattr(classify, "find_loss", lambda *_: by_hand)
     data = {"model": {"name": "small_cnn", "image_size": 16}, **DIGITS}
-    section = describe_numerics(subject_of(load_config({**data, "precision": "O3", "optimizer": {"eps": 1e-4}})))
+    section = describe_numerics(
+        subject_of(load_config({**data, "precision": "O3", "optimizer": {"eps": 1e-4}}))
+    )
     said = {one.about: one.text for one in section.findings}
     assert "not finite in float32 either" in said["reference"]
     assert "write log_softmax(x) instead of log(softmax(x))" in said["stable form"]
@@ -181,7 +208,9 @@ def test_a_poor_form_that_fails_in_float32_too_is_named_and_cured(monkeypatch: p
 
 def test_delta_debugging_finds_the_fewest() -> None:
     for needed in ({"c"}, {"a", "h"}, {"b", "d", "g"}, set("abcdefgh")):
-        found, is_minimal = fewest(list("abcdefgh"), lambda names, needed=needed: needed <= set(names), lambda: True)
+        found, is_minimal = fewest(
+            list("abcdefgh"), lambda names, needed=needed: needed <= set(names), lambda: True
+        )
         assert set(found) == needed
         assert is_minimal
 
@@ -229,10 +258,16 @@ def test_operators_belong_to_the_module_that_ran_them_backward_too() -> None:
             "RuntimeError: Index put requires",
             r"planted_faults.py:\d+ in scattered_into_float32",
         ),
-        ("cholesky_of_half", 'NotImplementedError: "cholesky_cpu"', r"planted_faults.py:\d+ in cholesky_of_half"),
+        (
+            "cholesky_of_half",
+            'NotImplementedError: "cholesky_cpu"',
+            r"planted_faults.py:\d+ in cholesky_of_half",
+        ),
     ],
 )
-def test_what_raises_in_half_alone_is_a_finding_with_its_line_and_a_cure(name: str, raised: str, place: str) -> None:
+def test_what_raises_in_half_alone_is_a_finding_with_its_line_and_a_cure(
+    name: str, raised: str, place: str
+) -> None:
     section = describe_numerics(subject_of(planted(f"plant_{name}")))
     (fault,) = [one for one in section.findings if one.level == "fault"]
     assert fault.text.startswith(f"fine in float32, and in float16 it raises {raised}")
@@ -244,19 +279,26 @@ def test_what_raises_in_half_alone_is_a_finding_with_its_line_and_a_cure(name: s
 def test_what_autocast_computes_in_float32_on_a_card_is_no_fault_on_a_cpu(name: str) -> None:
     section = describe_numerics(subject_of(planted(name)))
     assert section.worst != "fault"
-    assert any("computed in float32, as CUDA's autocast does" in one.text for one in section.findings)
+    assert any(
+        "computed in float32, as CUDA's autocast does" in one.text for one in section.findings
+    )
 
 
 @pytest.mark.parametrize("name", [*RIGHT_ON_CUDA[:2], "plant_log_of_tiny"])
-def test_recomputed_blocks_follow_cuda_in_backward_too_and_their_operators_keep_their_lines(name: str) -> None:
+def test_recomputed_blocks_follow_cuda_in_backward_too_and_their_operators_keep_their_lines(
+    name: str,
+) -> None:
     plain, recomputed = (
-        examine(subject_of(planted(name, *more)))[0] for more in ([], ["memory.recompute={modules: [net.planted]}"])
+        examine(subject_of(planted(name, *more)))[0]
+        for more in ([], ["memory.recompute={modules: [net.planted]}"])
     )
     assert recomputed.faults == plain.faults
     assert str(recomputed.losses) == str(plain.losses)
     assert recomputed.by_cuda_lists == plain.by_cuda_lists
     assert str(recomputed.parameters) == str(plain.parameters)
-    assert [one.describe() for one in recomputed.culprits] == [one.describe() for one in plain.culprits]
+    assert [one.describe() for one in recomputed.culprits] == [
+        one.describe() for one in plain.culprits
+    ]
 
 
 def test_a_step_that_raises_in_float32_too_is_the_model_s_own_error() -> None:
@@ -267,8 +309,12 @@ def test_a_step_that_raises_in_float32_too_is_the_model_s_own_error() -> None:
 def test_lost_weight_decay_is_a_warning() -> None:
     model = {"name": "small_cnn", "image_size": 16, "features": 4}
     optimizer = {"name": "adamw", "weight_decay": 0.1, "lr": 1e-3}
-    config = load_config({**DIGITS, "model": model, "optimizer": optimizer, "precision": "bf16-pure"})
-    warnings = [one.text for one in describe_numerics(subject_of(config)).findings if one.level == "warning"]
+    config = load_config(
+        {**DIGITS, "model": model, "optimizer": optimizer, "precision": "bf16-pure"}
+    )
+    warnings = [
+        one.text for one in describe_numerics(subject_of(config)).findings if one.level == "warning"
+    ]
     assert any("weight_decay 0.1 at optimizer.lr 0.001 is lost" in text for text in warnings)
 
 
@@ -277,7 +323,9 @@ def places_of(name: str) -> list[str]:
     return [one.describe() for one in found.culprits]
 
 
-def test_the_line_that_loses_a_number_is_blamed_and_not_the_layer_that_overflows_behind_it() -> None:
+def test_the_line_that_loses_a_number_is_blamed_and_not_the_layer_that_overflows_behind_it() -> (
+    None
+):
     (place,) = places_of("plant_lost_before_the_head")
     assert re.fullmatch(r"net\.planted: (add|sub) in float16 \(planted_faults.py:\d+\)", place)
 
@@ -297,7 +345,8 @@ def test_a_fault_that_another_hides_is_named_too() -> None:
     section = describe_numerics(subject_of(planted("plant_twice")))
     said = [f"{one.text} {one.advice}" for one in section.findings if one.level == "fault"]
     assert any(
-        "first wrong operator: net.planted.first: sigmoid in float16 (planted_faults.py:61)" in one for one in said
+        "first wrong operator: net.planted.first: sigmoid in float16 (planted_faults.py:61)" in one
+        for one in said
     )
     assert any("wrong independently of that: net.planted.second: " in one for one in said)
     assert len(said) == 2
@@ -306,7 +355,11 @@ def test_a_fault_that_another_hides_is_named_too() -> None:
 def test_what_the_model_computes_in_float32_is_not_said_to_be_beyond_float16() -> None:
     section = describe_numerics(subject_of(planted("plant_large_in_float32")))
     assert section.worst != "fault"
-    beyond = [row["forward_headroom_bits"] for row in section.tables["ranges"] if row["module"] == "net.planted"]
+    beyond = [
+        row["forward_headroom_bits"]
+        for row in section.tables["ranges"]
+        if row["module"] == "net.planted"
+    ]
     assert beyond[0] < 0
     assert not [one.text for one in section.findings if "float16's largest number" in one.text]
 

@@ -68,7 +68,9 @@ def ask(base: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
     return ask
 
 
-def test_a_configuration_and_itself_and_an_exact_trick_are_the_same_to_the_bit(ask: Ask, base: Path) -> None:
+def test_a_configuration_and_itself_and_an_exact_trick_are_the_same_to_the_bit(
+    ask: Ask, base: Path
+) -> None:
     for told in (ask(str(base), str(base)), ask(variant="memory.recompute=all")):
         assert told["verdict"] == "same"
         assert told["replay"]["bits"] is None
@@ -76,7 +78,9 @@ def test_a_configuration_and_itself_and_an_exact_trick_are_the_same_to_the_bit(a
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_healthy_lower_precision_differs_by_rounding_first_in_a_product(ask: Ask, base: Path, dtype: str) -> None:
+def test_a_healthy_lower_precision_differs_by_rounding_first_in_a_product(
+    ask: Ask, base: Path, dtype: str
+) -> None:
     told = ask(str(base), "amp", dtype=dtype)
     assert told["verdict"] == "rounding"
     first = told["replay"]["bits"]
@@ -96,25 +100,34 @@ def test_a_healthy_lower_precision_differs_by_rounding_first_in_a_product(ask: A
         ("train.batch_size=16", "batch", "other data: train.batch_size 32 -> 16"),
     ],
 )
-def test_what_is_more_than_rounding_is_told_with_its_reason(ask: Ask, variant: str, kind: str, reason: str) -> None:
+def test_what_is_more_than_rounding_is_told_with_its_reason(
+    ask: Ask, variant: str, kind: str, reason: str
+) -> None:
     told = ask(variant=variant, code=8)
     assert told["verdict"] == "apart"
     assert told["replay"]["beyond"]["step"] == 0
     assert (told["replay"]["beyond"]["kind"], told["replay"]["beyond"]["reason"]) == (kind, reason)
 
 
-def test_the_operator_that_loses_precision_is_named_behind_those_that_only_round(ask: Ask, tmp_path: Path) -> None:
+def test_the_operator_that_loses_precision_is_named_behind_those_that_only_round(
+    ask: Ask, tmp_path: Path
+) -> None:
     model = {"name": "scripts.planted_faults:plant_covariance", "image_size": 16, "channels": 1}
     path = tmp_path / "planted.yaml"
     path.write_text(yaml.safe_dump({**BASE, "model": model}))
     told = ask(str(path), "amp", dtype="float16", allow=("scripts",), code=8)
     assert "addmm" in told["replay"]["bits"]["where"]
-    assert told["replay"]["beyond"]["where"].startswith("net.planted: sub in float32 (planted_faults.py:")
+    assert told["replay"]["beyond"]["where"].startswith(
+        "net.planted: sub in float32 (planted_faults.py:"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "where", "reason"),
-    [("other_eps", "net.1: native_batch_norm", "another setting of it"), ("gelu", "net.2: ", "another operator runs")],
+    [
+        ("other_eps", "net.1: native_batch_norm", "another setting of it"),
+        ("gelu", "net.2: ", "another operator runs"),
+    ],
 )
 def test_another_setting_of_an_operator_and_another_operator_are_told(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: str, reason: str
@@ -131,7 +144,9 @@ def test_another_setting_of_an_operator_and_another_operator_are_told(
     assert told["replay"]["beyond"]["reason"].startswith(reason)
 
 
-def test_runs_are_compared_by_their_files_and_then_from_the_state_they_share(ask: Ask, base: Path) -> None:
+def test_runs_are_compared_by_their_files_and_then_from_the_state_they_share(
+    ask: Ask, base: Path
+) -> None:
     def run(name: str, *overrides: str, resume: str | None = None) -> None:
         train.run(TrainArguments(base, overrides, name=name, quiet=True, resume=resume))
 
@@ -152,11 +167,15 @@ def test_runs_are_compared_by_their_files_and_then_from_the_state_they_share(ask
     assert ask("one", "other", only_files=True, code=8)["replay"] is None
 
 
-def test_a_decay_that_rounding_takes_whole_is_the_reason_why_another_one_changes_nothing(ask: Ask, base: Path) -> None:
+def test_a_decay_that_rounding_takes_whole_is_the_reason_why_another_one_changes_nothing(
+    ask: Ask, base: Path
+) -> None:
     lost = ("precision=bf16-pure", "optimizer={name: adamw, lr: 0.001, weight_decay: 0.1}")
     found = ask(str(base), *lost, variant="optimizer.weight_decay=0")["replay"]
     assert found["bits"] is None
-    assert [note[:57] for note in found["notes"]] == ["A: net: weight_decay 0.1 at optimizer.lr 0.001 is lost: i"]
+    assert [note[:57] for note in found["notes"]] == [
+        "A: net: weight_decay 0.1 at optimizer.lr 0.001 is lost: i"
+    ]
 
 
 def test_what_cannot_be_compared_is_refused_in_words(base: Path) -> None:
@@ -168,10 +187,15 @@ def test_what_cannot_be_compared_is_refused_in_words(base: Path) -> None:
         diff.run(DiffArguments((str(base), "nothing")))
 
 
-def test_two_that_are_both_not_finite_are_not_called_the_same(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_that_are_both_not_finite_are_not_called_the_same(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = {**BASE, "optimizer": {"name": "sgd", "lr": 1e30}, "precision": {"mode": "fp32"}}
     base.write_text(yaml.safe_dump(content))
-    with pytest.raises(NonFiniteError, match=r"loss of both .* is not finite at step \d, so whether they are the same"):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"loss of both .* is not finite at step \d, so whether they are the same",
+    ):
         diff.run(DiffArguments((str(base),), variant="train.keep_last=2", steps=4))
     said = capsys.readouterr().out
     assert "no difference was seen up to the first loss that is not finite" in said
@@ -200,7 +224,9 @@ def test_runs_that_kept_nothing_of_one_step_are_not_called_the_same(base: Path) 
     Path("runs/other/metrics.jsonl").write_text("")
     for checkpoint in Path("runs/other/checkpoints").glob("step-*"):
         shutil.rmtree(checkpoint)
-    with pytest.raises(ConfigError, match="kept no log line, evaluation or checkpoint of the same step; leave out"):
+    with pytest.raises(
+        ConfigError, match="kept no log line, evaluation or checkpoint of the same step; leave out"
+    ):
         diff.run(DiffArguments(("one", "other"), only_files=True))
 
 
@@ -213,7 +239,9 @@ def test_a_model_that_raises_in_half_alone_parts_there(
     path = tmp_path / "c.yaml"
     model = {"name": "halves:plant_masked_beyond_half", "image_size": 16, "channels": 1}
     path.write_text(yaml.safe_dump({**BASE, "model": model}))
-    told = ask(str(path), variant="precision=fp16-pure optimizer.eps=1e-4", allow=("halves",), code=8)
+    told = ask(
+        str(path), variant="precision=fp16-pure optimizer.eps=1e-4", allow=("halves",), code=8
+    )
     parting = told["replay"]["beyond"]
     assert parting["step"] == 0
     assert parting["where"].startswith("halves.py:")
@@ -261,9 +289,13 @@ def test_runs_with_an_own_part_that_was_edited_are_each_trained_again_with_their
         train.run(TrainArguments(config, name=name, quiet=True, overrides=("train.steps=2",)))
     told = ask("a", "b", code=8)
     assert told["files"]["environment"] == ["another own/losses/factor.py"]
-    assert told["replay"]["notes"] == ["A: trained again with its own own/losses/factor.py, as the run kept it"]
+    assert told["replay"]["notes"] == [
+        "A: trained again with its own own/losses/factor.py, as the run kept it"
+    ]
     assert told["replay"]["beyond"]["where"].startswith("net: mul in float32 (own_net.py:")
-    assert told["replay"]["beyond"]["reason"].startswith("another setting of it: (1.0) against (2.0)")
+    assert told["replay"]["beyond"]["reason"].startswith(
+        "another setting of it: (1.0) against (2.0)"
+    )
     assert ask("b", "c")["verdict"] == "same"
     shutil.rmtree(tmp_path / "runs/a/parts")
     told = ask("a", "b", code=8)
@@ -273,7 +305,9 @@ def test_runs_with_an_own_part_that_was_edited_are_each_trained_again_with_their
 
 
 def test_trainings_of_two_systems_are_refused_in_a_line(base: Path) -> None:
-    with pytest.raises(ConfigError, match=r"@saehd_demo trains task \w+, which have nothing in common"):
+    with pytest.raises(
+        ConfigError, match=r"@saehd_demo trains task \w+, which have nothing in common"
+    ):
         diff.run(DiffArguments((str(base), "@saehd_demo")))
     with pytest.raises(ConfigError, match="have no network in common"):
         diff.run(DiffArguments((str(base), "@lsgan"), steps=1))
@@ -325,7 +359,9 @@ def biased(num_classes):
 """
 
 
-@pytest.mark.parametrize("variant", ["memory.channels_last=true", "precision=bf16", "precision=amp"])
+@pytest.mark.parametrize(
+    "variant", ["memory.channels_last=true", "precision=bf16", "precision=amp"]
+)
 def test_a_bias_in_front_of_batch_norm_is_no_finding(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
@@ -333,7 +369,9 @@ def test_a_bias_in_front_of_batch_norm_is_no_finding(
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "biased.yaml"
     model = {"name": "biased_nets:biased", "image_size": 16, "channels": 1}
-    path.write_text(yaml.safe_dump({**BASE, "model": model, "optimizer": {"name": "sgd", "lr": 0.01}}))
+    path.write_text(
+        yaml.safe_dump({**BASE, "model": model, "optimizer": {"name": "sgd", "lr": 0.01}})
+    )
     dtype = "float16" if variant == "precision=amp" else None
     told = ask(str(path), variant=variant, allow=("biased_nets",), steps=4, dtype=dtype)
     assert told["replay"]["beyond"] is None, told["replay"]["beyond"]

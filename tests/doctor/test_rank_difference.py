@@ -66,7 +66,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Processes are forks of this one, which has imported torch already."""
 
     def run_group(folder: Path, nproc: int) -> None:
-        assert run_ranks(nproc, lambda rank, folder: rank_steps.main(folder), folder) == [None] * nproc
+        assert (
+            run_ranks(nproc, lambda rank, folder: rank_steps.main(folder), folder) == [None] * nproc
+        )
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rank_comparison, "run_group", run_group)
@@ -76,7 +78,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ask(capsys: pytest.CaptureFixture[str], settings: dict[str, Any], *, code: int = 0) -> dict[str, Any]:
+def ask(
+    capsys: pytest.CaptureFixture[str], settings: dict[str, Any], *, code: int = 0
+) -> dict[str, Any]:
     Path("c.yaml").write_text(yaml.safe_dump({**BASE, **settings}))
     asked = DiffArguments(("c.yaml",), nproc=2, steps=2, json=True)
     if code:
@@ -91,7 +95,10 @@ def ask(capsys: pytest.CaptureFixture[str], settings: dict[str, Any], *, code: i
     "settings",
     [
         {"task": "own_task"},
-        {"optimizer": {"name": "sgd", "lr": 0.1}, "task": {"name": "classify", "class_weights": "balanced"}},
+        {
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "task": {"name": "classify", "class_weights": "balanced"},
+        },
     ],
     ids=["own task", "a normalised loss"],
 )
@@ -107,9 +114,19 @@ def test_two_processes_that_train_what_one_does_raise_no_alarm(
 @pytest.mark.parametrize(
     ("fault", "kind", "where", "reason"),
     [
-        ("divided twice", "loss", "loss loss", "2 times too small: divided by the number of processes once more"),
+        (
+            "divided twice",
+            "loss",
+            "loss loss",
+            "2 times too small: divided by the number of processes once more",
+        ),
         ("own divisor", "loss", "loss loss", "a process divides by a number of its own samples"),
-        ("own buffer", "update", "net.centre", "the processes hold different ones: not summed over them"),
+        (
+            "own buffer",
+            "update",
+            "net.centre",
+            "the processes hold different ones: not summed over them",
+        ),
     ],
 )
 def test_a_planted_fault_of_several_processes_is_the_first_tensor_that_is_named(

@@ -34,7 +34,9 @@ def test_another_command_first_in_the_path_is_named(
     write_command(tmp_path / "other" / "mpt")
     monkeypatch.setenv("PATH", f"{tmp_path / 'other'}:{own_command}")
     ((text, advice),) = find_shadows()
-    assert text.startswith(f"the command mpt on the PATH is {tmp_path / 'other' / 'mpt'}, which does not belong")
+    assert text.startswith(
+        f"the command mpt on the PATH is {tmp_path / 'other' / 'mpt'}, which does not belong"
+    )
     assert "python -m mpt" in advice
 
 

@@ -52,7 +52,9 @@ MODES: dict[str, Any] = {
 }
 
 
-def start(runs: Path, base: dict[str, Any] = CLASSIFIER, stop: int | None = None, **sections: Any) -> Path:
+def start(
+    runs: Path, base: dict[str, Any] = CLASSIFIER, stop: int | None = None, **sections: Any
+) -> Path:
     options = {"resume": sections.pop("resume", None)}
     arguments = TrainArguments(config=Path("config.yaml"), runs=str(runs), quiet=True, **options)
     path = train(load_config({**base, **sections}), arguments, stop_after=stop)
@@ -89,9 +91,12 @@ def refuse(monkeypatch: pytest.MonkeyPatch, size: int, unless_recomputed: bool =
     original = Classify.losses
 
     def losses(self: Classify, batch: dict[str, Tensor]) -> Iterator[Loss]:
-        (loss,) = original(self, batch)  # random numbers are drawn and statistics counted before memory runs out
+        # random numbers are drawn and statistics counted before memory runs out
+        (loss,) = original(self, batch)
         real = not isinstance(batch["image"], FakeTensor)
-        if real and (len(batch["image"]) > size or (unless_recomputed and not recomputes(self.net))):
+        if real and (
+            len(batch["image"]) > size or (unless_recomputed and not recomputes(self.net))
+        ):
             raise torch.OutOfMemoryError(f"Tried to allocate {len(batch['image'])} MiB")
         yield loss
 
@@ -113,7 +118,11 @@ def test_an_adapted_run_equals_one_configured_so_from_the_start(
     expected = start(tmp_path / "configured", precision=mode, memory=wanted)
     refuse(monkeypatch, 8, unless_recomputed=True)
     path = start(tmp_path / "adapted", precision=mode)
-    assert [move["adapted"] for move in moves(path)] == [{"micro_batch": 16}, {"micro_batch": 8}, wanted]
+    assert [move["adapted"] for move in moves(path)] == [
+        {"micro_batch": 16},
+        {"micro_batch": 8},
+        wanted,
+    ]
     assert {move["step"] for move in moves(path)} == {0}
     assert same(state(path), state(expected))
 
@@ -122,7 +131,9 @@ def test_a_gan_that_runs_out_in_its_second_phase_equals_one_configured_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The discriminator's update stands when the generator's is repeated."""
-    expected = start(tmp_path / "configured", GAN, precision=MODES["amp"], memory={"recompute": "sqrt"})
+    expected = start(
+        tmp_path / "configured", GAN, precision=MODES["amp"], memory={"recompute": "sqrt"}
+    )
     original = Gan.gen_losses
 
     def gen_losses(self: Gan, batch: dict[str, Tensor]) -> Iterator[list[Loss]]:
@@ -132,15 +143,24 @@ def test_a_gan_that_runs_out_in_its_second_phase_equals_one_configured_so(
         yield together
 
     monkeypatch.setattr(Gan, "gen_losses", gen_losses)
-    monkeypatch.setattr(ladder, "FLOOR", 32)  # recompute before any split: BatchNorm would see other batches
+    # recompute before any split: BatchNorm would see other batches
+    monkeypatch.setattr(ladder, "FLOOR", 32)
     path = start(tmp_path / "adapted", GAN, precision=MODES["amp"])
-    assert [(move["phase"], move["adapted"]) for move in moves(path)] == [("gen", {"recompute": "sqrt"})]
+    assert [(move["phase"], move["adapted"]) for move in moves(path)] == [
+        ("gen", {"recompute": "sqrt"})
+    ]
     assert same(state(path), state(expected))
 
 
-@pytest.mark.parametrize("mode", [MODES["fp32"], MODES["O2 with a float32 module"]], ids=["fp32", "O2"])
-def test_a_resume_of_an_adapted_run_starts_adapted(mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = start(tmp_path / "configured", precision=mode, memory={"micro_batch": 8, "recompute": "sqrt"})
+@pytest.mark.parametrize(
+    "mode", [MODES["fp32"], MODES["O2 with a float32 module"]], ids=["fp32", "O2"]
+)
+def test_a_resume_of_an_adapted_run_starts_adapted(
+    mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = start(
+        tmp_path / "configured", precision=mode, memory={"micro_batch": 8, "recompute": "sqrt"}
+    )
     refuse(monkeypatch, 8, unless_recomputed=True)
     start(tmp_path / "adapted", precision=mode, stop=1)
     path = start(tmp_path / "adapted", precision=mode, resume="auto")
@@ -165,17 +185,26 @@ def test_the_ladder_goes_to_the_floor_then_recomputes_then_goes_to_one(
 ) -> None:
     """On a CPU offloading has nowhere to go, which is said; what cannot be done is tried once."""
     refuse(monkeypatch, 0)
-    with pytest.raises(MemoryBudgetError, match=r"micro-batch of 1 is too much already: try a half") as caught:
+    with pytest.raises(
+        MemoryBudgetError, match=r"micro-batch of 1 is too much already: try a half"
+    ) as caught:
         start(tmp_path)
     assert caught.value.exit_code == 7
-    story = [(move["micro_batch"], "recompute" in move["adapted"]) for move in moves(tmp_path / "run")]
+    story = [
+        (move["micro_batch"], "recompute" in move["adapted"]) for move in moves(tmp_path / "run")
+    ]
     assert story[:3] == [(16, False), (8, False), (8, True)]
     assert [size for size, _ in story[3:]] == [8, 4, 2, 1, 1]
-    assert "offload_activations cannot be used here (activations are in host" in moves(tmp_path / "run")[3]["message"]
+    assert (
+        "offload_activations cannot be used here (activations are in host"
+        in moves(tmp_path / "run")[3]["message"]
+    )
     assert "BatchNorm sees 8 samples" in moves(tmp_path / "run")[1]["message"]
 
 
-def test_micro_batch_auto_alone_only_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batch_auto_alone_only_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuse(monkeypatch, 0)
     with pytest.raises(MemoryBudgetError, match=r"micro-batch of 1.*try memory\.recompute"):
         start(tmp_path, memory={"micro_batch": "auto"})
@@ -231,7 +260,10 @@ def test_stepping_in_backward_skips_the_micro_batch_and_recomputes(
     assert [move["adapted"] for move in moves(path)] == [{"recompute": "sqrt"}]
     assert same(state(path), state(expected))
     refuse(monkeypatch, 1)
-    with pytest.raises(MemoryBudgetError, match="nothing is left to adapt at a micro-batch of 32; offload_activations"):
+    with pytest.raises(
+        MemoryBudgetError,
+        match="nothing is left to adapt at a micro-batch of 32; offload_activations",
+    ):
         start(tmp_path / "exhausted", memory={**memory, "on_oom": "adapt"})
 
 
@@ -239,11 +271,16 @@ def test_a_trick_added_under_casts_ends_inside_them() -> None:
     """As in a run built with it: the casts of precision outside, recomputation inside, the same keys."""
     mode = MODES["O2 with a float32 module"]
     configured, run = parts.classifier(mode, memory={"recompute": "sqrt"}), parts.classifier(mode)
-    keys, parameters = list(run.task.modules["net"].state_dict()), list(map(id, run.task.modules["net"].parameters()))
+    keys, parameters = (
+        list(run.task.modules["net"].state_dict()),
+        list(map(id, run.task.modules["net"].parameters())),
+    )
     ladder.move(run, "recompute", "sqrt")
 
     def classes(one: Run) -> list[list[str]]:
-        return [[kind.__name__ for kind in type(m).__mro__] for m in one.task.modules["net"].modules()]
+        return [
+            [kind.__name__ for kind in type(m).__mro__] for m in one.task.modules["net"].modules()
+        ]
 
     assert classes(run) == classes(configured)
     assert any(isinstance(module, Float32Module) for module in run.task.modules["net"].modules())
@@ -269,7 +306,9 @@ def test_offloading_is_added_where_there_is_somewhere_to_go() -> None:
     ladder.move(run, "offload_activations", 1.0)
     assert [trick.name for trick in run.tricks] == ["offload_activations"]
     with pytest.raises(ConfigError, match="cannot be combined with compile"):
-        ladder.move(parts.classifier(memory={"compile": {"backend": "aot_eager"}}), "recompute", "sqrt")
+        ladder.move(
+            parts.classifier(memory={"compile": {"backend": "aot_eager"}}), "recompute", "sqrt"
+        )
 
 
 def test_sizes_leave_no_last_sample_alone_where_one_is_too_few() -> None:
@@ -290,7 +329,9 @@ def test_a_gpu_that_is_too_small_for_the_batch_gets_smaller_micro_batches(tmp_pa
     gc.collect()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + wanted) * 0.6 / total)
+    torch.cuda.set_per_process_memory_fraction(
+        (torch.cuda.memory_reserved() + wanted) * 0.6 / total
+    )
     try:
         path = start(tmp_path / "small", model=model, train=settings)
     finally:
@@ -350,9 +391,15 @@ def test_a_trick_from_outside_is_proposed_and_used_when_memory_runs_out(
     assert run.adaptation.changes == {"strange": True}
 
 
-def test_an_unknown_kind_of_relief_is_refused_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_kind_of_relief_is_refused_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / "strange.py").write_text(STRANGER.replace('"activations"', '"time"'), "utf-8")
+    (tmp_path / "memory" / "strange.py").write_text(
+        STRANGER.replace('"activations"', '"time"'), "utf-8"
+    )
     monkeypatch.setenv("MPT_PARTS", str(tmp_path))
-    with pytest.raises(PartError, match=r"strange\.py: RELIEVES is 'time'; allowed are activations"):
+    with pytest.raises(
+        PartError, match=r"strange\.py: RELIEVES is 'time'; allowed are activations"
+    ):
         combinations()

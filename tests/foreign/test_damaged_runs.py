@@ -48,12 +48,16 @@ def damage_file(path: Path, generator: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_commands_over_all_runs_survive_any_one(tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
+def test_commands_over_all_runs_survive_any_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
     generator = random.Random(seed)
     write_run(tmp_path / "sound")
     for number in range(60):
         run = write_run(tmp_path / f"run-{number}", steps=5, finished=generator.random() < 0.7)
-        (run / "plan.json").write_text(json.dumps({"kind": "live tensors", "allocated": 1, "reserved": 2}))
+        (run / "plan.json").write_text(
+            json.dumps({"kind": "live tensors", "allocated": 1, "reserved": 2})
+        )
         for name in generator.sample(FILES, generator.randint(1, 2)):
             if (run / name).is_file() and (run / name).stat().st_size:
                 damage_file(run / name, generator)
@@ -67,7 +71,9 @@ def test_commands_over_all_runs_survive_any_one(tmp_path: Path, capsys: pytest.C
         write_report(tmp_path / f"run-{number}")
 
 
-def test_a_step_beyond_all_numbers_is_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_beyond_all_numbers_is_no_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path / "damaged", finished=False)
     for line in ('{"kind":"train","step":1e999}', '{"kind":"train","step":"NaN","losses":{"x":1}}'):
         with (run / "metrics.jsonl").open("a") as file:
@@ -79,7 +85,9 @@ def test_a_step_beyond_all_numbers_is_no_step(tmp_path: Path, capsys: pytest.Cap
     write_report(run)
 
 
-def test_a_run_whose_name_is_no_utf_8_is_listed_and_linked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_name_is_no_utf_8_is_listed_and_linked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = os.fsdecode(b"caf\xe9")
     run = write_run(tmp_path / "first")
     run.rename(tmp_path / name)
@@ -126,7 +134,11 @@ def test_a_run_with_a_step_beyond_all_numbers_is_resumed(tmp_path: Path) -> None
     train.run(TrainArguments(config=config, runs=str(tmp_path), quiet=True))
     metrics = tmp_path / "a" / "metrics.jsonl"
     with metrics.open("a") as file:
-        file.write('{"kind":"train","step":1e999}\n{"kind":"evaluate","step":1e999,"metrics":{"accuracy":1e999}}\n')
-    again = TrainArguments(config=config, runs=str(tmp_path), quiet=True, resume="a", overrides=("train.steps=3",))
+        file.write(
+            '{"kind":"train","step":1e999}\n{"kind":"evaluate","step":1e999,"metrics":{"accuracy":1e999}}\n'
+        )
+    again = TrainArguments(
+        config=config, runs=str(tmp_path), quiet=True, resume="a", overrides=("train.steps=3",)
+    )
     train.run(again)
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()][-1] == 3

@@ -63,7 +63,10 @@ def test_what_is_no_file_of_its_size_is_an_error_with_a_reason(
     tmp_path: Path, make: Callable[[Path], None], read: Callable[[Path, int], Any]
 ) -> None:
     make(tmp_path / "x")
-    with little(), pytest.raises(files.UnfitFileError, match=r"not a regular file|larger than the 1000 bytes"):
+    with (
+        little(),
+        pytest.raises(files.UnfitFileError, match=r"not a regular file|larger than the 1000 bytes"),
+    ):
         read(tmp_path / "x", 1000)
 
 
@@ -115,7 +118,10 @@ def test_a_parts_folder_with_no_file_in_it_is_refused_in_a_line(
     (tmp_path / "parts" / folder).mkdir(parents=True)
     make(tmp_path / "parts" / folder / "x.py")
     use_parts([tmp_path / "parts"])
-    with little(), pytest.raises(PartError, match=r"x.py: cannot be read: (not a regular file|larger than)"):
+    with (
+        little(),
+        pytest.raises(PartError, match=r"x.py: cannot be read: (not a regular file|larger than)"),
+    ):
         look_for_parts()
     if folder != "losses":
         words = {"nn": ["list", "models"], "commands": ["x"]}[folder]  # what uses such a file
@@ -126,8 +132,12 @@ def test_a_parts_folder_with_no_file_in_it_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize("make", UNFIT)
-@pytest.mark.parametrize("name", ["summary.json", "config.yaml", "metrics.jsonl", "env.json", "plan.json"])
-def test_no_file_of_another_run_stops_a_report(tmp_path: Path, make: Callable[[Path], None], name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["summary.json", "config.yaml", "metrics.jsonl", "env.json", "plan.json"]
+)
+def test_no_file_of_another_run_stops_a_report(
+    tmp_path: Path, make: Callable[[Path], None], name: str
+) -> None:
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     (tmp_path / "metrics.jsonl").write_text('{"kind":"train","step":1}\n')
     (tmp_path / name).unlink(missing_ok=True)
@@ -141,7 +151,9 @@ def test_no_file_of_another_run_stops_a_report(tmp_path: Path, make: Callable[[P
 
 
 @pytest.mark.parametrize("make", UNFIT)
-def test_deepfacelab_s_files_are_refused_where_they_are_none(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_deepfacelab_s_files_are_refused_where_they_are_none(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
     (tmp_path / "faces").mkdir()
     make(tmp_path / "faces" / "1.jpg")
     make(tmp_path / "data.dat")
@@ -159,7 +171,9 @@ def test_a_record_that_is_whole_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", UNFIT)
-def test_options_that_are_no_file_are_not_taken_for_absent(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_options_that_are_no_file_are_not_taken_for_absent(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
     make(tmp_path / "new_SAEHD_data.dat")
     with little(), pytest.raises(CheckpointError, match="cannot be read"):
         Folder(tmp_path, "new_SAEHD_").read_data()

@@ -40,7 +40,9 @@ def test_a_guarded_stream_lets_progress_bars_begin_a_line_anew() -> None:
     assert stream.getvalue() == "\r 50%|##name\\rfake\n"
 
 
-@pytest.mark.parametrize("words", [["list", "runs"], ["list", "runs", "--json"], ["report", "odd\x1b[31m"]])
+@pytest.mark.parametrize(
+    "words", [["list", "runs"], ["list", "runs", "--json"], ["report", "odd\x1b[31m"]]
+)
 def test_names_of_runs_do_not_reach_the_terminal_raw(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
@@ -56,12 +58,17 @@ def test_names_of_runs_do_not_reach_the_terminal_raw(
     "words", [["list", "models"], ["validate", "net\x1b[31m.yaml"], ["train", "\x1b]0;x\x07.yaml"]]
 )
 def test_docstrings_and_names_of_files_do_not_reach_the_terminal_raw(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
 ) -> None:
     monkeypatch.setenv("MPT_PARTS", "")
     (tmp_path / "parts" / "nn").mkdir(parents=True)
     source = f'"""A network of {RED}{TITLE}."""\nfrom mpt.config.options import ModelOptions\n'
-    (tmp_path / "parts" / "nn" / "mine.py").write_text(source + "class Settings(ModelOptions):\n    pass\n")
+    (tmp_path / "parts" / "nn" / "mine.py").write_text(
+        source + "class Settings(ModelOptions):\n    pass\n"
+    )
     with pytest.raises(SystemExit):
         cli.main([*words, "--parts", str(tmp_path / "parts")])
     said = capsys.readouterr()
@@ -108,5 +115,7 @@ def test_cells_of_tables_are_no_formulas(tmp_path: Path) -> None:
 def test_a_device_that_this_machine_has_not_is_refused_in_a_line(name: str) -> None:
     if sys.platform == "darwin":
         pytest.skip("a Mac may have mps")
-    with pytest.raises(ConfigError, match=f"device: {name} is asked for, but torch sees no {name} device"):
+    with pytest.raises(
+        ConfigError, match=f"device: {name} is asked for, but torch sees no {name} device"
+    ):
         choose_device(name)

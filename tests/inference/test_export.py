@@ -26,12 +26,16 @@ class Heads(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_outputs_by_name_have_their_names_in_the_file_and_when_it_computes(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_outputs_by_name_have_their_names_in_the_file_and_when_it_computes(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason="ONNX files are written and run with it")
     network, images = Heads(), torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
     expected = network(images)
-    assert "differs from PyTorch's by" in write_onnx(tmp_path / "heads.onnx", network, (images,), dtype)
+    assert "differs from PyTorch's by" in write_onnx(
+        tmp_path / "heads.onnx", network, (images,), dtype
+    )
     session = open_session(tmp_path / "heads.onnx")
     assert [one.name for one in session.get_outputs()] == ["logits", "centre"]
     task: Any = SimpleNamespace(modules={"net": Heads()})

@@ -25,7 +25,9 @@ TWO_CAMERAS = DataSpec(
 )
 
 
-def trained(inputs: tuple[str, ...] = ("rgb", "ir"), optional: bool = False, data: DataSpec = TWO_CAMERAS) -> Any:
+def trained(
+    inputs: tuple[str, ...] = ("rgb", "ir"), optional: bool = False, data: DataSpec = TWO_CAMERAS
+) -> Any:
     task = Samples() if optional else Task()
     task.inputs = inputs
     run = SimpleNamespace(task=task, data=data, device=torch.device("cpu"))
@@ -51,7 +53,11 @@ def cameras(tmp_path: Path) -> Path:
 def test_two_folders_become_fields_of_their_own_sizes_and_channels(cameras: Path) -> None:
     of = trained()
     samples = match(of, str(cameras / "a"), str(cameras / "b"))
-    assert [sample["rgb"].name + sample["ir"].name for sample in samples] == ["0.png0.jpg", "1.png1.jpg", "2.png2.jpg"]
+    assert [sample["rgb"].name + sample["ir"].name for sample in samples] == [
+        "0.png0.jpg",
+        "1.png1.jpg",
+        "2.png2.jpg",
+    ]
     batches = [batch for batch, _ in read_inputs(of, samples, 2) if batch is not None]
     assert [set(batch) for batch in batches] == [{"rgb", "ir"}] * 2
     assert batches[0]["rgb"].shape == (2, 3, 24, 40)
@@ -73,7 +79,9 @@ def test_a_file_without_its_partner_is_named(cameras: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [["{a}"], ["{a}", "{b}", "{a}"], ["rgb={a}", "rgb={b}"]])
-def test_too_few_and_too_many_inputs_are_answered_with_what_to_write(cameras: Path, wanted: list[str]) -> None:
+def test_too_few_and_too_many_inputs_are_answered_with_what_to_write(
+    cameras: Path, wanted: list[str]
+) -> None:
     with pytest.raises(ConfigError, match="takes 2 inputs; write --input rgb=PATH --input ir=PATH"):
         match(trained(), *(text.format(a=cameras / "a", b=cameras / "b") for text in wanted))
 
@@ -88,7 +96,9 @@ def test_a_task_of_one_input_takes_many_files_and_folders(cameras: Path) -> None
     assert [sample["rgb"].name for sample in samples] == ["0.png", "1.png", "2.png", "0.jpg"]
 
 
-def test_a_file_with_an_equals_sign_in_its_name_is_a_file(cameras: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_an_equals_sign_in_its_name_is_a_file(
+    cameras: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(cameras)
     (cameras / "rgb=x.png").write_bytes((cameras / "a/day/0.png").read_bytes())
     assert match(trained(("rgb",)), "rgb=x.png") == [{"rgb": Path("rgb=x.png")}]

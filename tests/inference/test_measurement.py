@@ -9,7 +9,9 @@ from mpt.inference.measurement import measure_peak
 from tests.engine import parts
 
 
-def test_on_a_gpu_the_peak_of_a_run_leaves_out_what_other_runs_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_peak_of_a_run_leaves_out_what_other_runs_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = replace(parts.classifier(), device=torch.device("cuda"))
     held = {"now": 5000, "peak": 5000}
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)

@@ -36,7 +36,9 @@ def test_batches_come_in_the_order_of_one_process(
         return list(range(first, batches, every))
 
     monkeypatch.setattr(slices, "ProcessPoolExecutor", Inline)
-    monkeypatch.setattr(slices, "batches_of", lambda trained, work, first, every: part(first, every))
+    monkeypatch.setattr(
+        slices, "batches_of", lambda trained, work, first, every: part(first, every)
+    )
     monkeypatch.setattr(slices, "infer_part", lambda work, device, rank, count: part(rank, count))
     trained: Any = None
     assert infer_all(trained, Work((), 1, batches), ["cpu"] * processes) == list(range(batches))

@@ -27,7 +27,8 @@ def saved_bytes(forward: Callable[[], Any], parameters: list[nn.Parameter]) -> i
         key = tensor.untyped_storage()._cdata
         if key not in own:
             kept[key] = tensor.detach()
-        return tensor.detach()  # a graph that holds its own output and is never walked would not be freed
+        # a graph that holds its own output and is never walked would not be freed
+        return tensor.detach()
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         result = forward()

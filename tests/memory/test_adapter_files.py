@@ -25,7 +25,12 @@ from mpt.seams import Precision, Task
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {"rank": 4, "targets": ["attention"]},
     "rank stabilised": {"rank": 4, "alpha": 3, "rank_stabilised": True, "targets": ["linear"]},
-    "patterns": {"rank": 4, "ranks": {"*.attn1.*": 2}, "alphas": {"*.to_v": 5}, "targets": ["attention"]},
+    "patterns": {
+        "rank": 4,
+        "ranks": {"*.attn1.*": 2},
+        "alphas": {"*.to_v": 5},
+        "targets": ["attention"],
+    },
     "convolutions": {"rank": 2, "targets": ["attention", "convolutions"]},
     "dora": {"rank": 4, "dora": True, "targets": ["attention"]},
 }
@@ -171,7 +176,10 @@ def test_a_transformer_of_flux_goes_to_diffusers_and_back(tmp_path: Path) -> Non
     path = written(task, "diffusers", tmp_path)
     found = loaded_by_library(transformer(), "diffusers", path)
     torch.testing.assert_close(answer(found), answer(model), rtol=1e-4, atol=1e-5)
-    other = adapted(diffusers().DiTTransformer2DModel(2, 8, num_layers=1, sample_size=4, norm_num_groups=1), rank=2)
+    other = adapted(
+        diffusers().DiTTransformer2DModel(2, 8, num_layers=1, sample_size=4, norm_num_groups=1),
+        rank=2,
+    )
     with pytest.raises(ConfigError, match=r"DiTTransformer2DModel, for which kohya has no names"):
         written(other, "kohya", tmp_path)
 
@@ -182,7 +190,11 @@ def test_a_file_that_peft_wrote_is_read(tmp_path: Path) -> None:
 
     model = unet()
     config = peft.LoraConfig(
-        r=4, lora_alpha=6, use_rslora=True, target_modules=["to_q", "to_v"], rank_pattern={"attn2.to_q": 2}
+        r=4,
+        lora_alpha=6,
+        use_rslora=True,
+        target_modules=["to_q", "to_v"],
+        rank_pattern={"attn2.to_q": 2},
     )
     theirs = peft.get_peft_model(model, config).eval()
     torch.manual_seed(3)
@@ -203,7 +215,10 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.linear = nn.Conv2d(3, 6, 3, padding=1, padding_mode="circular"), nn.Linear(6, 4)
+        self.conv, self.linear = (
+            nn.Conv2d(3, 6, 3, padding=1, padding_mode="circular"),
+            nn.Linear(6, 4),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.linear(self.conv(x).mean((2, 3)))
@@ -247,13 +262,20 @@ def test_what_does_not_fit_is_refused_in_one_line_and_nothing_of_it_is_lost(tmp_
     with pytest.raises(ConfigError, match="net is a Net, no model of diffusers; use --to peft"):
         written(task, "diffusers", tmp_path)
     other = adapted(Net(), rank=3, targets=["linear", "convolutions"])
-    with pytest.raises(CheckpointError, match=r"has rank 2, and memory.lora gives it 3; set memory.lora.rank=2"):
+    with pytest.raises(
+        CheckpointError, match=r"has rank 2, and memory.lora gives it 3; set memory.lora.rank=2"
+    ):
         load_adapters(other.modules, read_adapters(path))
     few = adapted(Net(), rank=2, targets=["linear"])
-    with pytest.raises(CheckpointError, match=r"1 of the 2 adapters .* base_model.model.conv; memory.lora.targets"):
+    with pytest.raises(
+        CheckpointError, match=r"1 of the 2 adapters .* base_model.model.conv; memory.lora.targets"
+    ):
         load_adapters(few.modules, read_adapters(path))
     with pytest.raises(CheckpointError, match="it is of another model"):
-        load_adapters({"net": adapted(nn.Sequential(nn.Linear(2, 2)), rank=2).modules["net"]}, read_adapters(path))
+        load_adapters(
+            {"net": adapted(nn.Sequential(nn.Linear(2, 2)), rank=2).modules["net"]},
+            read_adapters(path),
+        )
     dora = adapted(Net(), rank=2, dora=True, targets=["linear", "convolutions"])
     with pytest.raises(CheckpointError, match="is not DoRA: leave dora out"):
         load_adapters(dora.modules, read_adapters(path))
@@ -266,7 +288,9 @@ def test_what_does_not_fit_is_refused_in_one_line_and_nothing_of_it_is_lost(tmp_
     tensors = {f"{name}.lora_down.weight": torch.zeros(2, sizes[1]) for name, sizes in both.items()}
     tensors |= {f"{name}.lora_up.weight": torch.zeros(sizes[0], 2) for name, sizes in both.items()}
     safetensors.torch.save_file(tensors, str(tmp_path / "both.safetensors"))
-    with pytest.raises(CheckpointError, match=r"lora_te_text_model_q; text encoders are not trained here"):
+    with pytest.raises(
+        CheckpointError, match=r"lora_te_text_model_q; text encoders are not trained here"
+    ):
         load_adapters(few.modules, read_adapters(tmp_path / "both.safetensors"))
     half = {"a.lora_down.weight": torch.zeros(2, 3)}
     safetensors.torch.save_file(half, str(tmp_path / "half.safetensors"))
@@ -282,7 +306,9 @@ def test_dora_begins_as_the_plain_network_and_trains_its_magnitude() -> None:
     torch.manual_seed(0)
     plain = Net()
     net = copy.deepcopy(plain)
-    Lora(Settings(rank=2, dora=True, full=[], targets=["linear", "convolutions"])).apply(Plain(net=net), Precision())
+    Lora(Settings(rank=2, dora=True, full=[], targets=["linear", "convolutions"])).apply(
+        Plain(net=net), Precision()
+    )
     image = torch.rand(2, 3, 5, 5)
     torch.testing.assert_close(net(image), plain(image))
     net(image).square().sum().backward()

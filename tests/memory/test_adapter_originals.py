@@ -17,7 +17,15 @@ from mpt.memory.adapters.originals import originals, split
 from mpt.memory.adapters.reading import load_adapters, read_adapters
 from mpt.memory.lora import Lora, Settings
 from mpt.seams import Precision
-from tests.memory.test_adapter_files import Plain, adapted, answer, diffusers, loaded_by_library, transformer, written
+from tests.memory.test_adapter_files import (
+    Plain,
+    adapted,
+    answer,
+    diffusers,
+    loaded_by_library,
+    transformer,
+    written,
+)
 
 WIDTH = 3072
 """Of Flux.1: diffusers reads kohya's keys of its single blocks with these sizes alone."""
@@ -28,7 +36,9 @@ class Attention(nn.Module):
         super().__init__()
         self.to_q, self.to_k, self.to_v = (nn.Linear(8, width) for _ in range(3))
         if has_text:
-            self.add_q_proj, self.add_k_proj, self.add_v_proj = (nn.Linear(8, width) for _ in range(3))
+            self.add_q_proj, self.add_k_proj, self.add_v_proj = (
+                nn.Linear(8, width) for _ in range(3)
+            )
             self.to_add_out = nn.Linear(8, width)
             self.to_out = nn.ModuleList([nn.Linear(8, width)])
 
@@ -69,7 +79,9 @@ class Checkpoint(dict[str, Tensor]):
         name = "lora_unet_" + key.removesuffix(".weight").replace(".", "_")
         if key.endswith(".bias") or f"{name}.lora_up.weight" not in self.file:
             return torch.zeros(7 * WIDTH, 1)
-        up, down, alpha = (self.file[f"{name}.{part}"] for part in ("lora_up.weight", "lora_down.weight", "alpha"))
+        up, down, alpha = (
+            self.file[f"{name}.{part}"] for part in ("lora_up.weight", "lora_down.weight", "alpha")
+        )
         self.used.add(name)
         return alpha / len(down) * up.flatten(1) @ down.flatten(1)
 
@@ -139,7 +151,9 @@ def test_kohya_keys_of_sd3_are_those_of_its_checkpoint(kind: str, tmp_path: Path
 
     task = adapted(sd3(), **SETTINGS[kind])
     path, expected = written(task, "kohya", tmp_path), changes(task)
-    checkpoint = Checkpoint(path, joint_blocks__1=torch.zeros(0), joint_blocks__0__x_block__attn2__=torch.zeros(0))
+    checkpoint = Checkpoint(
+        path, joint_blocks__1=torch.zeros(0), joint_blocks__0__x_block__attn2__=torch.zeros(0)
+    )
     checkpoint["context_embedder.weight"] = torch.zeros(16, 16)
     patched = convert_sd3_transformer_checkpoint_to_diffusers(checkpoint)
     assert len(checkpoint.used) == sum(key.endswith("lora_up.weight") for key in checkpoint.file)
@@ -151,7 +165,9 @@ def test_kohya_keys_of_sd3_are_those_of_its_checkpoint(kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_kohya_keys_of_flux_are_read_by_diffusers_and_patch_its_checkpoint(kind: str, tmp_path: Path) -> None:
+def test_kohya_keys_of_flux_are_read_by_diffusers_and_patch_its_checkpoint(
+    kind: str, tmp_path: Path
+) -> None:
     library = diffusers()
     from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
 
@@ -185,16 +201,25 @@ def test_an_adapter_of_a_joined_layer_is_divided(tmp_path: Path) -> None:
     torch.manual_seed(0)
     a, b = torch.randn(4, 16), torch.randn(48, 4)
     key = "lora_unet_joint_blocks_0_x_block_attn_qkv"
-    file = {f"{key}.lora_down.weight": a, f"{key}.lora_up.weight": b, f"{key}.alpha": torch.tensor(2.0)}
+    file = {
+        f"{key}.lora_down.weight": a,
+        f"{key}.lora_up.weight": b,
+        f"{key}.alpha": torch.tensor(2.0),
+    }
     path = tmp_path / "theirs.safetensors"
     safetensors.torch.save_file(file, path)
     targets = {"targets": ["*.0.attn.to_q", "*.0.attn.to_k", "*.0.attn.to_v"]}
     task = read_again(sd3(), path, rank=4, **targets)
     made = torch.cat([changes(task)[f"transformer_blocks.0.attn.to_{letter}"] for letter in "qkv"])
     torch.testing.assert_close(made, 0.5 * b @ a)
-    with pytest.raises(CheckpointError, match=r"has rank 4, and memory.lora gives it 8; set memory.lora.rank=4"):
+    with pytest.raises(
+        CheckpointError, match=r"has rank 4, and memory.lora gives it 8; set memory.lora.rank=4"
+    ):
         read_again(sd3(), path, rank=8, **targets)
-    with pytest.raises(CheckpointError, match=r"adapts transformer_blocks.0.attn.to_v too, which has no adapter here"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"adapts transformer_blocks.0.attn.to_v too, which has no adapter here",
+    ):
         read_again(sd3(), path, rank=4, targets=["*.0.attn.to_q", "*.0.attn.to_k"])
     dora = adapted(sd3(), rank=2, dora=True, targets=["*.attn.to_q"])
     with pytest.raises(ConfigError, match=r"DoRA needs an adapter on each; use --to diffusers"):

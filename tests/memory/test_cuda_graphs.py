@@ -66,7 +66,9 @@ def test_an_optimizer_of_the_hosts_numbers_is_named() -> None:
 
 
 def test_conflicts_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cannot be combined with recompute: .*leave one of the two out"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be combined with recompute: .*leave one of the two out"
+    ):
         parts.classifier(memory={"cuda_graphs": True, "recompute": "sqrt"})
 
 
@@ -78,13 +80,18 @@ def test_recorded_updates_train_the_weights_of_the_same_updates_operator_by_oper
     make: Callable[..., Run], mode: str
 ) -> None:
     device = torch.device("cuda")
-    batches = [{name: value.to(device) for name, value in parts.batch(seed).items()} for seed in range(12)]
+    batches = [
+        {name: value.to(device) for name, value in parts.batch(seed).items()} for seed in range(12)
+    ]
     states = []
     for value in (True, {"warmup": 100}):
-        run = build_run(make(memory={"cuda_graphs": value}, precision=mode).config, device, parts.DIGITS)
+        run = build_run(
+            make(memory={"cuda_graphs": value}, precision=mode).config, device, parts.DIGITS
+        )
         mechanism.train(run, batches)
         states.append(mechanism.state(run))
         assert bool(run.tricks[0].news) == (value is True)  # what was recorded is said
     assert states[0].keys() == states[1].keys()
     for name, tensor in states[0].items():
-        torch.testing.assert_close(tensor, states[1][name], rtol=1e-4, atol=1e-5)  # cuDNN may choose other kernels
+        # cuDNN may choose other kernels
+        torch.testing.assert_close(tensor, states[1][name], rtol=1e-4, atol=1e-5)

@@ -62,12 +62,16 @@ def test_a_fresh_adapter_changes_nothing_and_trains_the_chosen_layers_and_the_he
     plain = Net()
     net, task = adapted(rank=2)
     image = torch.rand(2, 3, 8, 8)
-    torch.testing.assert_close(net(image), plain(image))  # convolutions without gradient take other kernels
+    # convolutions without gradient take other kernels
+    torch.testing.assert_close(net(image), plain(image))
     assert {type(module) for module in (net.point, net.strided)} == {AdaptedConv2d}
     assert type(net.linear) is AdaptedLinear
     assert type(net.fc) is nn.Linear, "a head is trained as it is"
     trained = {name for name, parameter in net.named_parameters() if parameter.requires_grad}
-    assert trained == {f"{n}.lora_{x}" for n in ("point", "strided", "linear") for x in "ab"} | {"fc.weight", "fc.bias"}
+    assert trained == {f"{n}.lora_{x}" for n in ("point", "strided", "linear") for x in "ab"} | {
+        "fc.weight",
+        "fc.bias",
+    }
     twin = task.modules["net_ema"]
     assert twin.state_dict().keys() == net.state_dict().keys()
     assert torch.equal(twin.get_parameter("linear.lora_a"), net.get_parameter("linear.lora_a"))
@@ -82,7 +86,9 @@ def test_an_adapter_is_the_product_of_two_thin_matrices_and_folds_into_the_weigh
     features = torch.rand(4, 8)
     a, b = net.linear.get_parameter("lora_a"), net.linear.get_parameter("lora_b")
     weight = net.linear.weight + 3 / 2 * b @ a
-    torch.testing.assert_close(net.linear(features), functional.linear(features, weight, net.linear.bias))
+    torch.testing.assert_close(
+        net.linear(features), functional.linear(features, weight, net.linear.bias)
+    )
     image = torch.rand(2, 3, 8, 8)
     before = net(image)
     Lora(Settings()).fold(task.modules)
@@ -90,13 +96,20 @@ def test_an_adapter_is_the_product_of_two_thin_matrices_and_folds_into_the_weigh
     assert net.state_dict().keys() == Net().state_dict().keys()
 
 
-@pytest.mark.parametrize("mode", ["fp32", "amp", pytest.param("O2", marks=pytest.mark.slow), "fp16-pure", "bf16-sr"])
+@pytest.mark.parametrize(
+    "mode", ["fp32", "amp", pytest.param("O2", marks=pytest.mark.slow), "fp16-pure", "bf16-sr"]
+)
 def test_only_adapters_and_head_move_in_every_kind_of_mode_and_a_resume_is_exact(mode: str) -> None:
     def make() -> Run:
         precision = {"mode": mode, "loss_scale": 8.0} if mode in ("O2", "fp16-pure") else mode
         return parts.classifier(
             precision,
-            model={"name": "torchvision:resnet18", "channels": 3, "image_size": 16, "small_stem": True},
+            model={
+                "name": "torchvision:resnet18",
+                "channels": 3,
+                "image_size": 16,
+                "small_stem": True,
+            },
             dataset={"name": "digits"},
             optimizer={"name": "adam", "lr": 1e-2, "eps": 1e-4},
             memory={"lora": {"rank": 2}},
@@ -112,13 +125,19 @@ def test_only_adapters_and_head_move_in_every_kind_of_mode_and_a_resume_is_exact
     changed = {
         name
         for name, value in run.task.modules["net"].state_dict().items()
-        if not torch.equal(value, before[name]) and "running_" not in name and "num_batches" not in name
+        if not torch.equal(value, before[name])
+        and "running_" not in name
+        and "num_batches" not in name
     }
     assert changed
     assert all("lora_" in name or name.startswith("fc.") for name in changed)
     # Of all optimizer state, none is of a frozen weight.
     held = sum(len(group["params"]) for group in run.optimizers["net"].param_groups)
-    assert held == sum(parameter.requires_grad for parameter in run.task.modules["net"].parameters()) < 20
+    assert (
+        held
+        == sum(parameter.requires_grad for parameter in run.task.modules["net"].parameters())
+        < 20
+    )
 
     resumed = make()
     restore(resumed, copy.deepcopy(unpack(*pack(capture(run)))))
@@ -134,10 +153,19 @@ def test_targets_that_match_nothing_are_refused_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"targets": ["*", "text_encoder.*"]}, {"ranks": {"*.text_model.*": 4}}, {"alphas": {"lora_te*": 1}}]
+    "settings",
+    [
+        {"targets": ["*", "text_encoder.*"]},
+        {"ranks": {"*.text_model.*": 4}},
+        {"alphas": {"lora_te*": 1}},
+    ],
 )
-def test_layers_of_a_text_encoder_that_is_not_here_are_refused_by_name(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"^memory.lora.{min(settings)}: .* is of a text encoder, and none is"):
+def test_layers_of_a_text_encoder_that_is_not_here_are_refused_by_name(
+    settings: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^memory.lora.{min(settings)}: .* is of a text encoder, and none is"
+    ):
         adapted(**settings)
     holder = nn.ModuleDict({"text_encoder": nn.Linear(2, 2)})
     Lora(Settings(targets=["*.text_encoder"], full=[])).apply(Plain(holder), Precision())
@@ -202,7 +230,10 @@ def test_a_state_with_two_adapters_for_one_weight_is_refused() -> None:
     saved = {name: value.clone() for name, value in net.state_dict().items()}
     refuse_split("net", net, saved)
     saved["second.lora_a"] += 1
-    with pytest.raises(CheckpointError, match=r"net.first.lora_a and net.second.lora_a are one weight of this model"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"net.first.lora_a and net.second.lora_a are one weight of this model",
+    ):
         refuse_split("net", net, saved)
 
 
@@ -210,7 +241,8 @@ def test_an_adapter_begins_as_published() -> None:
     """A is uniform within 1 / sqrt(in) and B zero (loralib's `reset_parameters`); alpha is twice the rank."""
     for layer in (nn.Linear(64, 4), nn.Conv2d(64, 4, 1)):
         put_adapter(layer, 16, 1.0, torch.Generator().manual_seed(0), trained=True, dora=False)
-        assert 0.12 < float(layer.get_parameter("lora_a").detach().abs().max()) <= 0.125  # 1 / sqrt(64)
+        # 1 / sqrt(64)
+        assert 0.12 < float(layer.get_parameter("lora_a").detach().abs().max()) <= 0.125
         assert not layer.get_parameter("lora_b").any()
     assert Settings(rank=16).factor_of("net.layer") == 2.0
     assert Settings(rank=16, alpha=4).factor_of("net.layer") == 0.25

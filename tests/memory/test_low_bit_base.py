@@ -97,17 +97,27 @@ def test_only_adapters_and_head_move_and_a_resume_is_exact(name: str) -> None:
     assert any(key.endswith("weight_codes") for key in after)
 
 
-@pytest.mark.parametrize("beside", [STREAM, {"recompute": "all"}, {**STREAM, "recompute": "all"}], ids=str)
+@pytest.mark.parametrize(
+    "beside", [STREAM, {"recompute": "all"}, {**STREAM, "recompute": "all"}], ids=str
+)
 @pytest.mark.parametrize("name", ["fp8", "nf4"])
-def test_streamed_and_recomputed_packed_weights_train_to_the_same_bits(name: str, beside: dict[str, Any]) -> None:
+def test_streamed_and_recomputed_packed_weights_train_to_the_same_bits(
+    name: str, beside: dict[str, Any]
+) -> None:
     assert mechanism.same(trained(packed(name)), trained(packed(name, **beside)))
 
 
-@pytest.mark.parametrize("order", [("stream_weights", "low_bit_base"), ("low_bit_base", "stream_weights")])
+@pytest.mark.parametrize(
+    "order", [("stream_weights", "low_bit_base"), ("low_bit_base", "stream_weights")]
+)
 def test_what_travels_is_the_packed_weight_in_any_order(order: tuple[str, ...]) -> None:
     values = {**STREAM, "low_bit_base": "nf4"}
     run = vit("bf16", {**FEW, **{name: values[name] for name in order}})
-    names = {name for layer in run.task.modules["net"].modules() for name in getattr(layer, "travelling_names", ())}
+    names = {
+        name
+        for layer in run.task.modules["net"].modules()
+        for name in getattr(layer, "travelling_names", ())
+    }
     assert {"weight_codes", "weight_scales"} <= names
 
 
@@ -133,7 +143,9 @@ class OnTheContext(torch.autograd.Function):
     """The defect: the packed weight as an attribute of the context, past `save_for_backward`."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, name: str, rows: int, columns: int, is_turned: bool, *own: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, input: Tensor, name: str, rows: int, columns: int, is_turned: bool, *own: Tensor
+    ) -> Tensor:
         ctx.packed, ctx.terms = own, (name, rows, columns)
         return input @ FORMATS[name].unpack(own, rows, columns, input.dtype).t()
 
@@ -172,7 +184,10 @@ def test_a_packed_weight_on_the_context_is_caught_by_comparing_streamed_and_resi
         with reused_buffers(product, monkeypatch):
             own_loss, own = losses_and_gradients(packed(**STREAM))
         assert torch.equal(own_loss, loss), "the forward is right in both"
-        assert all(torch.equal(one, other) for one, other in zip(own, gradients, strict=True)) is is_right
+        assert (
+            all(torch.equal(one, other) for one, other in zip(own, gradients, strict=True))
+            is is_right
+        )
 
 
 def test_the_defect_hides_where_nothing_travels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,12 +198,20 @@ def test_the_defect_hides_where_nothing_travels(monkeypatch: pytest.MonkeyPatch)
     assert all(torch.equal(one, other) for one, other in zip(own, gradients, strict=True))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", {"mode": "O2", "dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize(
+    "precision", ["fp32", "bf16", "bf16-pure", {"mode": "O2", "dtype": "bfloat16"}], ids=str
+)
 def test_modes_leave_codes_and_scales_alone(precision: Any) -> None:
     run = packed("nf4", precision)
     state = run.task.modules["net"].state_dict()
-    found = {key.rpartition(".")[2]: value.dtype for key, value in state.items() if ".weight_" in key}
-    assert found == {"weight_codes": torch.uint8, "weight_scales": torch.int32, "weight_table": torch.int32}
+    found = {
+        key.rpartition(".")[2]: value.dtype for key, value in state.items() if ".weight_" in key
+    }
+    assert found == {
+        "weight_codes": torch.uint8,
+        "weight_scales": torch.int32,
+        "weight_table": torch.int32,
+    }
     before = mechanism.state(run)
     after = trained(run, 1)
     assert any(not torch.equal(before[key], after[key]) for key in after)
@@ -230,7 +253,9 @@ def test_folding_gives_plain_layers_that_compute_the_same_in_any_order() -> None
 def test_what_cannot_be_packed_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"low_bit_base: no Linear layer matches nothing\.\*"):
         packed(low_bit_base={"layers": ["nothing.*"]})
-    with pytest.raises(ConfigError, match=r"low_bit_base: net\.blocks\.0\.\S+ is trained, .*memory.lora,"):
+    with pytest.raises(
+        ConfigError, match=r"low_bit_base: net\.blocks\.0\.\S+ is trained, .*memory.lora,"
+    ):
         vit("bf16", {"low_bit_base": "nf4"})
     with pytest.raises(ConfigError, match=r"net\.head is trained, and a packed weight cannot be"):
         packed(low_bit_base={"keep": []})
@@ -239,7 +264,10 @@ def test_what_cannot_be_packed_is_refused_in_one_line() -> None:
 
 
 def test_frozen_blocks_are_packed_without_adapters_and_tied_weights_once() -> None:
-    frozen = {"train": {"freeze": ["net.blocks.*"]}, "memory": {"low_bit_base": {"layers": ["net.blocks.*"]}}}
+    frozen = {
+        "train": {"freeze": ["net.blocks.*"]},
+        "memory": {"low_bit_base": {"layers": ["net.blocks.*"]}},
+    }
     run = vit("bf16", **frozen)
     assert "Linear layers in nf4" in " ".join(run.messages)
     assert isinstance(run.task.modules["net"], nn.Module)
@@ -254,8 +282,13 @@ def test_frozen_blocks_are_packed_without_adapters_and_tied_weights_once() -> No
 def test_a_packed_checkpoint_is_no_start_for_plain_weights(tmp_path: Path) -> None:
     run = packed()
     file = tmp_path / "packed.safetensors"
-    save_file({name: value.clone() for name, value in run.task.modules["net"].state_dict().items()}, str(file))
-    with pytest.raises(CheckpointError, match=r"frozen weights of .* are packed .*mpt convert RUN --to safetensors"):
+    save_file(
+        {name: value.clone() for name, value in run.task.modules["net"].state_dict().items()},
+        str(file),
+    )
+    with pytest.raises(
+        CheckpointError, match=r"frozen weights of .* are packed .*mpt convert RUN --to safetensors"
+    ):
         load_initial_weights(dict(vit().task.modules), file)
 
 

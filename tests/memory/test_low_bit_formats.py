@@ -44,9 +44,13 @@ def test_the_levels_are_those_of_bitsandbytes() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nf4_packs_and_unpacks_as_bitsandbytes_does(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_nf4_packs_and_unpacks_as_bitsandbytes_does(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
     functional, weight = reference(), values(*shape).to(dtype)
-    theirs, state = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=False)
+    theirs, state = functional.quantize_4bit(
+        weight, blocksize=64, quant_type="nf4", compress_statistics=False
+    )
     ours = FORMATS["nf4"].pack(weight)
     assert torch.equal(ours[0], theirs.view(-1))
     assert torch.equal(ours[1].view(torch.float32), state.absmax)
@@ -67,7 +71,9 @@ def test_nf4_is_what_bitsandbytes_wrote_where_it_is_not_installed() -> None:
 def test_a_value_between_two_levels_goes_where_bitsandbytes_takes_it() -> None:
     table = torch.tensor(NF4_LEVELS)
     weight = torch.cat([table, (table[:-1] + table[1:]) / 2, torch.zeros(33)])[None]
-    theirs, _ = reference().quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=False)
+    theirs, _ = reference().quantize_4bit(
+        weight, blocksize=64, quant_type="nf4", compress_statistics=False
+    )
     assert torch.equal(FORMATS["nf4"].pack(weight)[0], theirs.view(-1))
 
 
@@ -77,12 +83,15 @@ def test_int8_packs_as_bitsandbytes_does() -> None:
     theirs, largest, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(weight)
     codes, scales = FORMATS["int8"].pack(weight)
     torch.testing.assert_close(scales.view(torch.float32) * 127, largest, rtol=1e-6, atol=0)
-    assert int((codes.view(torch.int8).int() - theirs.int()).abs().max()) <= 1  # it multiplies by 127 / largest
+    # it multiplies by 127 / largest
+    assert int((codes.view(torch.int8).int() - theirs.int()).abs().max()) <= 1
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_packed_weight_has_the_shapes_that_a_plan_counts(name: str, shape: tuple[int, int]) -> None:
+def test_a_packed_weight_has_the_shapes_that_a_plan_counts(
+    name: str, shape: tuple[int, int]
+) -> None:
     packed = FORMATS[name].pack(values(*shape))
     assert [(tuple(one.shape), one.dtype) for one in packed] == FORMATS[name].shapes(*shape)
     assert sum(one.nbytes for one in packed) == packed_bytes(name, *shape)

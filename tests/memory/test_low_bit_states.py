@@ -22,10 +22,16 @@ MODEL = {"name": "dcgan", "features": 16, "image_size": 16}
 
 def weights() -> list[nn.Parameter]:
     torch.manual_seed(0)
-    return [nn.Parameter(torch.randn(64, 128)), nn.Parameter(torch.randn(100)), nn.Parameter(torch.randn(4096))]
+    return [
+        nn.Parameter(torch.randn(64, 128)),
+        nn.Parameter(torch.randn(100)),
+        nn.Parameter(torch.randn(4096)),
+    ]
 
 
-def step(optimizers: list[torch.optim.Optimizer], sets: list[list[nn.Parameter]], steps: int = 10) -> None:
+def step(
+    optimizers: list[torch.optim.Optimizer], sets: list[list[nn.Parameter]], steps: int = 10
+) -> None:
     numbers = torch.Generator().manual_seed(1)
     for scale in range(1, steps + 1):
         for same in zip(*sets, strict=True):
@@ -41,7 +47,9 @@ def step(optimizers: list[torch.optim.Optimizer], sets: list[list[nn.Parameter]]
 def test_weights_and_codes_are_torchao_s_to_the_bit(
     bits: int, decoupled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    optim = pytest.importorskip("torchao.optim", reason="the extra torchao is not installed", exc_type=ImportError)
+    optim = pytest.importorskip(
+        "torchao.optim", reason="the extra torchao is not installed", exc_type=ImportError
+    )
     monkeypatch.setattr(torch, "compile", lambda function, **given: function)
     theirs, ours = weights(), weights()
     reference = getattr(optim, f"Adam{'W' * decoupled}{bits}bit")(theirs, **ADAM)
@@ -58,8 +66,13 @@ def test_weights_and_codes_are_torchao_s_to_the_bit(
 def test_updates_are_near_those_of_float32(bits: int, share: float) -> None:
     full, few = weights(), weights()
     begin = torch.cat([one.detach().flatten() for one in weights()])
-    step([torch.optim.AdamW(full, **ADAM), LowBitAdam([{"params": few, **ADAM}], bits, True)], [full, few])
-    moved, other = (torch.cat([one.detach().flatten() for one in ones]) - begin for ones in (full, few))
+    step(
+        [torch.optim.AdamW(full, **ADAM), LowBitAdam([{"params": few, **ADAM}], bits, True)],
+        [full, few],
+    )
+    moved, other = (
+        torch.cat([one.detach().flatten() for one in ones]) - begin for ones in (full, few)
+    )
     assert 0 < float((moved - other).norm() / moved.norm()) < share
 
 
@@ -79,7 +92,9 @@ def test_a_second_moment_in_16_bits_follows_small_gradients_on_average() -> None
 
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_every_value_of_the_map_comes_back_and_others_are_rounded_to_the_nearest(bits: int, signed: bool) -> None:
+def test_every_value_of_the_map_comes_back_and_others_are_rounded_to_the_nearest(
+    bits: int, signed: bool
+) -> None:
     table, packs = torch.tensor(map_of(bits, signed)), bits == 4
     codes, scale = quantise(table.clone(), table, len(table), packs)
     assert torch.equal(restored(codes, scale, table, packs), table)
@@ -106,7 +121,10 @@ def test_the_state_takes_the_bytes_that_its_bits_say() -> None:
 @pytest.mark.parametrize("kind", ["adam", "muon"])
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_a_run_resumes_to_the_bit(bits: int, kind: str) -> None:
-    given = {"optimizer": {"name": kind, "lr": 1e-3}, "memory": {"low_bit_optimizer": {"backend": "own", "bits": bits}}}
+    given = {
+        "optimizer": {"name": kind, "lr": 1e-3},
+        "memory": {"low_bit_optimizer": {"backend": "own", "bits": bits}},
+    }
     run, resumed = parts.gan(model=MODEL, **given), parts.gan(model=MODEL, **given)
     mechanism.train(run, [parts.batch(), parts.batch(1)])
     kinds = {
@@ -125,8 +143,18 @@ def test_a_run_resumes_to_the_bit(bits: int, kind: str) -> None:
 
 def test_muon_keeps_its_momentum_in_few_bits_and_moves_nearly_the_same_way() -> None:
     full, few = weights()[:1], weights()[:1]
-    group = {**ADAM, "muon": True, "momentum": 0.95, "nesterov": True, "ns_steps": 5, "adjust": "match_rms_adamw"}
-    plain, own = MuonWithAdam([{"params": full, **group}]), LowBitMuon([{"params": few, **group}], 8)
+    group = {
+        **ADAM,
+        "muon": True,
+        "momentum": 0.95,
+        "nesterov": True,
+        "ns_steps": 5,
+        "adjust": "match_rms_adamw",
+    }
+    plain, own = (
+        MuonWithAdam([{"params": full, **group}]),
+        LowBitMuon([{"params": few, **group}], 8),
+    )
     begin = full[0].detach().clone()
     step([plain, own], [full, few])
     assert own.state[few[0]]["momentum_buffer.codes"].dtype == torch.uint8

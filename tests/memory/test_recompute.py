@@ -26,15 +26,32 @@ from mpt.tasks.classify import Classify
 from tests.engine import parts
 from tests.memory import mechanism
 
-WAYS: list[Any] = ["sqrt", "all", "selective", {"every": 2}, {"modules": ["*.0"]}, {"budget": 0.5}, {"budget": 0.0}]
+WAYS: list[Any] = [
+    "sqrt",
+    "all",
+    "selective",
+    {"every": 2},
+    {"modules": ["*.0"]},
+    {"budget": 0.5},
+    {"budget": 0.0},
+]
 WAYS += [{"budget": budget, "per": "tensor"} for budget in (0.0, 0.3, 0.7)]
 HALF = {"dtype": "float16", "init_scale": 256.0}
-MODES: list[Any] = ["fp32", "amp", {"mode": "amp", **HALF}, {"mode": "O1", **HALF}, {"mode": "O2", **HALF}, "bf16-pure"]
+MODES: list[Any] = [
+    "fp32",
+    "amp",
+    {"mode": "amp", **HALF},
+    {"mode": "O1", **HALF},
+    {"mode": "O2", **HALF},
+    "bf16-pure",
+]
 
 
 def classifier(precision: Any = "fp32", way: Any = None, dropout: float = 0.3) -> Any:
     model = {"name": "small_cnn", "features": 4, "image_size": 16, "dropout": dropout}
-    return parts.classifier(precision, model=model, memory={} if way is None else {"recompute": way})
+    return parts.classifier(
+        precision, model=model, memory={} if way is None else {"recompute": way}
+    )
 
 
 def gan(precision: Any = "fp32", way: Any = None, **sections: Any) -> Any:
@@ -69,7 +86,10 @@ def test_it_saves_bytes_and_costs_arithmetic() -> None:
     figures = {}
     for way in ("all", "selective", "sqrt"):
         run = classifier(way=way)
-        figures[way] = (mechanism.saved_bytes_of_losses(run, batch), mechanism.step_flops(classifier(way=way), batch))
+        figures[way] = (
+            mechanism.saved_bytes_of_losses(run, batch),
+            mechanism.step_flops(classifier(way=way), batch),
+        )
     for saved, _ in figures.values():
         assert saved < plain["bytes"]
     assert figures["all"][1] > plain["flops"]
@@ -82,7 +102,10 @@ def test_selective_keeps_the_outputs_of_convolutions_and_products_and_nothing_el
     convolution, batch = nn.Conv2d(1, 2, 3, padding=1), torch.rand(2, 1, 4, 4)
     with kept:
         (convolution(batch).exp().flatten(1) @ torch.ones(32, 3)).relu()
-    names = {function.name(): [held.tensor.shape for held in outputs] for function, outputs in kept.kept.items()}
+    names = {
+        function.name(): [held.tensor.shape for held in outputs]
+        for function, outputs in kept.kept.items()
+    }
     assert names == {"aten::convolution": [(2, 2, 4, 4)], "aten::mm": [(2, 3)]}
 
 
@@ -103,7 +126,11 @@ def test_the_forward_of_recomputed_blocks_is_done_exactly_twice() -> None:
 def test_batchnorm_counts_once() -> None:
     run = classifier(way="all")
     update(run, run.phases[0], parts.batch())
-    assert all(int(m.num_batches_tracked) == 1 for m in run.task.net.modules() if isinstance(m, nn.BatchNorm2d))
+    assert all(
+        int(m.num_batches_tracked) == 1
+        for m in run.task.net.modules()
+        if isinstance(m, nn.BatchNorm2d)
+    )
 
 
 class Spectral(nn.Module):
@@ -114,7 +141,10 @@ class Spectral(nn.Module):
         self.blocks = nn.Sequential(*(self.block() for _ in range(3)))
 
     def block(self) -> nn.Module:
-        return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.LeakyReLU(0.2, inplace=True))
+        return nn.Sequential(
+            nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
+            nn.LeakyReLU(0.2, inplace=True),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks(x)  # type: ignore[no-any-return]
@@ -131,7 +161,9 @@ def test_a_spectral_norm_replays_from_its_earlier_vector() -> None:
             loss = model(x).sum() + model(x * 2).square().sum()
             loss.backward(retain_graph=True)
             loss.backward()
-    assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), trick.state_dict().values()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.state_dict().values(), trick.state_dict().values())
+    )
     for a, b in zip(plain.parameters(), trick.parameters()):
         assert a.grad is not None
         assert torch.equal(a.grad, b.grad)
@@ -178,7 +210,9 @@ def test_a_block_that_changes_its_input_is_refused() -> None:
 
 
 @pytest.mark.parametrize("way", ["sqrt", "selective", {"budget": 0.3}], ids=str)
-@pytest.mark.parametrize("mode", ["fp32", "amp", {"mode": "O1", **HALF}, {"mode": "O2", **HALF}], ids=str)
+@pytest.mark.parametrize(
+    "mode", ["fp32", "amp", {"mode": "O1", **HALF}, {"mode": "O2", **HALF}], ids=str
+)
 def test_the_step_runs_on_fake_tensors(mode: Any, way: Any) -> None:
     model = {"name": "dcgan", "features": 4, "image_size": 16}
     config = load_config({"model": model, "precision": mode, "memory": {"recompute": way}})
@@ -192,7 +226,11 @@ def test_measuring_changes_nothing() -> None:
     run, other = gan(), gan()
     units = [unit for chain in blocks.find_chains(run.task.gen, "gen") for unit in chain]
     before, random = mechanism.state(run), torch.get_rng_state()
-    notes = {name: value for name, value in vars(run.task).items() if isinstance(value, int | float | Tensor)}
+    notes = {
+        name: value
+        for name, value in vars(run.task).items()
+        if isinstance(value, int | float | Tensor)
+    }
     costs = measure_units(run, units, "here")
     assert all(cost.saved_bytes > 0 and cost.flops > 0 for cost in costs.values())
     assert count_losses(run, "here") == {"disc": 2, "gen": 1}
@@ -212,7 +250,9 @@ def test_a_planner_does_not_see_the_measuring() -> None:
         seen: list[str] = []
 
         class Watch(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 seen.append(str(func))  # noqa: B023
                 return func(*args, **(kwargs or {}))
 
@@ -259,7 +299,10 @@ def test_penalties_and_their_second_derivatives_train_bit_equally(name: str, way
 
 
 def test_a_smaller_budget_keeps_less() -> None:
-    kept = [mechanism.saved_bytes_of_losses(classifier(way={"budget": b}), parts.batch()) for b in (1.0, 0.6, 0.1)]
+    kept = [
+        mechanism.saved_bytes_of_losses(classifier(way={"budget": b}), parts.batch())
+        for b in (1.0, 0.6, 0.1)
+    ]
     assert kept[0] > kept[1] > kept[2]
 
 
@@ -267,7 +310,9 @@ def test_blocks_are_found_in_sequentials_lists_and_repeated_classes() -> None:
     def names(network: nn.Module) -> list[list[str]]:
         return [[unit.name for unit in chain] for chain in blocks.find_chains(network, "n")]
 
-    flat = nn.Sequential(nn.Flatten(), nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU())
+    flat = nn.Sequential(
+        nn.Flatten(), nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU()
+    )
     assert names(flat) == [["n.0", "n.4"]]
     assert [(u.start, u.stop) for u in blocks.find_chains(flat, "n")[0]] == [(0, 4), (4, 6)]
     listed = nn.Module()
@@ -287,9 +332,13 @@ def test_sqrt_joins_neighbours_and_leaves_the_last_segment() -> None:
 
 
 def test_wrong_settings_are_explained() -> None:
-    with pytest.raises(ConfigError, match="give one of every, modules and budget, not every and budget"):
+    with pytest.raises(
+        ConfigError, match="give one of every, modules and budget, not every and budget"
+    ):
         classifier(way={"every": 2, "budget": 0.5})
-    with pytest.raises(ConfigError, match=r"no module matches 'nope\.\*'; there are net, net\.stages"):
+    with pytest.raises(
+        ConfigError, match=r"no module matches 'nope\.\*'; there are net, net\.stages"
+    ):
         classifier(way={"modules": ["nope.*"]})
     with pytest.raises(ConfigError, match="cannot be combined with compile"):
         parts.classifier(memory={"recompute": "all", "compile": True})
@@ -297,7 +346,9 @@ def test_wrong_settings_are_explained() -> None:
 
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("cast", ["amp", "O1", "fp32"])
-def test_a_block_that_runs_twice_in_one_forward_finds_its_cast_weights_cached(cast: str, keeps: bool) -> None:
+def test_a_block_that_runs_twice_in_one_forward_finds_its_cast_weights_cached(
+    cast: str, keeps: bool
+) -> None:
     gradients = []
     for wrapped in (False, True):
         torch.manual_seed(0)
@@ -342,13 +393,17 @@ class _Named(nn.Module):
         self.conv = nn.Conv2d(3, 3, 3, padding=1)
         self.drop = nn.Dropout(0.5)
 
-    def forward(self, hidden: Tensor, skipped: tuple[Tensor, ...] = ()) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, hidden: Tensor, skipped: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         result = self.drop(self.conv(hidden))
         return result + sum(skipped), (*skipped, result)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_block_that_is_called_with_named_arguments_alone_is_recomputed_under_autocast(keeps: bool) -> None:
+def test_a_block_that_is_called_with_named_arguments_alone_is_recomputed_under_autocast(
+    keeps: bool,
+) -> None:
     def gradients(wrapped: bool) -> list[Tensor]:
         torch.manual_seed(0)
         block = _Named()
@@ -419,5 +474,7 @@ def test_a_loss_that_looks_at_values_is_named_with_its_line(
             yield Loss("loss", value)
 
     monkeypatch.setattr(Classify, "losses", losses)
-    with pytest.raises(ConfigError, match=rf"{setting}: .*test_recompute\.py:\d+ \(if value\.item\(\) > 0:\)"):
+    with pytest.raises(
+        ConfigError, match=rf"{setting}: .*test_recompute\.py:\d+ \(if value\.item\(\) > 0:\)"
+    ):
         parts.classifier(memory=memory)

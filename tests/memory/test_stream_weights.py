@@ -44,9 +44,15 @@ def vit(precision: Any = "fp32", memory: Any = None, **sections: Any) -> Run:
 
 @pytest.mark.parametrize(
     ("precision", "beside"),
-    [("bf16", {}), ("O2", {"recompute": "all"}), ("bf16", {"recompute": {"budget": 0.3, "per": "tensor"}})],
+    [
+        ("bf16", {}),
+        ("O2", {"recompute": "all"}),
+        ("bf16", {"recompute": {"budget": 0.3, "per": "tensor"}}),
+    ],
 )
-def test_a_transformer_with_its_average_trains_to_the_same_bits(precision: str, beside: dict[str, Any]) -> None:
+def test_a_transformer_with_its_average_trains_to_the_same_bits(
+    precision: str, beside: dict[str, Any]
+) -> None:
     plain, run = (vit(precision, {**beside, **more}, task={"ema": 0.9}) for more in ({}, ALL))
     for one in plain, run:
         mechanism.train(one, [parts.batch(seed) for seed in range(2)])
@@ -55,7 +61,9 @@ def test_a_transformer_with_its_average_trains_to_the_same_bits(precision: str, 
     assert all(torch.equal(evidence[0][name], evidence[1][name]) for name in evidence[0])
 
 
-def test_at_most_two_blocks_have_copies_and_the_next_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_two_blocks_have_copies_and_the_next_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = vit("bf16", ALL)
     mechanism.train(run, [parts.batch()])  # blocks are known from now on
     here: list[tuple[bool, int, list[int]]] = []
@@ -78,19 +86,25 @@ def test_at_most_two_blocks_have_copies_and_the_next_is_on_its_way(monkeypatch: 
     last = max(order for _, order, _ in here)
     assert last > 0
     forward = [(order, held) for backward, order, held in here if not backward]
-    assert forward == [(order, [order, order + 1][: 1 + (order < last)]) for order in range(last + 1)]
+    assert forward == [
+        (order, [order, order + 1][: 1 + (order < last)]) for order in range(last + 1)
+    ]
     backward = {(order, tuple(held)) for walks_back, order, held in here if walks_back}
     assert backward == {(order, (order - 1, order)[order == 0 :]) for order in range(last + 1)}
     trick = run.tricks[0]
     assert isinstance(trick, StreamWeights)
     assert trick.traffic is not None
-    assert len(alive) == (2 * last + 1) * len(trick.chosen[0].travelling()), "each block goes twice, the last one once"
+    assert len(alive) == (2 * last + 1) * len(trick.chosen[0].travelling()), (
+        "each block goes twice, the last one once"
+    )
     assert not any(stream.here for stream in trick.traffic.streams)
 
 
 def test_no_copy_is_kept_from_forward_to_backward() -> None:
     parameters = list(vit().task.modules["net"].parameters())
-    plain, run = (mechanism.saved_bytes_of_losses(vit("bf16", memory), parts.batch()) for memory in ({}, ALL))
+    plain, run = (
+        mechanism.saved_bytes_of_losses(vit("bf16", memory), parts.batch()) for memory in ({}, ALL)
+    )
     halves = sum(2 * p.numel() for p in parameters if p.dim() > 1)
     assert plain - run > 0.5 * halves, "casts of weights are kept too"
 
@@ -107,17 +121,27 @@ def test_a_run_goes_on_from_a_checkpoint_with_or_without() -> None:
 
 
 def test_frozen_blocks_travel_in_ways_that_trained_ones_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"trained weights travel, .*leave out memory.optimizer_in_backward"):
+    with pytest.raises(
+        ConfigError, match=r"trained weights travel, .*leave out memory.optimizer_in_backward"
+    ):
         vit(memory={**ALL, "optimizer_in_backward": True})
     run = vit(memory=ALL)
     beside = replace(run, config=with_memory(run.config, {"low_bit_optimizer": True}))
-    with pytest.raises(ConfigError, match=r"8-bit states are on the device; use memory.cpu_optimizer"):
+    with pytest.raises(
+        ConfigError, match=r"8-bit states are on the device; use memory.cpu_optimizer"
+    ):
         run.tricks[0].attach(beside)
     with pytest.raises(ConfigError, match="bf16-sr takes the optimizer's steps"):
         vit("bf16-sr", ALL)
-    with pytest.raises(ConfigError, match=r"a Block travels as a whole here, and memory.recompute .* part mlp again"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a Block travels as a whole here, and memory.recompute .* part mlp again",
+    ):
         vit(memory={**ALL, "recompute": {"modules": ["net.blocks.0.mlp"]}})
-    frozen = {"train": {"freeze": ["net.blocks.*"]}, "memory": {**ALL, "optimizer_in_backward": True}}
+    frozen = {
+        "train": {"freeze": ["net.blocks.*"]},
+        "memory": {**ALL, "optimizer_in_backward": True},
+    }
     plain, run = vit(**{**frozen, "memory": {}}), vit(**frozen)
     for one in plain, run:
         mechanism.train(one, [parts.batch()])
@@ -153,7 +177,9 @@ class Twice(nn.Module):
         return self.block(once)  # type: ignore[no-any-return]
 
 
-def test_a_block_that_runs_twice_is_exact_in_float32_and_refused_where_gradients_add_up_in_half() -> None:
+def test_a_block_that_runs_twice_is_exact_in_float32_and_refused_where_gradients_add_up_in_half() -> (
+    None
+):
     torch.manual_seed(0)
     plain, net, x = Twice(), Twice(), torch.randn(4, 8)
     net.load_state_dict(plain.state_dict())
@@ -164,7 +190,10 @@ def test_a_block_that_runs_twice_is_exact_in_float32_and_refused_where_gradients
     assert plain.block.weight.grad is not None
     assert net.block.weight.grad is not None
     assert torch.equal(plain.block.weight.grad, net.block.weight.grad)
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigError, match="a Linear runs more than once"):
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ConfigError, match="a Linear runs more than once"),
+    ):
         net(x)
 
 
@@ -190,7 +219,9 @@ def test_weights_come_back_for_good_and_names_stay() -> None:
     for trick in run.tricks:
         trick.fold(run.task.modules)
     assert mechanism.same(before, mechanism.state(run))
-    assert not any(hasattr(module, "travelling_names") for module in run.task.modules["net"].modules())
+    assert not any(
+        hasattr(module, "travelling_names") for module in run.task.modules["net"].modules()
+    )
 
 
 def test_blocks_are_counted_and_spread() -> None:

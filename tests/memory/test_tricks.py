@@ -87,7 +87,9 @@ def trained(make: str) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
     """Return the weights and the optimizers' states of a run without tricks after two batches."""
     plain = MAKERS[make]()
     mechanism.train(plain, [parts.batch(seed) for seed in range(2)])
-    return mechanism.state(plain), {name: optimizer.state_dict() for name, optimizer in plain.optimizers.items()}
+    return mechanism.state(plain), {
+        name: optimizer.state_dict() for name, optimizer in plain.optimizers.items()
+    }
 
 
 @pytest.mark.parametrize("trick", EXACT, ids=str)
@@ -110,7 +112,9 @@ def names_of_plain_gan() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("trick", EVERY, ids=str)
-def test_every_trick_keeps_names_and_copies_and_says_whether_it_is_exact(trick: dict[str, Any]) -> None:
+def test_every_trick_keeps_names_and_copies_and_says_whether_it_is_exact(
+    trick: dict[str, Any],
+) -> None:
     plain, run = names_of_plain_gan(), parts.gan(memory=trick)
     assert isinstance(run.tricks[0].exact, bool)
     assert run.tricks[0].name == next(iter(trick))
@@ -124,7 +128,11 @@ def test_every_trick_keeps_names_and_copies_and_says_whether_it_is_exact(trick: 
 @pytest.mark.parametrize("mode", ["fp32", "amp"])
 def test_every_trick_can_be_planned(mode: str, trick: dict[str, Any]) -> None:
     config = load_config(
-        {"model": {"name": "dcgan", "features": 4, "image_size": 16}, "precision": mode, "memory": trick}
+        {
+            "model": {"name": "dcgan", "features": 4, "image_size": 16},
+            "precision": mode,
+            "memory": trick,
+        }
     )
     with FakeTensorMode():
         run = build_run(config, torch.device("cpu"), parts.DIGITS, fake=True)
@@ -245,7 +253,9 @@ def live_gradients(run: Run, batch: Any) -> int:
 
 def test_stepping_in_backward_leaves_no_gradient_for_the_next_to_stand_beside() -> None:
     assert live_gradients(parts.classifier(), parts.batch()) == 11
-    assert live_gradients(parts.classifier(memory={"optimizer_in_backward": True}), parts.batch()) == 0
+    assert (
+        live_gradients(parts.classifier(memory={"optimizer_in_backward": True}), parts.batch()) == 0
+    )
     assert live_gradients(parts.gan(memory={"optimizer_in_backward": True}), parts.batch()) == 0
 
 
@@ -276,7 +286,10 @@ def test_after_a_second_loss_that_failed_the_phases_losses_are_counted_anew() ->
 
 def test_stepping_in_backward_works_with_a_static_scale() -> None:
     mode = {"mode": "amp", "dtype": "float16", "loss_scale": 128.0}
-    plain, run = parts.classifier(mode), parts.classifier(mode, memory={"optimizer_in_backward": True})
+    plain, run = (
+        parts.classifier(mode),
+        parts.classifier(mode, memory={"optimizer_in_backward": True}),
+    )
     mechanism.train(plain, [parts.batch()])
     mechanism.train(run, [parts.batch()])
     assert mechanism.same(mechanism.state(plain), mechanism.state(run))
@@ -285,12 +298,17 @@ def test_stepping_in_backward_works_with_a_static_scale() -> None:
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
-        ({"precision": {"mode": "amp", "dtype": "float16"}}, "scales its losses dynamically.*precision=bf16"),
+        (
+            {"precision": {"mode": "amp", "dtype": "float16"}},
+            "scales its losses dynamically.*precision=bf16",
+        ),
         ({"optimizer": {"name": "sgd", "lr": 0.1, "clip_grad_norm": 1.0}}, "norm of all gradients"),
         ({"precision": {"mode": "O2", "dtype": "bfloat16"}}, "float32 masters"),
     ],
 )
-def test_stepping_in_backward_refuses_what_needs_all_gradients(sections: dict[str, Any], reason: str) -> None:
+def test_stepping_in_backward_refuses_what_needs_all_gradients(
+    sections: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason):
         parts.classifier(**{"memory": {"optimizer_in_backward": True}, **sections})
 
@@ -365,12 +383,18 @@ def test_the_host_optimizer_keeps_its_state_in_host_memory() -> None:
     own = set(run.task.modules["disc"].parameters())
     optimizer = run.optimizers["disc"]
     assert not own & set(optimizer.state)
-    assert all(tensor.device.type == "cpu" for state in optimizer.state.values() for tensor in state.values())
+    assert all(
+        tensor.device.type == "cpu"
+        for state in optimizer.state.values()
+        for tensor in state.values()
+    )
 
 
 def test_a_missing_low_bit_backend_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(low_bit_optimizer, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs bitsandbytes or torchao.*pip install bitsandbytes"):
+    with pytest.raises(
+        ConfigError, match=r"needs bitsandbytes or torchao.*pip install bitsandbytes"
+    ):
         parts.gan(memory={"low_bit_optimizer": True})
     with pytest.raises(ConfigError, match="torchao is not installed"):
         parts.gan(memory={"low_bit_optimizer": "torchao"})
@@ -378,7 +402,9 @@ def test_a_missing_low_bit_backend_is_one_clear_message(monkeypatch: pytest.Monk
         parts.classifier(memory={"low_bit_optimizer": True})
 
 
-def test_low_bit_optimizers_take_over_groups_and_hyperparameters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_bit_optimizers_take_over_groups_and_hyperparameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Adam8bit(torch.optim.Adam):
         """Stands in for a backend's optimizer, with the arguments that both share."""
 
@@ -387,20 +413,31 @@ def test_low_bit_optimizers_take_over_groups_and_hyperparameters(monkeypatch: py
 
     backend = ModuleType("torchao.optim")
     backend.Adam8bit = Adam8bit  # type: ignore[attr-defined]
-    monkeypatch.setattr(low_bit_optimizer, "find_spec", lambda name: name if name == "torchao" else None)
+    monkeypatch.setattr(
+        low_bit_optimizer, "find_spec", lambda name: name if name == "torchao" else None
+    )
     monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
     monkeypatch.setitem(sys.modules, "torchao.optim", backend)
-    run, plain = parts.gan(memory={"release_grads_after": True, "low_bit_optimizer": True}), parts.gan()
+    run, plain = (
+        parts.gan(memory={"release_grads_after": True, "low_bit_optimizer": True}),
+        parts.gan(),
+    )
     assert {type(phase.optimizer) for phase in run.phases} == {Adam8bit}
     assert run.optimizers["gen"] is run.phases[1].optimizer
     mechanism.train(run, [parts.batch()])
     mechanism.train(plain, [parts.batch()])
     assert mechanism.same(mechanism.state(plain), mechanism.state(run))
     # The trick that stands before it in the configuration is on the new optimizers, not on those that went.
-    assert all(parameter.grad is None for network in run.task.trainable.values() for parameter in network.parameters())
+    assert all(
+        parameter.grad is None
+        for network in run.task.trainable.values()
+        for parameter in network.parameters()
+    )
 
 
-def test_a_backend_that_wants_rates_as_tensors_gets_them_from_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_wants_rates_as_tensors_gets_them_from_a_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """torchao's optimizers begin with tensors and refuse a number, which a schedule sets at every step."""
     seen: dict[torch.optim.Optimizer, list[float]] = {}
 
@@ -416,7 +453,9 @@ def test_a_backend_that_wants_rates_as_tensors_gets_them_from_a_schedule(monkeyp
 
     backend = ModuleType("torchao.optim")
     backend.Adam8bit = Adam8bit  # type: ignore[attr-defined]
-    monkeypatch.setattr(low_bit_optimizer, "find_spec", lambda name: name if name == "torchao" else None)
+    monkeypatch.setattr(
+        low_bit_optimizer, "find_spec", lambda name: name if name == "torchao" else None
+    )
     monkeypatch.setitem(sys.modules, "torchao.optim", backend)
     run = parts.gan(memory={"low_bit_optimizer": True})
     optimizer = run.optimizers["gen"]
@@ -430,7 +469,9 @@ def test_a_backend_that_wants_rates_as_tensors_gets_them_from_a_schedule(monkeyp
 
 @pytest.mark.slow
 def test_the_planned_low_bit_state_is_as_large_as_the_real_one() -> None:
-    pytest.importorskip("bitsandbytes", reason="the extra bitsandbytes is not installed", exc_type=ImportError)
+    pytest.importorskip(
+        "bitsandbytes", reason="the extra bitsandbytes is not installed", exc_type=ImportError
+    )
     model = {"name": "dcgan", "features": 16, "image_size": 16}
     run = parts.gan(model=model, memory={"low_bit_optimizer": "bitsandbytes"})
     planned = low_bit_optimizer.AllocatedAdam(run.optimizers["gen"].param_groups)
@@ -440,7 +481,12 @@ def test_the_planned_low_bit_state_is_as_large_as_the_real_one() -> None:
     run.optimizers["gen"].step()
     sizes = []
     for optimizer in (planned, run.optimizers["gen"]):
-        own = (value for state in optimizer.state.values() for name, value in state.items() if "qmap" not in name)
+        own = (
+            value
+            for state in optimizer.state.values()
+            for name, value in state.items()
+            if "qmap" not in name
+        )
         sizes.append(sum(value.nbytes for value in own if isinstance(value, Tensor)))
     assert sizes[0] == sizes[1]
 
@@ -448,14 +494,20 @@ def test_the_planned_low_bit_state_is_as_large_as_the_real_one() -> None:
 @pytest.mark.slow  # torchao compiles its step
 @pytest.mark.parametrize("backend", ["bitsandbytes", "torchao"])
 def test_installed_low_bit_backends_train_and_resume_bit_for_bit(backend: str) -> None:
-    pytest.importorskip(backend, reason=f"the extra {backend} is not installed", exc_type=ImportError)
+    pytest.importorskip(
+        backend, reason=f"the extra {backend} is not installed", exc_type=ImportError
+    )
     model = {"name": "dcgan", "features": 16, "image_size": 16}
     make = lambda: parts.gan(model=model, memory={"low_bit_optimizer": backend})  # noqa: E731
     run, resumed = make(), make()
     mechanism.train(run, [parts.batch(), parts.batch(1)])
     structure, tensors = pack(capture(run))
     states = [value for state in run.optimizers["gen"].state.values() for value in state.values()]
-    assert any(getattr(value, "codes", value).dtype == torch.uint8 for value in states if isinstance(value, Tensor))
+    assert any(
+        getattr(value, "codes", value).dtype == torch.uint8
+        for value in states
+        if isinstance(value, Tensor)
+    )
     assert all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors.values())
     restore(resumed, unpack(structure, {name: tensor.clone() for name, tensor in tensors.items()}))
     mechanism.train(run, [parts.batch(2)])
@@ -471,15 +523,20 @@ def test_channels_last_reorders_weights_and_activations_and_changes_only_roundin
     seen: dict[str, bool] = {}
     for name, one in (("plain", plain), ("run", run)):
         convolution = one.task.net.stages[1][0]
-        assert convolution.weight.is_contiguous(memory_format=torch.channels_last) is (name == "run")
+        assert convolution.weight.is_contiguous(memory_format=torch.channels_last) is (
+            name == "run"
+        )
         convolution.register_forward_hook(
-            lambda _m, _a, out, name=name: seen.update({name: out.is_contiguous(memory_format=torch.channels_last)})
+            lambda _m, _a, out, name=name: seen.update(
+                {name: out.is_contiguous(memory_format=torch.channels_last)}
+            )
         )
     expected, found = gradients(plain, parts.batch()), gradients(run, parts.batch())
     assert seen == {"plain": False, "run": True}
     assert set(found) == set(expected)
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)  # other kernels, another order of sums
+        # other kernels, another order of sums
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
 
 
 def test_compiled_networks_train_as_before_up_to_rounding() -> None:
@@ -487,12 +544,15 @@ def test_compiled_networks_train_as_before_up_to_rounding() -> None:
     expected, found = gradients(plain, parts.batch()), gradients(run, parts.batch())
     assert run.task.net._compiled_call_impl is not None
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)  # decomposed operators round anew
+        # decomposed operators round anew
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
     with pytest.raises(ConfigError, match="use precision=amp"):
         parts.classifier("O1", memory={"compile": True})
 
 
-@pytest.mark.parametrize(("mode", "said"), [("default", "taken as fused"), ("reduce-overhead", "CUDA graphs")])
+@pytest.mark.parametrize(
+    ("mode", "said"), [("default", "taken as fused"), ("reduce-overhead", "CUDA graphs")]
+)
 def test_a_plan_says_what_it_leaves_out_of_a_compiled_run(
     mode: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -512,7 +572,8 @@ def test_the_cache_is_emptied_every_so_many_updates(monkeypatch: pytest.MonkeyPa
     emptied: list[int] = []
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: emptied.append(1))
     trick = empty_cache_every.build(empty_cache_every.Settings(updates=3))
-    run = parts.classifier("bf16-sr", optimizer={"name": "lion"})  # which lets its optimizer step in pieces
+    # which lets its optimizer step in pieces
+    run = parts.classifier("bf16-sr", optimizer={"name": "lion"})
     run.tricks.append(trick)
     trick.has_cache = True
     mechanism.train(run, [parts.batch(seed) for seed in range(7)])
@@ -521,13 +582,17 @@ def test_the_cache_is_emptied_every_so_many_updates(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("mode", ["bf16-sr", "bf16-kahan", "bf16-24bit"])
 def test_gradients_are_released_only_when_all_pieces_have_stepped(mode: str) -> None:
-    plain, run = parts.classifier(mode), parts.classifier(mode, memory={"release_grads_after": True})
+    plain, run = (
+        parts.classifier(mode),
+        parts.classifier(mode, memory={"release_grads_after": True}),
+    )
     before = mechanism.state(run)
     mechanism.train(plain, [parts.batch()])
     mechanism.train(run, [parts.batch()])
     after = mechanism.state(run)
     assert all(
-        not torch.equal(before[f"net.{name}"], after[f"net.{name}"]) for name, _ in plain.task.net.named_parameters()
+        not torch.equal(before[f"net.{name}"], after[f"net.{name}"])
+        for name, _ in plain.task.net.named_parameters()
     )
     assert mechanism.same(mechanism.state(plain), after)
     assert all(parameter.grad is None for parameter in run.task.net.parameters())
@@ -545,7 +610,9 @@ def test_tricks_combine() -> None:
     assert mechanism.same(mechanism.state(plain), mechanism.state(run))
 
 
-@pytest.mark.parametrize("memory", [{"offload_activations": 0.01}, {"recompute": "selective"}, {"recompute": "all"}])
+@pytest.mark.parametrize(
+    "memory", [{"offload_activations": 0.01}, {"recompute": "selective"}, {"recompute": "all"}]
+)
 def test_a_forward_that_is_given_up_is_freed(memory: dict[str, Any]) -> None:
     run = parts.classifier(memory=memory)
     alive: list[weakref.ref[Tensor]] = []
@@ -571,7 +638,9 @@ def test_nothing_is_left_on_the_hooks_after_a_step() -> None:
 # park_optimizer
 
 
-def test_state_that_is_parked_comes_back_where_the_host_has_no_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_that_is_parked_comes_back_where_the_host_has_no_room_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     copied: list[tuple[str, str]] = []
 
     def copy(state: dict[str, Any], name: str, device: torch.device) -> torch.device:
@@ -584,7 +653,9 @@ def test_state_that_is_parked_comes_back_where_the_host_has_no_room_for_all(monk
     trick = park_optimizer.build(park_optimizer.Settings())
     state = {name: torch.empty(2, device="meta") for name in ("exp_avg", "exp_avg_sq")}
     optimizer = SimpleNamespace(state={0: state | {"step": torch.empty((), device="meta")}})
-    trick.run = cast(Any, SimpleNamespace(device=torch.device("meta"), optimizers={"net": optimizer}))
+    trick.run = cast(
+        Any, SimpleNamespace(device=torch.device("meta"), optimizers={"net": optimizer})
+    )
     with pytest.raises(RuntimeError, match="can't allocate"), trick.beside_steps():
         raise AssertionError("nothing runs in the block")
     assert copied == [("exp_avg", "cpu"), ("exp_avg_sq", "cpu"), ("exp_avg", "meta")]
@@ -592,7 +663,9 @@ def test_state_that_is_parked_comes_back_where_the_host_has_no_room_for_all(monk
 
 def test_a_limit_of_offloading_is_of_each_forward() -> None:
     limit = 3 * 4096 / 2**30
-    trick = offload_activations.build(offload_activations.Settings(min_mebibytes=0, at_most_gib=limit))
+    trick = offload_activations.build(
+        offload_activations.Settings(min_mebibytes=0, at_most_gib=limit)
+    )
     for _ in range(2):
         with trick.forward():
             packed = [trick.pack(torch.ones(1024)) for _ in range(5)]

@@ -22,9 +22,17 @@ def _as_in_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
 def build(bricks: list[wall.Brick]) -> Counter[str]:
     """Lay bricks; fail with all that is wrong, and return how many of each trick stood."""
     found = {brick: wall.lay(brick) for brick in bricks}
-    wrong = [f"{brick}: {text}" for brick, text in found.items() if text and not text.startswith("refused: ")]
+    wrong = [
+        f"{brick}: {text}"
+        for brick, text in found.items()
+        if text and not text.startswith("refused: ")
+    ]
     assert not wrong, "\n".join(wrong)
-    refused = [f"{brick}: {text}" for brick, text in found.items() if text and not re.search(wall.REFUSALS, text)]
+    refused = [
+        f"{brick}: {text}"
+        for brick, text in found.items()
+        if text and not re.search(wall.REFUSALS, text)
+    ]
     assert not refused, "\n".join(refused)
     return Counter(trick for brick, text in found.items() if not text for trick in brick.tricks)
 
@@ -47,4 +55,6 @@ def test_channels_last_weights_with_a_side_of_one_travel_as_they_are() -> None:
 @pytest.mark.parametrize("mode", wall.MODES)
 def test_the_whole_wall_of_a_mode_stands(mode: str) -> None:
     stood = build(list(wall.whole([mode])))
-    assert {trick for trick in wall.TRICKS if not stood[trick]} == wall.NEVER.get(mode, set()), stood
+    assert {trick for trick in wall.TRICKS if not stood[trick]} == wall.NEVER.get(mode, set()), (
+        stood
+    )

@@ -48,12 +48,17 @@ MODES = (
 )
 LOW_BIT = ("fp8", "int8")
 """They need torchao, and on a CPU fp8's numbers are emulated; int8's are not."""
-LOW_BIT_STATES = frozenset({"low_bit_optimizer", *(f"low_bit_optimizer own {bits}" for bits in (4, 8, 16))})
+LOW_BIT_STATES = frozenset(
+    {"low_bit_optimizer", *(f"low_bit_optimizer own {bits}" for bits in (4, 8, 16))}
+)
 NEVER = {
     "O1": {"compile", "low_bit_base"},
     "O2": {"optimizer_in_backward"},
     "native": {"compile", "lora", "low_bit_base", "prune"},
-    **{mode: {"cpu_optimizer", *LOW_BIT_STATES} for mode in ("bf16-sr", "bf16-kahan", "bf16-24bit", "fp16-24bit")},
+    **{
+        mode: {"cpu_optimizer", *LOW_BIT_STATES}
+        for mode in ("bf16-sr", "bf16-kahan", "bf16-24bit", "fp16-24bit")
+    },
 }
 """Of each mode, the tricks that it refuses with every network and optimizer."""
 TRICKS: dict[str, dict[str, Any]] = {
@@ -84,7 +89,14 @@ TRICKS: dict[str, dict[str, Any]] = {
     "set_to_none off": {"set_to_none": False},
 }
 """Every trick, with settings by which it does something to a small network."""
-ROUNDED = LOW_BIT_STATES | {"micro_batch", "lora", "low_bit_base", "channels_last", "prune", "compile"}
+ROUNDED = LOW_BIT_STATES | {
+    "micro_batch",
+    "lora",
+    "low_bit_base",
+    "channels_last",
+    "prune",
+    "compile",
+}
 """Those that do not claim to be bit-equal (the table in docs/benchmarks/memory.md)."""
 OPTIMIZERS = (
     *("sgd", "adam", "adamw", "adamax", "rmsprop", "lion", "muon", "adafactor", "schedule_free"),
@@ -129,7 +141,8 @@ class Brick:
     def is_exact(self) -> bool:
         """Whether it must equal the run without its tricks."""
         if "set_to_none off" in self.tricks and self.network == "own_half":
-            return False  # a phase leaves weights without a gradient, which zeros let an optimizer move all the same
+            # a phase leaves weights without a gradient, which zeros let an optimizer move all the same
+            return False
         return ROUNDED.isdisjoint(self.tricks)
 
     @property
@@ -141,7 +154,8 @@ class Brick:
 
 def build(brick: Brick) -> Run:
     """Build a run. Raises ConfigError where its parts do not go together."""
-    half_state = brick.mode in ("O3", "fp16-pure") and brick.optimizer in WITH_EPS  # 1e-8 is 0 in float16
+    # 1e-8 is 0 in float16
+    half_state = brick.mode in ("O3", "fp16-pure") and brick.optimizer in WITH_EPS
     scaling: dict[str, Any] = (
         {"init_scale": 16} if brick.mode in ("amp", "O1", "O2", "fp16-24bit") else {}
     )  # the first step is no overflow
@@ -165,7 +179,9 @@ def build(brick: Brick) -> Run:
                 **RATES.get(brick.optimizer, {"lr": 0.02}),
                 **({"eps": 1e-4} if half_state else {}),
             },
-            "memory": {name: value for trick in brick.tricks for name, value in TRICKS[trick].items()},
+            "memory": {
+                name: value for trick in brick.tricks for name, value in TRICKS[trick].items()
+            },
             "train": {"steps": STEPS, "batch_size": 8},
         },
         parts=[PARTS],
@@ -220,7 +236,11 @@ def lay(brick: Brick) -> str:
     infinite = [name for name, value in after.items() if not value.isfinite().all()]
     if infinite:
         return f"not finite: {', '.join(infinite)}"
-    if brick.is_exact and brick.tricks and not same(after, plain(Brick(brick.network, brick.mode, brick.optimizer))[1]):
+    if (
+        brick.is_exact
+        and brick.tricks
+        and not same(after, plain(Brick(brick.network, brick.mode, brick.optimizer))[1])
+    ):
         return "is not the run without its tricks"
     return ""
 
@@ -240,7 +260,8 @@ def quick() -> Iterator[Brick]:
         if (row + column) % (2 if mode in ("bf16-sr", "bf16-kahan") else 4):
             continue
         optimizer = OPTIMIZERS[(5 * row + column) % len(OPTIMIZERS)]
-        if trick in LOW_BIT_STATES:  # few have states in few bits, one of them without a further package
+        # few have states in few bits, one of them without a further package
+        if trick in LOW_BIT_STATES:
             optimizer = "muon" if trick == "low_bit_optimizer" else "adamw"
         yield Brick(network_of(mode, row + column // 2), mode, optimizer, (trick,))
 
@@ -259,14 +280,18 @@ def whole(modes: Sequence[str] = MODES) -> Iterator[Brick]:
     tricks = [trick for trick in TRICKS if trick != "compile"]
     for index, (mode, (one, other)) in enumerate(product(modes, combinations(tricks, 2))):
         if TRICKS[one].keys().isdisjoint(TRICKS[other]):
-            yield Brick(network_of(mode, index), mode, ("sgd", "adam", "adabelief")[index % 3], (one, other))
+            yield Brick(
+                network_of(mode, index), mode, ("sgd", "adam", "adabelief")[index % 3], (one, other)
+            )
 
 
 def low_bit() -> Iterator[Brick]:
     """Yield fp8 and int8 with every trick and every optimizer, on the network that has matrices."""
     for mode, optimizer in product(LOW_BIT, OPTIMIZERS):
         yield Brick("classifier", mode, optimizer)
-        yield from (Brick("classifier", mode, optimizer, (trick,)) for trick in TRICKS if trick != "compile")
+        yield from (
+            Brick("classifier", mode, optimizer, (trick,)) for trick in TRICKS if trick != "compile"
+        )
 
 
 def main() -> None:
@@ -275,7 +300,9 @@ def main() -> None:
     offload_activations.POINTLESS_ON.clear()
     counts: Counter[str] = Counter()
     reasons: dict[str, list[str]] = {}
-    for brick in low_bit() if "--low-bit" in sys.argv else quick() if "--quick" in sys.argv else whole():
+    for brick in (
+        low_bit() if "--low-bit" in sys.argv else quick() if "--quick" in sys.argv else whole()
+    ):
         found = lay(brick)
         kind = "right" if not found else "refused" if found.startswith("refused") else "wrong"
         counts[kind] += 1

@@ -35,7 +35,10 @@ def test_digits_at_any_size_are_recognised_and_ranked_by_how_far_they_are_from_r
     pixel_noise = torch.randn(test.shape, generator=generator())
     gaussian = (train.mean(0) + train.std(0) * pixel_noise).clamp(0, 1)
     real = space.features(train)
-    distances = [frechet_distance(real, space.features(images)) for images in (test, 0.5 * (test + gaussian), gaussian)]
+    distances = [
+        frechet_distance(real, space.features(images))
+        for images in (test, 0.5 * (test + gaussian), gaussian)
+    ]
     assert distances[0] < 2
     assert 15 < distances[1] < 40 < distances[2]
 
@@ -51,7 +54,9 @@ def test_the_random_network_ranks_shapes_by_how_far_they_are_from_real():
     blurred = torch.nn.functional.avg_pool2d(more, 4)
     noise = torch.rand(more.shape, generator=generator())
     versions = (more, blurred, more.mean(1, keepdim=True), noise)
-    distances = [frechet_distance(space.features(real), space.features(images)) for images in versions]
+    distances = [
+        frechet_distance(space.features(real), space.features(images)) for images in versions
+    ]
     assert distances == sorted(distances)
     assert distances[0] < 6
     assert distances[-1] > 100
@@ -79,13 +84,20 @@ def test_only_grey_digits_are_judged_by_the_digit_classifier(classes, channels, 
     assert name in explain_distance(data)
 
 
-@pytest.mark.parametrize("space", [DigitFeatures(), RandomConvFeatures()], ids=lambda space: space.name)
-def test_features_are_the_same_under_autocast_for_half_images_of_the_same_values_and_one_by_one(space):
-    images = (torch.rand(6, 3, 20, 20, generator=generator()) * 16).round() / 16  # exact in bfloat16
+@pytest.mark.parametrize(
+    "space", [DigitFeatures(), RandomConvFeatures()], ids=lambda space: space.name
+)
+def test_features_are_the_same_under_autocast_for_half_images_of_the_same_values_and_one_by_one(
+    space,
+):
+    # exact in bfloat16
+    images = (torch.rand(6, 3, 20, 20, generator=generator()) * 16).round() / 16
     features = space.features(images)
     assert features.dtype == torch.float64
     assert not features.requires_grad
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(space.features(images.requires_grad_()), features)
     assert torch.equal(space.features(images.detach().bfloat16()), features)
-    assert torch.allclose(torch.cat([space.features(image[None]) for image in images]), features, rtol=1e-12)
+    assert torch.allclose(
+        torch.cat([space.features(image[None]) for image in images]), features, rtol=1e-12
+    )

@@ -44,13 +44,16 @@ def test_default_sizes_are_those_of_the_source() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["vanilla_gan", "lsgan", "wgan", "wgan_gp", "cgan", "acgan", "infogan", "began", "ebgan"]
+    "name",
+    ["vanilla_gan", "lsgan", "wgan", "wgan_gp", "cgan", "acgan", "infogan", "began", "ebgan"],
 )
 @pytest.mark.parametrize(("body", "size", "channels"), [("mlp", 9, 3), ("conv", 12, 2)])
 def test_every_adversarial_model_makes_and_judges_images_of_the_size_asked(
     name: str, body: str, size: int, channels: int
 ) -> None:
-    settings, modules = build(name, spec(size, channels), image_size=size, channels=channels, body=body, hidden=16)
+    settings, modules = build(
+        name, spec(size, channels), image_size=size, channels=channels, body=body, hidden=16
+    )
     latent = torch.randn(3, settings.latent_size)
     label = torch.tensor([0, 3, 9])
     condition = modules["condition"](label) if "condition" in modules else None
@@ -87,14 +90,18 @@ def test_adversarial_autoencoders_judge_codes_or_pairs(name: str) -> None:
     assert modules["gen"](code).shape == image.shape
 
 
-@pytest.mark.parametrize(("size", "start", "doublings"), [(28, 7, 2), (8, 4, 1), (32, 4, 3), (4, 4, 0), (10, 5, 1)])
+@pytest.mark.parametrize(
+    ("size", "start", "doublings"), [(28, 7, 2), (8, 4, 1), (32, 4, 3), (4, 4, 0), (10, 5, 1)]
+)
 def test_conv_bodies_grow_from_four_to_seven_pixels(size: int, start: int, doublings: int) -> None:
     assert conv_plan(size) == (start, doublings)
 
 
 @pytest.mark.parametrize("size", [1, 9, 11, 30, 100])
 def test_a_size_that_convolutions_cannot_make_names_those_they_can(size: int) -> None:
-    with pytest.raises(ConfigError, match=rf"cannot make {size} pixels.*nearest sizes.*mlp") as caught:
+    with pytest.raises(
+        ConfigError, match=rf"cannot make {size} pixels.*nearest sizes.*mlp"
+    ) as caught:
         build("vae", spec(size), image_size=size, body="conv")
     proposed = str(caught.value).split("can make are ")[1].split(" (")[0]
     for nearest in proposed.split(", "):

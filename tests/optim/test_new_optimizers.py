@@ -49,7 +49,9 @@ def test_muon_on_matrices_and_adamw_on_the_rest_are_torchs_own(adjust: str) -> N
     ours = [nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(3))]
     theirs = copy.deepcopy(ours)
     settings = muon.Settings(lr=0.01, weight_decay=0.1, adjust=adjust)
-    one = muon.build(settings, [{"params": ours[:1], "muon": True}, {"params": ours[1:], "muon": False}])
+    one = muon.build(
+        settings, [{"params": ours[:1], "muon": True}, {"params": ours[1:], "muon": False}]
+    )
     two = [
         torch.optim.Muon(theirs[:1], lr=0.01, weight_decay=0.1, adjust_lr_fn=adjust),
         torch.optim.AdamW(theirs[1:], lr=0.01, weight_decay=0.1),
@@ -74,9 +76,13 @@ class Language(nn.Module):
 def test_hidden_matrices_are_those_between_the_first_layer_and_the_last() -> None:
     assert hidden_matrices("net", Language(), []) == {"net.up.weight", "net.down.weight"}
     assert hidden_matrices("net", Language(), ["net.up.*"]) == {"net.down.weight"}
-    stack = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    stack = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2)
+    )
     assert hidden_matrices("net", stack, []) == {"net.1.weight"}
-    groups: Any = group_parameters("net", stack, list(stack.parameters()), muon.Settings(no_decay=["bias"]))
+    groups: Any = group_parameters(
+        "net", stack, list(stack.parameters()), muon.Settings(no_decay=["bias"])
+    )
     assert [(group["muon"], group.get("weight_decay")) for group in groups] == [
         (False, None),
         (False, 0.0),
@@ -85,7 +91,11 @@ def test_hidden_matrices_are_those_between_the_first_layer_and_the_last() -> Non
 
 
 def state_of(run: Any) -> dict[str, Tensor]:
-    return {f"{n}.{k}": v.clone() for n, m in run.task.trainable.items() for k, v in m.state_dict().items()}
+    return {
+        f"{n}.{k}": v.clone()
+        for n, m in run.task.trainable.items()
+        for k, v in m.state_dict().items()
+    }
 
 
 @pytest.mark.parametrize("precision", ["fp32", "O2", "bf16-sr"])
@@ -104,22 +114,32 @@ def test_each_resumes_to_the_bit_and_moves_every_weight(optimizer: Any, precisio
         update(again, again.phases[0], parts.batch(step))
     after = state_of(run)
     assert all(torch.equal(value, state_of(again)[key]) for key, value in after.items())
-    assert not [key for key in after if key.endswith("weight") and torch.equal(after[key], before[key])]
+    assert not [
+        key for key in after if key.endswith("weight") and torch.equal(after[key], before[key])
+    ]
 
 
 @pytest.mark.parametrize("optimizer", NEW, ids=lambda o: str(o["name"]))
 def test_each_steps_on_fake_tensors_and_in_backward(optimizer: Any) -> None:
-    sections = {"model": {"name": "small_cnn", "features": 4, "image_size": 16}, "dataset": "digits"}
+    sections = {
+        "model": {"name": "small_cnn", "features": 4, "image_size": 16},
+        "dataset": "digits",
+    }
     config = load_config({**sections, "optimizer": optimizer})
     with FakeTensorMode():
         run = build_run(config, torch.device("cpu"), parts.DIGITS, fake=True)
         for _ in range(2):
             update(run, run.phases[0], parts.DIGITS.zeros(4, "cpu"))
-    plain, stepping = (parts.classifier(optimizer=optimizer, memory=m) for m in ({}, {"optimizer_in_backward": True}))
+    plain, stepping = (
+        parts.classifier(optimizer=optimizer, memory=m)
+        for m in ({}, {"optimizer_in_backward": True})
+    )
     for each in (plain, stepping):
         for step in range(2):
             update(each, each.phases[0], parts.batch(step))
-    assert all(torch.equal(value, state_of(stepping)[key]) for key, value in state_of(plain).items())
+    assert all(
+        torch.equal(value, state_of(stepping)[key]) for key, value in state_of(plain).items()
+    )
 
 
 def test_adafactor_steps_as_far_in_bfloat16_as_in_float32_where_gradients_are_small() -> None:
@@ -146,4 +166,6 @@ def test_adafactor_is_torchs_without_its_host_reads() -> None:
             b.grad = a.grad.clone()
         one.step()
         two.step()
-    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(ours, theirs, strict=True))
+    assert all(
+        torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(ours, theirs, strict=True)
+    )

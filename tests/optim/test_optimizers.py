@@ -38,7 +38,14 @@ def test_defaults_build_the_torch_optimizer_of_that_name_and_lower_a_loss(plugin
 
 
 def test_every_setting_reaches_the_optimizer(plugin):
-    given = {"lr": 0.25, "weight_decay": 0.125, "eps": 1e-5, "betas": (0.5, 0.75), "alpha": 0.5, "momentum": 0.25}
+    given = {
+        "lr": 0.25,
+        "weight_decay": 0.125,
+        "eps": 1e-5,
+        "betas": (0.5, 0.75),
+        "alpha": 0.5,
+        "momentum": 0.25,
+    }
     given |= {"nesterov": True, "centered": True, "amsgrad": True, "foreach": False}
     given = {key: value for key, value in given.items() if key in plugin.fields}
     optimizer = plugin.build(plugin.Settings(**given), [torch.nn.Parameter(torch.zeros(2))])

@@ -77,8 +77,12 @@ def test_what_is_evaluated_is_the_mean_of_the_steps() -> None:
     assert not torch.allclose(average, weight, atol=1e-3)
 
 
-@pytest.mark.parametrize("precision", MODES, ids=lambda m: str(m if isinstance(m, str) else m["mode"]))
-def test_evaluation_has_the_averages_and_training_its_own_weights_back_to_the_bit(precision: Any) -> None:
+@pytest.mark.parametrize(
+    "precision", MODES, ids=lambda m: str(m if isinstance(m, str) else m["mode"])
+)
+def test_evaluation_has_the_averages_and_training_its_own_weights_back_to_the_bit(
+    precision: Any,
+) -> None:
     run = trained(precision)
     optimizer = run.optimizers["net"]
     before = weights_of(run)
@@ -87,17 +91,26 @@ def test_evaluation_has_the_averages_and_training_its_own_weights_back_to_the_bi
     with inferring(run):
         inside = weights_of(run)
         for key, weight in run.task.trainable["net"].named_parameters():
-            assert torch.equal(weight, expected[run.precision.masters.get(weight, weight)].to(weight.dtype)), key
+            assert torch.equal(
+                weight, expected[run.precision.masters.get(weight, weight)].to(weight.dtype)
+            ), key
     assert any(not torch.equal(value, before[key]) for key, value in inside.items())
     assert all(torch.equal(value, before[key]) for key, value in weights_of(run).items())
 
 
-@pytest.mark.parametrize("precision", MODES, ids=lambda m: str(m if isinstance(m, str) else m["mode"]))
-def test_a_checkpoint_has_the_averages_in_its_modules_and_resumes_to_the_bit(precision: Any) -> None:
+@pytest.mark.parametrize(
+    "precision", MODES, ids=lambda m: str(m if isinstance(m, str) else m["mode"])
+)
+def test_a_checkpoint_has_the_averages_in_its_modules_and_resumes_to_the_bit(
+    precision: Any,
+) -> None:
     run = trained(precision, memory={"micro_batch": 3})
     saved = copy.deepcopy(capture(run))
     with averaged(run):
-        inside = {key: value.clone() for key, value in module_state(run.precision, run.task.modules["net"]).items()}
+        inside = {
+            key: value.clone()
+            for key, value in module_state(run.precision, run.task.modules["net"]).items()
+        }
     assert all(torch.equal(value, inside[key]) for key, value in saved["modules"]["net"].items())
     again = parts.classifier(precision, optimizer=OPTIMIZER, memory={"micro_batch": 3})
     restore(again, saved)
@@ -114,12 +127,17 @@ def test_a_checkpoint_has_the_averages_in_its_modules_and_resumes_to_the_bit(pre
 
 
 def test_groups_average_by_themselves() -> None:
-    run = parts.classifier(optimizer={**OPTIMIZER, "parts": {"net.head.*": {"lr_scale": 0.1, "weight_decay": 0.1}}})
+    run = parts.classifier(
+        optimizer={**OPTIMIZER, "parts": {"net.head.*": {"lr_scale": 0.1, "weight_decay": 0.1}}}
+    )
     for step in range(2):
         update(run, run.phases[0], parts.batch(step))
     first, second = run.optimizers["net"].param_groups
     assert second["lr_max"] == pytest.approx(first["lr_max"] / 10)
-    assert capture(run)["training_weights"]["net"].keys() == dict(run.task.modules["net"].named_parameters()).keys()
+    assert (
+        capture(run)["training_weights"]["net"].keys()
+        == dict(run.task.modules["net"].named_parameters()).keys()
+    )
 
 
 def test_a_user_is_told_of_what_does_not_follow_the_average() -> None:

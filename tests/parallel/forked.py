@@ -36,7 +36,9 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def run_ranks(size: int, work: Callable[..., Any], *args: Any, limit: float = LIMIT_SECONDS) -> list[Any]:
+def run_ranks(
+    size: int, work: Callable[..., Any], *args: Any, limit: float = LIMIT_SECONDS
+) -> list[Any]:
     """Return what `work(rank, *args)` returns on each rank, or the exit code where it raised or was killed."""
     context = multiprocessing.get_context("fork")
     port = free_port()
@@ -71,7 +73,9 @@ def run_ranks(size: int, work: Callable[..., Any], *args: Any, limit: float = LI
     ]
 
 
-def _one(rank: int, size: int, port: int, pipe: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _one(
+    rank: int, size: int, port: int, pipe: Any, work: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     os.environ.update(environment(rank, size, port))
     torch.set_num_threads(1)
     code = 0

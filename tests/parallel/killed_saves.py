@@ -31,7 +31,12 @@ from mpt.run.records.layout import RunDirectory
 from .forked import run_ranks
 
 CALLS = ("mkdir", "open", "write", "fsync", "rename", "replace", "unlink", "rmdir")
-CONFIG = {"model": "small_cnn", "dataset": "digits", "train": {"batch_size": 8}, "parallel": {"timeout": 120}}
+CONFIG = {
+    "model": "small_cnn",
+    "dataset": "digits",
+    "train": {"batch_size": 8},
+    "parallel": {"timeout": 120},
+}
 ROWS = (7, 2, 4000)
 """Of three tensors: not divisible, fewer than some worlds have ranks, and large enough for a write of its own."""
 
@@ -47,7 +52,10 @@ def sharded_state(step: int, size: int) -> dict[str, Any]:
     """Return the same with this rank's rows of the tensors."""
     mesh = init_device_mesh("cpu", (size,))
     state = whole_state(step)
-    own = {name: distribute_tensor(value, mesh, [Shard(0)]) for name, value in state["modules"]["net"].items()}
+    own = {
+        name: distribute_tensor(value, mesh, [Shard(0)])
+        for name, value in state["modules"]["net"].items()
+    }
     return {**state, "modules": {"net": own}}
 
 
@@ -78,13 +86,17 @@ def save(
     world.ask(lambda: checkpoint.save(run, step, state, keep_last=keep_last, shards=shards))
 
 
-def save_whole(world: World, run: RunDirectory, step: int, saver: BackgroundSave, keep_last: int) -> None:
+def save_whole(
+    world: World, run: RunDirectory, step: int, saver: BackgroundSave, keep_last: int
+) -> None:
     """Save a step that all ranks have alike: the first one writes."""
     state = whole_state(step)
 
     def start() -> None:
         encoded = checkpoint.encode(state)
-        saver.start(step, encoded, lambda copied: checkpoint.write(run, step, copied, keep_last=keep_last))
+        saver.start(
+            step, encoded, lambda copied: checkpoint.write(run, step, copied, keep_last=keep_last)
+        )
 
     world.ask(start)
     if saver.beside:
@@ -146,7 +158,9 @@ def is_as_saved(loaded: LoadedCheckpoint) -> bool:
     saved, found = whole_state(loaded.step), loaded.state
     tensors = saved["modules"]["net"]
     same = all(torch.equal(found["modules"]["net"][name], value) for name, value in tensors.items())
-    return same and found["loop"]["step"] == loaded.step and float(found["loop"]["sum"]) == loaded.step
+    return (
+        same and found["loop"]["step"] == loaded.step and float(found["loop"]["sum"]) == loaded.step
+    )
 
 
 def kill_and_look(
@@ -158,4 +172,10 @@ def kill_and_look(
     cleaned = clean_temporaries(run)
     loaded = checkpoint.load(run)
     left = [name for name in os.listdir(run.checkpoints) if name.startswith(".")]
-    return {"ends": ends, "step": loaded.step, "whole": is_as_saved(loaded), "cleaned": len(cleaned), "left": left}
+    return {
+        "ends": ends,
+        "step": loaded.step,
+        "whole": is_as_saved(loaded),
+        "cleaned": len(cleaned),
+        "left": left,
+    }

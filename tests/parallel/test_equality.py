@@ -49,7 +49,10 @@ class Few(Dataset):
 
 
 def settings(task: str, precision: Any, **sections: Any) -> dict[str, Any]:
-    own = {key: {**TASKS[task].get(key, {}), **sections.pop(key, {})} for key in ("model", "task", "parallel")}
+    own = {
+        key: {**TASKS[task].get(key, {}), **sections.pop(key, {})}
+        for key in ("model", "task", "parallel")
+    }
     return {
         **own,
         "dataset": "digits",
@@ -76,7 +79,11 @@ def steps(world: World, config: Any) -> dict[str, Any]:
             if world.size > 1:
                 in_backward += world.exchange(phase.name, []).sent_in_backward
         follow_step(run, step)
-    weights = [full(p).detach().float().flatten() for m in run.task.modules.values() for p in m.parameters()]
+    weights = [
+        full(p).detach().float().flatten()
+        for m in run.task.modules.values()
+        for p in m.parameters()
+    ]
     return {
         "weights": torch.cat(weights).tolist(),
         "skipped": skipped,
@@ -108,7 +115,9 @@ def on_rank(rank: int, data: dict[str, Any]) -> dict[str, Any]:
         return steps(world, config)
 
 
-def compare(data: dict[str, Any], size: int = 2) -> tuple[dict[str, Any], list[dict[str, Any]], float]:
+def compare(
+    data: dict[str, Any], size: int = 2
+) -> tuple[dict[str, Any], list[dict[str, Any]], float]:
     """Return one process's result, the ranks', and how far their weights are from it."""
     ranks = run_ranks(size, on_rank, data)
     torch.set_num_threads(1)
@@ -171,9 +180,12 @@ def test_a_draw_of_ones_own_is_given_the_whole_batch_unless_its_class_says_other
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [(Cutting, "image has 10 samples, and what was drawn 4"), (Peeking, "looks into a field")]
+    ("kind", "said"),
+    [(Cutting, "image has 10 samples, and what was drawn 4"), (Peeking, "looks into a field")],
 )
-def test_a_draw_that_looks_into_samples_that_are_not_there_is_found(kind: type[Task], said: str) -> None:
+def test_a_draw_that_looks_into_samples_that_are_not_there_is_found(
+    kind: type[Task], said: str
+) -> None:
     run, phase = looked_into(kind)
     with pytest.raises(AssertionError, match=said):
         draw_own(run, phase, {"image": torch.zeros(5, 1, 4, 4)})
@@ -187,7 +199,9 @@ def test_what_is_computed_from_samples_that_are_not_there_is_no_number() -> None
 
 def looked_into(kind: type[Task]) -> tuple[Any, Any]:
     config = load_config(settings("classifier", "fp32"))
-    return SimpleNamespace(task=kind(), config=config, world=World()), SimpleNamespace(name="net", prepare=None)
+    return SimpleNamespace(task=kind(), config=config, world=World()), SimpleNamespace(
+        name="net", prepare=None
+    )
 
 
 def gather_one(rank: int) -> dict[str, Any]:
@@ -205,13 +219,20 @@ def gather_ragged(rank: int) -> dict[str, Any]:
     """Gather two samples whose ranks padded them to their own needs, 2 rows and 3 of the 5 that there may be."""
     spec = DataSpec({"boxes": FieldSpec((5, 1), torch.float32)}, 2)
     with joined(load_config(settings("classifier", "fp32"))) as world:
-        run = SimpleNamespace(world=world, data=spec, task=SimpleNamespace(draws_by_shape=False), phases=[])
+        run = SimpleNamespace(
+            world=world, data=spec, task=SimpleNamespace(draws_by_shape=False), phases=[]
+        )
         boxes = torch.full((1, 2 + rank, 1), 7.0 + rank)
-        return {"boxes": inputs_of(cast("Any", run), {"boxes": boxes}, 2)["boxes"].flatten(1).tolist()}
+        return {
+            "boxes": inputs_of(cast("Any", run), {"boxes": boxes}, 2)["boxes"].flatten(1).tolist()
+        }
 
 
 def test_ranks_that_padded_to_different_lengths_gather_whole_samples() -> None:
-    assert run_ranks(2, gather_ragged) == [{"boxes": [[7.0, 7.0, 0.0, 0.0, 0.0], [8.0, 8.0, 8.0, 0.0, 0.0]]}] * 2
+    assert (
+        run_ranks(2, gather_ragged)
+        == [{"boxes": [[7.0, 7.0, 0.0, 0.0, 0.0], [8.0, 8.0, 8.0, 0.0, 0.0]]}] * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,10 +247,14 @@ def test_ranks_that_padded_to_different_lengths_gather_whole_samples() -> None:
     ],
     ids=lambda value: value["mode"] if isinstance(value, dict) else None,
 )
-def test_scales_and_skipped_steps_are_those_of_one_process(task: str, precision: Any, rounding: float) -> None:
+def test_scales_and_skipped_steps_are_those_of_one_process(
+    task: str, precision: Any, rounding: float
+) -> None:
     alone, ranks, difference = compare(settings(task, precision))
     assert ranks[0]["skipped"] == ranks[1]["skipped"] == alone["skipped"]
     assert ranks[0]["scales"] == ranks[1]["scales"] == alone["scales"]
     if precision != "bf16" and precision.get("dtype") == "float16":
-        assert any(skipped for _, _, skipped, _ in alone["skipped"]), "the scale did not overflow: a test of nothing"
+        assert any(skipped for _, _, skipped, _ in alone["skipped"]), (
+            "the scale did not overflow: a test of nothing"
+        )
     assert difference < rounding

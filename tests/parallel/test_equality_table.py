@@ -27,7 +27,10 @@ def distances(task: str, way: str, ranks: int, folder: Path, trained: int = 2) -
     table.train_before(table.make_config(task, "fp32", "ddp", batch, 1), trained, start)
     more = (STEPS, start, "fsdp" not in way)
     alone = table.perform_both(
-        ALONE, table.make_config(task, "fp32", "ddp", batch, 1, *table.with_sgd(task)), "fp32", *more
+        ALONE,
+        table.make_config(task, "fp32", "ddp", batch, 1, *table.with_sgd(task)),
+        "fp32",
+        *more,
     )
     words = (task, "fp32", way, batch, ranks, *table.with_sgd(task))
     if ranks == 1:
@@ -49,7 +52,9 @@ def distances(task: str, way: str, ranks: int, folder: Path, trained: int = 2) -
         ("aae", "ddp", 2),
     ],
 )
-def test_a_row_of_the_table_is_equal_but_for_the_order_of_sums(task: str, way: str, ranks: int, tmp_path: Path) -> None:
+def test_a_row_of_the_table_is_equal_but_for_the_order_of_sums(
+    task: str, way: str, ranks: int, tmp_path: Path
+) -> None:
     float32, float64 = distances(task, way, ranks, tmp_path)
     assert 0 < float32 < 1e-5
     assert float64 < 1e-12

@@ -37,7 +37,11 @@ def weights(count: int) -> list[nn.Parameter]:
 def backward(exchange: Exchange, *slopes: float) -> None:
     """Walk back a loss with these slopes; a weight with slope 0 is not in its graph."""
     exchange.before_backward()
-    terms = [slope * weight.sum() for slope, weight in zip(slopes, exchange.weights, strict=True) if slope]
+    terms = [
+        slope * weight.sum()
+        for slope, weight in zip(slopes, exchange.weights, strict=True)
+        if slope
+    ]
     torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
 
 
@@ -73,7 +77,9 @@ def test_a_layer_without_a_gradient_here_sends_zeros_and_has_the_other_ranks_gra
     backward(exchange, 3.0, 0.0)
     exchange.send_rest(failed=False)
     exchange.finish([True, False])
-    assert values(exchange) == [13.0, None], "what no rank has used has no gradient, and is not stepped"
+    assert values(exchange) == [13.0, None], (
+        "what no rank has used has no gradient, and is not stepped"
+    )
 
 
 def test_gradients_leave_during_the_last_backward_and_again_where_it_was_not_the_last() -> None:
@@ -119,7 +125,10 @@ def test_a_weight_that_the_last_backward_did_not_reach_is_not_waited_for() -> No
 def test_buckets_are_as_large_as_is_said_and_hold_the_last_weights_first() -> None:
     own = weights(5)
     exchange = Exchange(own, Wire().send, 32, None, overlaps=False)  # two weights of 16 bytes
-    places = [[next(n for n, w in enumerate(own) if w is one) for one in bucket.weights] for bucket in exchange.buckets]
+    places = [
+        [next(n for n, w in enumerate(own) if w is one) for one in bucket.weights]
+        for bucket in exchange.buckets
+    ]
     assert places == [[4, 3], [2, 1], [0]]
 
 

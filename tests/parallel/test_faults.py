@@ -70,7 +70,9 @@ def failing(kind: str) -> Iterator[None]:
                 if kind == "hang":
                     time.sleep(1000)
                 if kind in ("inf", "nan"):
-                    together = tuple(loss._replace(value=loss.value * float(kind)) for loss in together)
+                    together = tuple(
+                        loss._replace(value=loss.value * float(kind)) for loss in together
+                    )
             yield together
 
     engine_step.losses_of = losses_of
@@ -81,13 +83,17 @@ def failing(kind: str) -> Iterator[None]:
 
 
 def on_rank(rank: int, folder: Path, faulty: int, kind: str, options: dict[str, Any]) -> str:
-    arguments = TrainArguments(config=folder / "c.yaml", runs=str(folder / "runs"), name="r", quiet=True, **options)
+    arguments = TrainArguments(
+        config=folder / "c.yaml", runs=str(folder / "runs"), name="r", quiet=True, **options
+    )
     with failing(kind) if rank == faulty else contextlib.nullcontext():
         train(arguments)
     return "done"
 
 
-def injected(folder: Path, faulty: int, kind: str, precision: str = "fp32", **options: Any) -> tuple[list[Any], Any]:
+def injected(
+    folder: Path, faulty: int, kind: str, precision: str = "fp32", **options: Any
+) -> tuple[list[Any], Any]:
     """Return how two ranks ended when one failed, and the run's events by kind."""
     folder.mkdir(exist_ok=True)
     (folder / "c.yaml").write_text(CONFIG.replace("PRECISION", precision))
@@ -118,8 +124,15 @@ def test_a_loss_that_is_not_finite_on_one_rank_rolls_all_back(tmp_path: Path, fa
     assert saved_step(tmp_path) == 8
 
 
-def test_all_ranks_return_to_the_recent_state_of_one_step_and_train_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    ring = ("train.checkpoint_every=0", "train.recent_states=2", "train.recent_every=3", "model.dropout=0.2")
+def test_all_ranks_return_to_the_recent_state_of_one_step_and_train_on_as_if_nothing_had_been(
+    tmp_path: Path,
+) -> None:
+    ring = (
+        "train.checkpoint_every=0",
+        "train.recent_states=2",
+        "train.recent_every=3",
+        "model.dropout=0.2",
+    )
     ends, events = injected(tmp_path / "failing", 1, "nan", overrides=ring)
     assert ends == ["done", "done"]
     assert "rolled back from step 4 to 3" in events["rollback"]["message"]
@@ -133,7 +146,11 @@ def test_all_ranks_return_to_the_recent_state_of_one_step_and_train_on_as_if_not
 def test_all_ranks_keep_the_same_modules_in_float32(tmp_path: Path, strategy: str) -> None:
     (tmp_path / "c.yaml").write_text(FRAGILE + f"parallel: {{timeout: 60, strategy: {strategy}}}\n")
     assert run_ranks(2, on_rank, tmp_path, -1, "", {"allow": ("tests",)}) == ["done", "done"]
-    (kept,) = [line for line in read_lines(tmp_path / "runs" / "r" / "events.jsonl") if line["kind"] == "keep_fp32"]
+    (kept,) = [
+        line
+        for line in read_lines(tmp_path / "runs" / "r" / "events.jsonl")
+        if line["kind"] == "keep_fp32"
+    ]
     assert kept["modules"] == ["net.2", "net.5"]
     assert saved_step(tmp_path) == 8
 
@@ -178,7 +195,9 @@ def test_a_mistake_on_one_rank_ends_all_with_one_message(
 
 
 @pytest.mark.parametrize("faulty", [0, 1])
-def test_a_killed_rank_is_named_and_ends_all(tmp_path: Path, faulty: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_rank_is_named_and_ends_all(
+    tmp_path: Path, faulty: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     started = time.monotonic()
     ends, events = injected(tmp_path, faulty, "kill")
     assert ends[faulty] == -signal.SIGKILL
@@ -190,7 +209,9 @@ def test_a_killed_rank_is_named_and_ends_all(tmp_path: Path, faulty: int, capfd:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("faulty", [0, 1])
-def test_a_hung_rank_is_named_and_ends_all(tmp_path: Path, faulty: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_hung_rank_is_named_and_ends_all(
+    tmp_path: Path, faulty: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     ends, events = injected(tmp_path, faulty, "hang", overrides=("parallel.timeout=3",))
     assert ends == [9, 9]
     assert_named(faulty, events, capfd.readouterr().err)
@@ -199,6 +220,10 @@ def test_a_hung_rank_is_named_and_ends_all(tmp_path: Path, faulty: int, capfd: p
 
 def assert_named(lost: int, events: Any, said: str) -> None:
     """Assert that the run's events and one line on the terminal have a lost rank's number, host, process and step."""
-    named = rf"rank {lost} \(host {re.escape(socket.gethostname())}, process \d+, step {FAULT_STEP}\) "
+    named = (
+        rf"rank {lost} \(host {re.escape(socket.gethostname())}, process \d+, step {FAULT_STEP}\) "
+    )
     assert re.match(named, events["rank_lost"]["message"])
-    assert [bool(re.match(f"error: {named}", line)) for line in said.splitlines() if "error: " in line] == [True]
+    assert [
+        bool(re.match(f"error: {named}", line)) for line in said.splitlines() if "error: " in line
+    ] == [True]

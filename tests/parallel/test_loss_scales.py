@@ -21,14 +21,20 @@ def test_the_loss_scale_of_ranks_is_that_of_micro_batches_and_one_process_may_sk
     words = ["precision.mode=amp", "precision.dtype=float16", "train.steps=2", "train.log_every=1"]
     words += ["train.evaluate_every=0", "task.metric_samples=64"]
     scales = {}
-    for name, extra in {"whole": [], "halves": ["memory.micro_batch=32"], "ranks": ["--nproc", "2"]}.items():
+    for name, extra in {
+        "whole": [],
+        "halves": ["memory.micro_batch=32"],
+        "ranks": ["--nproc", "2"],
+    }.items():
         command = ["train", "@lsgan", *words, "--name", name, *extra, "--quiet"]
         if name == "ranks":
             subprocess.run([sys.executable, "-m", "mpt", *command], check=True, capture_output=True)
         else:
             with pytest.raises(SystemExit, match=r"^0$"):
                 main(command)
-        lines = map(json.loads, (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines())
+        lines = map(
+            json.loads, (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        )
         scales[name] = [line["scale"] for line in lines if line["kind"] == "train"]
     assert scales["ranks"] == scales["halves"]
     assert scales["whole"][0]["disc"] < scales["halves"][0]["disc"]

@@ -70,17 +70,22 @@ def samples(step: int, task: str = "class weights") -> Batch:
     return {"image": image, "label": label}
 
 
-def build(world: World, way: str, micro_batch: int | None, has_norm: bool, task: str = "class weights") -> Run:
+def build(
+    world: World, way: str, micro_batch: int | None, has_norm: bool, task: str = "class weights"
+) -> Run:
     config = load_config(settings(way, micro_batch, task))
     run = build_run(config, torch.device("cpu"), replace(DIGITS, extra={}), world=world)
     for module in [] if has_norm else list(run.task.modules["net"].modules()):
-        if isinstance(module, nn.BatchNorm2d):  # a rank has statistics of its own: with them nothing is equal
+        # a rank has statistics of its own: with them nothing is equal
+        if isinstance(module, nn.BatchNorm2d):
             module.eval()
     return run
 
 
 def weights_of(run: Run) -> Tensor:
-    return torch.cat([full(p).detach().flatten().clone() for p in run.task.modules["net"].parameters()])
+    return torch.cat(
+        [full(p).detach().flatten().clone() for p in run.task.modules["net"].parameters()]
+    )
 
 
 @cache
@@ -107,7 +112,12 @@ def go_on(run: Run, start: tuple[Tensor, ...], task: str = "class weights") -> d
 
 
 def on_rank(
-    rank: int, way: str, micro_batch: int | None, has_norm: bool, start: tuple[Tensor, ...], task: str
+    rank: int,
+    way: str,
+    micro_batch: int | None,
+    has_norm: bool,
+    start: tuple[Tensor, ...],
+    task: str,
 ) -> dict[str, Any]:
     with joined(load_config(settings(way, micro_batch, task))) as world:
         return go_on(build(world, way, micro_batch, has_norm, task), start, task)
@@ -115,7 +125,9 @@ def on_rank(
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     """Return how far two trainings are apart, as a share of how far the first has moved."""
-    first, last, others = (torch.tensor(found) for found in (one["first"], one["last"], other["last"]))
+    first, last, others = (
+        torch.tensor(found) for found in (one["first"], one["last"], other["last"])
+    )
     return float((last - others).norm() / (last - first).norm())
 
 
@@ -132,7 +144,11 @@ CASES = [
     ("labels left out", "full", 2, 2),
     ("focal, labels left out", "ddp", 2, 3),
     ("focal, labels left out", "full", 2, None),
-    *(pytest.param(task, way, 4, None, marks=pytest.mark.slow) for task in TASKS for way in ("hybrid", "ddp", "full")),
+    *(
+        pytest.param(task, way, 4, None, marks=pytest.mark.slow)
+        for task in TASKS
+        for way in ("hybrid", "ddp", "full")
+    ),
 ]
 
 
@@ -153,7 +169,9 @@ def test_ranks_of_very_unequal_weight_train_what_one_process_trains(
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("micro_batch", [1, 3, 4])
-def test_micro_batches_of_very_unequal_weight_train_what_the_whole_batch_trains(micro_batch: int, task: str) -> None:
+def test_micro_batches_of_very_unequal_weight_train_what_the_whole_batch_trains(
+    micro_batch: int, task: str
+) -> None:
     start = trained(False)
     alone = go_on(build(ALONE, "ddp", None, False, task), start, task)
     parts = go_on(build(ALONE, "ddp", micro_batch, False, task), start, task)

@@ -43,7 +43,9 @@ parallel: {timeout: 30, sync_batchnorm: true}
 """
 
 
-def on_rank(rank: int, folder: Path, name: str, overrides: tuple[str, ...], options: dict[str, Any]) -> str:
+def on_rank(
+    rank: int, folder: Path, name: str, overrides: tuple[str, ...], options: dict[str, Any]
+) -> str:
     own = [word.removeprefix(f"{rank}:") for word in overrides if word[:2] != f"{1 - rank}:"]
     train(
         TrainArguments(
@@ -58,7 +60,9 @@ def on_rank(rank: int, folder: Path, name: str, overrides: tuple[str, ...], opti
     return "done"
 
 
-def trained(folder: Path, size: int, name: str, steps: int, *overrides: str, **options: Any) -> list[Any]:
+def trained(
+    folder: Path, size: int, name: str, steps: int, *overrides: str, **options: Any
+) -> list[Any]:
     (folder / "c.yaml").write_text(CONFIG.replace("STEPS", str(steps)))
     if size == 1:
         for variable in ("WORLD_SIZE", "RANK"):
@@ -73,7 +77,9 @@ def weights(folder: Path, name: str) -> torch.Tensor:
     return torch.cat([value.float().flatten() for value in loaded.state["modules"]["net"].values()])
 
 
-def test_a_resume_in_as_many_processes_is_bit_exact_and_in_another_number_equal_within_rounding(tmp_path: Path) -> None:
+def test_a_resume_in_as_many_processes_is_bit_exact_and_in_another_number_equal_within_rounding(
+    tmp_path: Path,
+) -> None:
     """Without dropout, whose numbers are each rank's own."""
     still = ("model.dropout=0",)
     assert trained(tmp_path, 2, "whole", 6, "train.asynchronous_save=true") == ["done", "done"]
@@ -84,7 +90,9 @@ def test_a_resume_in_as_many_processes_is_bit_exact_and_in_another_number_equal_
     trained(tmp_path, 1, "alone", 6, *still)
     assert trained(tmp_path, 2, "changed", 3, *still) == ["done", "done"]
     trained(tmp_path, 1, "changed", 6, *still, resume="auto")
-    torch.testing.assert_close(weights(tmp_path, "changed"), weights(tmp_path, "alone"), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        weights(tmp_path, "changed"), weights(tmp_path, "alone"), rtol=1e-3, atol=1e-4
+    )
     said = [line["message"] for line in read_lines(tmp_path / "runs" / "changed" / "events.jsonl")]
     assert any("processes 2 -> 1" in message for message in said)
     summary = json.loads((tmp_path / "runs" / "whole" / "summary.json").read_text())
@@ -93,7 +101,11 @@ def test_a_resume_in_as_many_processes_is_bit_exact_and_in_another_number_equal_
 
 def test_an_evaluation_that_is_shared_out_has_one_process_s_figure(tmp_path: Path) -> None:
     assert trained(tmp_path, 2, "two", 3) == ["done", "done"]
-    figures = [line["metrics"] for line in read_lines(tmp_path / "runs" / "two" / "metrics.jsonl") if "metrics" in line]
+    figures = [
+        line["metrics"]
+        for line in read_lines(tmp_path / "runs" / "two" / "metrics.jsonl")
+        if "metrics" in line
+    ]
     from mpt.config.load import load_config
     from mpt.engine.building.build import build_datasets, build_run
     from mpt.engine.state.evaluation import evaluate
@@ -116,7 +128,9 @@ def test_every_option_reaches_each_process() -> None:
         assert (write_words(changed) != write_words(plain)) == (field.name not in own), field.name
 
 
-def test_settings_that_differ_between_ranks_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_differ_between_ranks_are_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert trained(tmp_path, 2, "differs", 3, "1:optimizer.lr=0.5") == [2, 2]
     said = capfd.readouterr().err
     assert said.count("error:") == 1
@@ -132,7 +146,10 @@ def test_files_and_samples_that_differ_come_to_other_numbers(tmp_path: Path) -> 
     (tmp_path / "a.py").write_text("x = 1  # changed\n")
     assert digest_files([tmp_path]) != before
     data, state = Few(), torch.get_rng_state()
-    same, data.samples = digest_samples(data), {**data.samples, "image": data.samples["image"].clone()}
+    same, data.samples = (
+        digest_samples(data),
+        {**data.samples, "image": data.samples["image"].clone()},
+    )
     assert digest_samples(data) == same
     data.samples["image"][32, 0, 0, 0] += 1
     assert digest_samples(data) != same
@@ -147,23 +164,39 @@ def test_a_rank_that_never_comes_is_named() -> None:
         await_all(place, store, 0.1)
 
 
-def test_an_address_that_nobody_answers_and_a_port_in_use_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_nobody_answers_and_a_port_in_use_are_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("mpt.parallel.meeting.CONNECT_SECONDS", 0.1)
-    with pytest.raises(RankError, match=r"MASTER_PORT=\d+: rank 1 on .* cannot reach the other processes"):
-        connect(Place(rank=1, size=2, local_rank=1, address="127.0.0.1", port=free_port()), is_master=False)
+    with pytest.raises(
+        RankError, match=r"MASTER_PORT=\d+: rank 1 on .* cannot reach the other processes"
+    ):
+        connect(
+            Place(rank=1, size=2, local_rank=1, address="127.0.0.1", port=free_port()),
+            is_master=False,
+        )
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         with pytest.raises(RankError, match="the port is in use on this machine"):
-            connect(Place(rank=0, size=2, local_rank=0, address="127.0.0.1", port=taken.getsockname()[1]), True)
+            connect(
+                Place(
+                    rank=0, size=2, local_rank=0, address="127.0.0.1", port=taken.getsockname()[1]
+                ),
+                True,
+            )
 
 
-def test_another_program_at_the_port_does_not_keep_the_ranks_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_program_at_the_port_does_not_keep_the_ranks_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """torch awaits the store's first answer for ever."""
     monkeypatch.setattr("mpt.parallel.meeting.CONNECT_SECONDS", 0.1)
     ended: list[BaseException] = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        place = Place(rank=1, size=2, local_rank=1, address="127.0.0.1", port=silent.getsockname()[1])
+        place = Place(
+            rank=1, size=2, local_rank=1, address="127.0.0.1", port=silent.getsockname()[1]
+        )
 
         def meet() -> None:
             try:
@@ -198,4 +231,6 @@ def test_four_write_one_two_and_four_go_on(tmp_path: Path, strategy: str) -> Non
         ends = trained(tmp_path, size, "many", steps, *words, resume="auto")
         assert ends == ["done"] * size
     trained(tmp_path, 1, "alone", 12, "model.dropout=0")
-    torch.testing.assert_close(weights(tmp_path, "many"), weights(tmp_path, "alone"), rtol=2e-3, atol=2e-4)
+    torch.testing.assert_close(
+        weights(tmp_path, "many"), weights(tmp_path, "alone"), rtol=2e-3, atol=2e-4
+    )

@@ -47,7 +47,9 @@ def test_every_rank_writes_its_rows_and_one_process_reads_them(run: RunDirectory
 
 
 @pytest.mark.parametrize("fault", ["missing", "torn", "stale", "flipped"])
-def test_a_faulty_shard_is_refused_and_the_checkpoint_before_is_used(run: RunDirectory, fault: str) -> None:
+def test_a_faulty_shard_is_refused_and_the_checkpoint_before_is_used(
+    run: RunDirectory, fault: str
+) -> None:
     shard = run.checkpoint_path(2) / SECOND
     data = shard.read_bytes()
     if fault == "missing":
@@ -62,9 +64,13 @@ def test_a_faulty_shard_is_refused_and_the_checkpoint_before_is_used(run: RunDir
     assert SECOND in loaded.notes[0]
 
 
-def test_what_one_rank_cannot_read_is_refused_by_all(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_rank_cannot_read_is_refused_by_all(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = checkpoint.read_checkpoint
-    monkeypatch.setattr(checkpoint, "read_checkpoint", lambda path: unreadable_on_rank_1(path, original))
+    monkeypatch.setattr(
+        checkpoint, "read_checkpoint", lambda path: unreadable_on_rank_1(path, original)
+    )
     told = run_ranks(2, loading, run.path)
     assert [(step, whole) for step, whole, _ in told] == [(1, True), (1, True)]
     assert all("not here yet (seen by rank 1)" in notes[0] for _, _, notes in told)
@@ -81,7 +87,10 @@ def unreadable_on_rank_1(path: Path, original: object) -> object:
 
 @pytest.mark.parametrize("is_beside", [False, True], ids=["between steps", "beside the training"])
 def test_a_rank_that_cannot_write_ends_all_and_leaves_nothing(
-    is_beside: bool, run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    is_beside: bool,
+    run: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     original = shards.write_tensors
 
@@ -108,7 +117,9 @@ def test_a_rank_that_cannot_write_ends_all_and_leaves_nothing(
         pytest.param(1, 2, False, id="in a shard-between steps"),
         pytest.param(0, 12, True, id="in the first rank's files-beside the training"),
         pytest.param(1, 2, True, id="in a shard-beside the training", marks=pytest.mark.slow),
-        pytest.param(0, 12, False, id="in the first rank's files-between steps", marks=pytest.mark.slow),
+        pytest.param(
+            0, 12, False, id="in the first rank's files-between steps", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_rank_killed_in_a_save_loses_nothing(

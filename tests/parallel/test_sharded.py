@@ -49,7 +49,9 @@ OFFLOADED = {"parallel": {"strategy": "fsdp", "offload": True}}
     ],
     ids=lambda value: value["mode"] if isinstance(value, dict) else None,
 )
-def test_sharded_ranks_train_what_one_process_trains(task: str, precision: Any, rounding: float) -> None:
+def test_sharded_ranks_train_what_one_process_trains(
+    task: str, precision: Any, rounding: float
+) -> None:
     optimizer = {"name": "sgd", "lr": 0.01, "clip_grad_norm": 0.5}
     is_offloaded = precision not in ("fp32", "bf16")
     asked = settings(task, precision, optimizer=optimizer, **(OFFLOADED if is_offloaded else FSDP))
@@ -61,7 +63,10 @@ def test_sharded_ranks_train_what_one_process_trains(task: str, precision: Any, 
 
 @pytest.mark.parametrize(
     ("shard", "size"),
-    [({"shard": "grad"}, 2), pytest.param({"shard": "hybrid", "shard_ranks": 2}, 4, marks=pytest.mark.slow)],
+    [
+        ({"shard": "grad"}, 2),
+        pytest.param({"shard": "hybrid", "shard_ranks": 2}, 4, marks=pytest.mark.slow),
+    ],
     ids=["grad", "hybrid"],
 )
 def test_other_ways_of_sharding_train_the_same(shard: dict[str, Any], size: int) -> None:
@@ -74,7 +79,9 @@ def test_other_ways_of_sharding_train_the_same(shard: dict[str, Any], size: int)
     assert difference < 2e-6
 
 
-def test_activations_wait_on_the_host_and_gathered_weights_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_wait_on_the_host_and_gathered_weights_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Beside recomputation, and with host memory standing in for a GPU's."""
     original, rows = offload_activations.Offloaded.__init__, []
 
@@ -92,7 +99,8 @@ def test_activations_wait_on_the_host_and_gathered_weights_do_not(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("parallel", "words"), [({"shard": "grad"}, "Set strategy: fsdp"), ({"offload": True}, "memory.cpu_optimizer")]
+    ("parallel", "words"),
+    [({"shard": "grad"}, "Set strategy: fsdp"), ({"offload": True}, "memory.cpu_optimizer")],
 )
 def test_a_way_of_sharding_without_shards_is_refused(parallel: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -103,7 +111,10 @@ def test_a_checkpoint_of_shards_is_one_process_s(tmp_path: Path) -> None:
     """Written sharded, gone on with sharded bit by bit, and by one process and by whole copies within rounding."""
     alone = ("model.dropout=0", "train.batch_size=16")
     sharded = (*alone, "parallel.strategy=fsdp")
-    assert trained(tmp_path, 2, "whole", 6, *sharded, "train.asynchronous_save=true") == ["done", "done"]
+    assert trained(tmp_path, 2, "whole", 6, *sharded, "train.asynchronous_save=true") == [
+        "done",
+        "done",
+    ]
     assert trained(tmp_path, 2, "parts", 3, *sharded, "parallel.offload=true") == ["done", "done"]
     shutil.copytree(tmp_path / "runs" / "parts", tmp_path / "runs" / "changed")
     assert trained(tmp_path, 2, "parts", 6, *sharded, resume="auto") == ["done", "done"]
@@ -112,12 +123,16 @@ def test_a_checkpoint_of_shards_is_one_process_s(tmp_path: Path) -> None:
     check_start(tmp_path / "runs" / "whole")
 
     trained(tmp_path, 1, "changed", 6, *alone, resume="auto")
-    torch.testing.assert_close(weights(tmp_path, "changed"), weights(tmp_path, "whole"), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        weights(tmp_path, "changed"), weights(tmp_path, "whole"), rtol=1e-3, atol=1e-4
+    )
 
 
 def check_evaluation(folder: Path) -> None:
     """The ranks have shared out 23 batches; one process that evaluates their checkpoint has their figure."""
-    figures = [line["metrics"] for line in read_lines(folder / "metrics.jsonl") if "metrics" in line]
+    figures = [
+        line["metrics"] for line in read_lines(folder / "metrics.jsonl") if "metrics" in line
+    ]
     config = load_config(folder / "config.yaml")
     _, test = build_datasets(config)
     run = build_run(config, torch.device("cpu"), test.spec)
@@ -127,18 +142,26 @@ def check_evaluation(folder: Path) -> None:
 
 def check_start(folder: Path) -> None:
     """Sharded weights start another training, whichever of their files is named."""
-    newest, saved = folder / "checkpoints" / "step-00000006", weights(folder.parent.parent, folder.name)
+    newest, saved = (
+        folder / "checkpoints" / "step-00000006",
+        weights(folder.parent.parent, folder.name),
+    )
     names = ("shard-00001-of-00002.safetensors", "state.safetensors")
     for path in (folder, newest, *(newest / name for name in names)):
         run = build_run(load_config(folder / "config.yaml"), torch.device("cpu"), DIGITS)
         said = load_initial_weights(run.task.modules, path).message
         assert f"loaded all 20 tensors from {newest}" in said
-        own = torch.cat([value.float().flatten() for value in run.task.modules["net"].state_dict().values()])
+        own = torch.cat(
+            [value.float().flatten() for value in run.task.modules["net"].state_dict().values()]
+        )
         assert torch.equal(own, saved)
 
 
 def test_each_rank_holds_its_part_of_weights_gradients_and_averages() -> None:
-    data = {**settings("lsgan", "fp32", optimizer={"name": "adam", "lr": 1e-3}, **FSDP), "task": {"ema": 0.9}}
+    data = {
+        **settings("lsgan", "fp32", optimizer={"name": "adam", "lr": 1e-3}, **FSDP),
+        "task": {"ema": 0.9},
+    }
     for rank, told in enumerate(run_ranks(2, held_bytes, data)):
         for name, (own, whole) in told.items():
             # A weight of one row is on rank 0 alone.
@@ -159,7 +182,12 @@ def held_bytes(rank: int, data: dict[str, Any]) -> dict[str, tuple[int, int]]:
         follow_step(run, 0)
         kinds = {
             "weights": [p for m in run.task.trainable.values() for p in m.parameters()],
-            "gradients": [p.grad for m in run.task.trainable.values() for p in m.parameters() if p.grad is not None],
+            "gradients": [
+                p.grad
+                for m in run.task.trainable.values()
+                for p in m.parameters()
+                if p.grad is not None
+            ],
             "averages": list(run.task.modules["gen_ema"].parameters()),
             "optimizer": [s["exp_avg"] for o in run.optimizers.values() for s in o.state.values()],
         }
@@ -214,17 +242,25 @@ def penalised(rank: int) -> list[Any]:
     config = load_config(settings("lsgan", "fp32", **FSDP))
     with joined(config) as world:
         net = critic()
-        sharded = shard([net], "cpu", world, config.parallel, (), torch.float32, stays_gathered=True)
+        sharded = shard(
+            [net], "cpu", world, config.parallel, (), torch.float32, stays_gathered=True
+        )
         penalise(net, rank)
         settle(sharded)
-        return [full(weight.grad).reshape(own).tolist() for weight, own in zip(net.parameters(), SHAPES, strict=True)]
+        return [
+            full(weight.grad).reshape(own).tolist()
+            for weight, own in zip(net.parameters(), SHAPES, strict=True)
+        ]
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"precision": "bf16-sr"}, "precision bf16-sr is not for sharded weights; use one of O0"),
-        ({"parallel": {**FSDP["parallel"], "shard": "hybrid", "shard_ranks": 4}}, "over 4 processes does not divide"),
+        (
+            {"parallel": {**FSDP["parallel"], "shard": "hybrid", "shard_ranks": 4}},
+            "over 4 processes does not divide",
+        ),
         ({"memory": {"cpu_optimizer": True}}, "memory.cpu_optimizer does not go with it"),
         (
             {"memory": {"lora": 4, "low_bit_base": "nf4"}},
@@ -232,13 +268,27 @@ def penalised(rank: int) -> list[Any]:
             "adapters alone; for smaller frozen weights add memory.stream_weights",
         ),
         ({"memory": {"on_oom": "adapt"}}, "use stop"),
-        ({"train": {"batch_size": 8, "recent_states": 2}}, "train.recent_states keeps whole states"),
+        (
+            {"train": {"batch_size": 8, "recent_states": 2}},
+            "train.recent_states keeps whole states",
+        ),
         ({"train": {"batch_size": 9}}, "cannot be shared out evenly"),
-        ({"optimizer": "muon"}, "muon was not tried on shards; use one of adam, adamax, adamw, rmsprop, sgd"),
+        (
+            {"optimizer": "muon"},
+            "muon was not tried on shards; use one of adam, adamax, adamw, rmsprop, sgd",
+        ),
     ],
 )
-def test_what_is_not_trained_sharded_is_refused_with_the_way_out(change: dict[str, Any], words: str) -> None:
-    data = {"model": {"name": "lsgan"}, "dataset": "digits", "train": {"batch_size": 8}, "precision": "fp32", **change}
+def test_what_is_not_trained_sharded_is_refused_with_the_way_out(
+    change: dict[str, Any], words: str
+) -> None:
+    data = {
+        "model": {"name": "lsgan"},
+        "dataset": "digits",
+        "train": {"batch_size": 8},
+        "precision": "fp32",
+        **change,
+    }
     with pytest.raises(ConfigError, match="Or use ddp") as refused:
         refuse(load_config(data), two_ranks())
     assert words in str(refused.value)
@@ -246,11 +296,21 @@ def test_what_is_not_trained_sharded_is_refused_with_the_way_out(change: dict[st
 
 def test_a_trick_says_of_itself_that_it_works_on_shards() -> None:
     """So that one from outside the package is trained sharded without being named anywhere."""
-    data = {"model": "lsgan", "train": {"batch_size": 8}, "precision": "fp32", "memory": {"channels_last": True}}
+    data = {
+        "model": "lsgan",
+        "train": {"batch_size": 8},
+        "precision": "fp32",
+        "memory": {"channels_last": True},
+    }
     config = load_config(data)
     name, plugin = next(iter(config.memory.plugins.items()))
     willing = dataclasses.replace(plugin, literals={**plugin.literals, "SHARDED": True})
-    refuse(dataclasses.replace(config, memory=dataclasses.replace(config.memory, plugins={name: willing})), two_ranks())
+    refuse(
+        dataclasses.replace(
+            config, memory=dataclasses.replace(config.memory, plugins={name: willing})
+        ),
+        two_ranks(),
+    )
 
 
 def two_ranks() -> World:

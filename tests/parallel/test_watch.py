@@ -33,7 +33,11 @@ class Survivors:
     """
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...], timeout: float, port: int | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        ranks: tuple[int, ...],
+        timeout: float,
+        port: int | None = None,
     ) -> None:
         monkeypatch.setattr(watch, "BEAT_SECONDS", 0.02)
         monkeypatch.setattr(watch.os, "_exit", self.end)
@@ -43,7 +47,10 @@ class Survivors:
             port = free_port()
             self.store: Any = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
             PrefixStore("mpt/0", self.store).set("rank/0", json.dumps(TOLD))
-        places = [Place(rank, 3, rank, "127.0.0.1", port, on_machine=3, step=4, is_waiting=True) for rank in ranks]
+        places = [
+            Place(rank, 3, rank, "127.0.0.1", port, on_machine=3, step=4, is_waiting=True)
+            for rank in ranks
+        ]
         self.watches = [watch.Watch(place, timeout) for place in places]
         for one in self.watches:
             one.on_lost = self.recorded.append
@@ -113,7 +120,9 @@ def test_a_first_rank_that_is_stopped_with_the_store_in_it_ends_the_others(
         os.kill(keeper.pid, signal.SIGSTOP)
         assert survivors.await_ends() == [9]
         (text,) = survivors.recorded
-        assert re.match(re.escape(FIRST) + r" has not answered for \d s, and with it the store", text)
+        assert re.match(
+            re.escape(FIRST) + r" has not answered for \d s, and with it the store", text
+        )
         assert capfd.readouterr().err.count("error: ") == 1
     finally:
         keeper.kill()
@@ -129,7 +138,9 @@ def keep_store(port: int, ready: Any) -> None:
         time.sleep(0.02)
 
 
-def test_a_rank_that_was_stopped_itself_finds_nobody_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_was_stopped_itself_finds_nobody_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     later = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0], sleep=time.sleep)
     monkeypatch.setattr(watch, "time", clock)

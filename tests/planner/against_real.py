@@ -29,7 +29,11 @@ from tests.planner.configs import DIGITS, UNET, VIT, make, photos
 from tests.planner.cpu_truth import profile_peak, trace_real
 
 O1, O2 = {"mode": "O1", "dtype": "bfloat16"}, {"mode": "O2", "dtype": "bfloat16"}
-RESNET, MOBILENET, DENSENET = "torchvision:resnet18", "torchvision:mobilenet_v2", "torchvision:densenet121"
+RESNET, MOBILENET, DENSENET = (
+    "torchvision:resnet18",
+    "torchvision:mobilenet_v2",
+    "torchvision:densenet121",
+)
 Settings = tuple[str, Any, dict[str, Any]]
 
 FEW_SMALL: list[Settings] = [
@@ -38,7 +42,11 @@ FEW_SMALL: list[Settings] = [
     (UNET, O1, {"recompute": "all"}),
     (VIT, "fp32", {"optimizer_in_backward": True}),
     # oneDNN has no LSTM in bfloat16 without AVX-512.
-    *([("tests.planner.models:Recurrent", "amp", {})] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else []),
+    *(
+        [("tests.planner.models:Recurrent", "amp", {})]
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        else []
+    ),
     ("tests.planner.models:Normed", "amp", {}),
 ]
 SMALL: list[Settings] = [
@@ -93,7 +101,11 @@ def prepare(settings: Settings, is_deep: bool) -> tuple[Config, DataSpec, int]:
     if not is_deep:
         return make(name, precision, 16, **memory), DIGITS, 16
     batch_size = 16 if name == DENSENET else 64
-    return make(name, precision, batch_size, image_size=64, channels=3, **memory), photos(64), batch_size
+    return (
+        make(name, precision, batch_size, image_size=64, channels=3, **memory),
+        photos(64),
+        batch_size,
+    )
 
 
 def compare(settings: Settings, is_deep: bool) -> dict[str, Any]:
@@ -104,11 +116,15 @@ def compare(settings: Settings, is_deep: bool) -> dict[str, Any]:
     model, precision, memory = settings
     mode = precision if isinstance(precision, str) else precision["mode"]
     return {
-        "name": " ".join([model.rpartition(":")[2], mode, *(f"{key} {value}" for key, value in memory.items())]),
+        "name": " ".join(
+            [model.rpartition(":")[2], mode, *(f"{key} {value}" for key, value in memory.items())]
+        ),
         "deep": is_deep,
         "batch_size": batch_size,
         "fake_gpu": live_peak(trace_config(config, data, batch_size, gpu, None).trace),
-        "fake_cpu": live_peak(trace_config(config, data, batch_size, gpu, None, torch.device("cpu")).trace),
+        "fake_cpu": live_peak(
+            trace_config(config, data, batch_size, gpu, None, torch.device("cpu")).trace
+        ),
         "tracked": live_peak(trace_real(config, data, batch_size)),
         "record": record.peak,
         "record_tensors": record.tensors,
@@ -130,15 +146,24 @@ def compare_modes(settings: Settings, is_deep: bool) -> dict[str, Any]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print a table for docs/benchmarks/plan_on_cpu.md, and its medians."""
-    print("| Configuration | Planned MiB | Tracked | Allocator, tensors | Allocator, all |\n|---|---:|---:|---:|---:|")
+    print(
+        "| Configuration | Planned MiB | Tracked | Allocator, tensors | Allocator, all |\n|---|---:|---:|---:|---:|"
+    )
     for row in rows:
         planned = row["fake_cpu"]
-        errors = [f"{planned / row[key] - 1:+.2%}" for key in ("tracked", "record_tensors", "record")]
+        errors = [
+            f"{planned / row[key] - 1:+.2%}" for key in ("tracked", "record_tensors", "record")
+        ]
         print(f"| {row['name']} | {planned / 2**20:.1f} | {' | '.join(errors)} |")
-    for name, part in (("small", [r for r in rows if not r["deep"]]), ("deep", [r for r in rows if r["deep"]])):
+    for name, part in (
+        ("small", [r for r in rows if not r["deep"]]),
+        ("deep", [r for r in rows if r["deep"]]),
+    ):
         for key in ("tracked", "record_tensors", "record") if part else ():
             errors = [abs(row["fake_cpu"] / row[key] - 1) for row in part]
-            print(f"{name}, {key}: median {statistics.median(errors):.2%}, largest {max(errors):.2%} of {len(errors)}")
+            print(
+                f"{name}, {key}: median {statistics.median(errors):.2%}, largest {max(errors):.2%} of {len(errors)}"
+            )
 
 
 def main() -> None:

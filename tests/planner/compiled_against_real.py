@@ -38,7 +38,15 @@ NETWORKS: list[tuple[str, str, bool]] = [
 ]
 FEW = NETWORKS[3:5]
 """What the tests take."""
-SCRATCH = ("aten::convolution", "aten::mkldnn", "aten::addmm", "aten::mm", "aten::bmm", "aten::_foreach", "mkldnn::")
+SCRATCH = (
+    "aten::convolution",
+    "aten::mkldnn",
+    "aten::addmm",
+    "aten::mm",
+    "aten::bmm",
+    "aten::_foreach",
+    "mkldnn::",
+)
 
 
 def planned(name: str, mode: str, backend: str | None, is_deep: bool) -> tuple[int, list[str]]:
@@ -69,7 +77,13 @@ def measure(name: str, mode: str, backend: str, is_deep: bool) -> int:
 
 def compare(name: str, mode: str, backend: str, is_deep: bool) -> dict[str, Any]:
     """Return planned and measured peaks in bytes; `eager` is the plan without the compiler."""
-    words = [sys.executable, "-m", __spec__.name, "--measure", json.dumps([name, mode, backend, is_deep])]
+    words = [
+        sys.executable,
+        "-m",
+        __spec__.name,
+        "--measure",
+        json.dumps([name, mode, backend, is_deep]),
+    ]
     ended = subprocess.run(words, capture_output=True, text=True)
     if ended.returncode:
         raise SystemExit(f"{name} {backend}: {ended.stderr.strip()[-600:]}")
@@ -91,12 +105,20 @@ def main() -> None:
         print(f"PEAK {measure(*json.loads(sys.argv[-1]))}")
         return
     backends = ("aot_eager",) if "few" in sys.argv else ("aot_eager", "inductor")
-    print("| Network | Backend | Eager MiB | Planned | Measured | Error |\n|---|---|---:|---:|---:|---:|", flush=True)
+    print(
+        "| Network | Backend | Eager MiB | Planned | Measured | Error |\n|---|---|---:|---:|---:|---:|",
+        flush=True,
+    )
     for backend in backends:
         for name, mode, is_deep in FEW if "few" in sys.argv else NETWORKS:
             row = compare(name, mode, backend, is_deep)
-            sizes = " | ".join(f"{row[key] / 2**20:.1f}" for key in ("eager", "planned", "measured"))
-            print(f"| {row['name']} | {backend} | {sizes} | {row['planned'] / row['measured'] - 1:+.1%} |", flush=True)
+            sizes = " | ".join(
+                f"{row[key] / 2**20:.1f}" for key in ("eager", "planned", "measured")
+            )
+            print(
+                f"| {row['name']} | {backend} | {sizes} | {row['planned'] / row['measured'] - 1:+.1%} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,10 @@ from mpt.seams import DataSpec, FieldSpec
 
 IMAGE_SIZE = 16
 DIGITS = DataSpec(
-    {"image": FieldSpec((1, IMAGE_SIZE, IMAGE_SIZE), torch.float32), "label": FieldSpec((), torch.int64)},
+    {
+        "image": FieldSpec((1, IMAGE_SIZE, IMAGE_SIZE), torch.float32),
+        "label": FieldSpec((), torch.int64),
+    },
     1000,
     tuple("0123456789"),
 )
@@ -21,7 +24,10 @@ UNET, VIT = "tests.planner.models:UNet", "tests.planner.models:TinyViT"
 
 def photos(image_size: int) -> DataSpec:
     """Return the layout of labelled colour images."""
-    fields = {"image": FieldSpec((3, image_size, image_size), torch.float32), "label": FieldSpec((), torch.int64)}
+    fields = {
+        "image": FieldSpec((3, image_size, image_size), torch.float32),
+        "label": FieldSpec((), torch.int64),
+    }
     return DataSpec(fields, 1000, tuple("0123456789"))
 
 
@@ -34,7 +40,9 @@ def make(
     **memory: Any,
 ) -> Config:
     """Return a small configuration; optimizers take the foreach path on every device, as on a GPU."""
-    options = {"options": {"channels": channels}} if model.startswith("tests.") and channels != 1 else {}
+    options = (
+        {"options": {"channels": channels}} if model.startswith("tests.") and channels != 1 else {}
+    )
     return load_config(
         {
             "model": {

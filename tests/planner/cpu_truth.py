@@ -63,7 +63,9 @@ def trace_real(config: Config, data: DataSpec, batch_size: int, batch_ahead: boo
 
 def profile_peak(config: Config, data: DataSpec, batch_size: int) -> Record:
     """Build and step a configuration on real CPU tensors and return torch.profiler's record of the allocator."""
-    return profiled(lambda: perform_steps(build_run(config, CPU, data), Recorder("cpu"), batch_size))
+    return profiled(
+        lambda: perform_steps(build_run(config, CPU, data), Recorder("cpu"), batch_size)
+    )
 
 
 def profiled(work: Callable[[], Any]) -> Record:
@@ -83,7 +85,11 @@ def profiled(work: Callable[[], Any]) -> Record:
 
 def read_record(events: list[dict[str, Any]]) -> Record:
     """Return the peaks of a profile's events, relative to what was in use when it began."""
-    operators = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event.get("name") == OPERATOR)
+    operators = sorted(
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("name") == OPERATOR
+    )
     starts = [start for start, _ in operators]
     changes = sorted(
         (

@@ -21,7 +21,15 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt import vision_ops
-from mpt.planner.device import direct_results, fake_device, fake_mode, late_compiler, outcomes, plain_shapes, routes
+from mpt.planner.device import (
+    direct_results,
+    fake_device,
+    fake_mode,
+    late_compiler,
+    outcomes,
+    plain_shapes,
+    routes,
+)
 from mpt.planner.device.fake_mode import LeanFakeMode, TorchFakeMode
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.step import run_fake
@@ -46,7 +54,10 @@ class Casts(TorchDispatchMode):
 
 def order_of_casts(device: str) -> list[int]:
     """Return the dimensions of what a convolution's autocast casts, in its order: of input, weight and bias."""
-    image, weight = torch.zeros(2, 1, 1, 1, device=device).sum(0), torch.zeros(1, 1, 1, 1, device=device)
+    image, weight = (
+        torch.zeros(2, 1, 1, 1, device=device).sum(0),
+        torch.zeros(1, 1, 1, 1, device=device),
+    )
     with torch.autocast(device.split(":")[0], torch.bfloat16), Casts() as casts:
         F.conv2d(image, weight, torch.zeros(1, device=device))
     return casts.seen
@@ -84,7 +95,9 @@ def calls(x: Any, w: Any) -> dict[str, Any]:
 def trace_under(mode: Any, model: str = "dcgan") -> Any:
     """Return what two steps of a model and what comes beside them allocate, and their operators, under a fake mode."""
     run_fake.LeanFakeMode = mode  # type: ignore[misc]
-    run = run_fake.trace_config(make(model, "amp", 8), DIGITS, 8, find_gpu("rtx3060"), None, whole_run=True)
+    run = run_fake.trace_config(
+        make(model, "amp", 8), DIGITS, 8, find_gpu("rtx3060"), None, whole_run=True
+    )
     storages = [(s.size, s.category, s.module, s.operator) for s in run.whole.storages]
     return storages, run.whole.events, run.work.operators
 
@@ -98,15 +111,30 @@ def wide_statistics(args: Any, kwargs: Any, device: torch.device) -> outcomes.Ou
 def formats() -> dict[str, list[bool]]:
     """Return of convolutions whether result and gradients are channels last, by what is so among input and weight."""
     found = {}
-    for name, of_input, of_weight in (("neither", 0, 0), ("input", 1, 0), ("weight", 0, 1), ("both", 1, 1)):
+    for name, of_input, of_weight in (
+        ("neither", 0, 0),
+        ("input", 1, 0),
+        ("weight", 0, 1),
+        ("both", 1, 1),
+    ):
         kinds = (torch.contiguous_format, torch.channels_last)
-        x = torch.zeros(2, 4, 8, 8, device="fgpu:0").contiguous(memory_format=kinds[of_input]).requires_grad_()
-        w = torch.zeros(6, 4, 3, 3, device="fgpu:0").contiguous(memory_format=kinds[of_weight]).requires_grad_()
+        x = (
+            torch.zeros(2, 4, 8, 8, device="fgpu:0")
+            .contiguous(memory_format=kinds[of_input])
+            .requires_grad_()
+        )
+        w = (
+            torch.zeros(6, 4, 3, 3, device="fgpu:0")
+            .contiguous(memory_format=kinds[of_weight])
+            .requires_grad_()
+        )
         result = F.conv2d(x, w)
         gradients = torch.ops.aten.convolution_backward(
             result, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
         )[:2]
-        found[name] = [one.is_contiguous(memory_format=torch.channels_last) for one in (result, *gradients)]
+        found[name] = [
+            one.is_contiguous(memory_format=torch.channels_last) for one in (result, *gradients)
+        ]
     return found
 
 
@@ -125,7 +153,8 @@ def main() -> None:
         for entries in lists.values()
         for name, overload in entries
         if not torch._C._dispatch_has_kernel_for_dispatch_key(
-            f"aten::{name}" + ("" if overload == "default" else f".{overload}"), "AutocastPrivateUse1"
+            f"aten::{name}" + ("" if overload == "default" else f".{overload}"),
+            "AutocastPrivateUse1",
         )
     ]
     dtypes: dict[str, dict[str, str]] = {}
@@ -141,7 +170,9 @@ def main() -> None:
             x = torch.zeros(16, 4, device="fgpu:0", dtype=given)
             w = torch.zeros(4, 4, device="fgpu:0", dtype=given)
             with torch.autocast("fgpu", HALF):
-                dtypes[str(given)[6:]] = {name: str(call().dtype)[6:] for name, call in calls(x, w).items()}
+                dtypes[str(given)[6:]] = {
+                    name: str(call().dtype)[6:] for name, call in calls(x, w).items()
+                }
         out["dtypes"] = dtypes
         out["cast_order"] = order_of_casts("fgpu:0")
         out["formats"] = formats()
@@ -175,10 +206,14 @@ def main() -> None:
             q = torch.zeros(1, 2, 32, size, device="fgpu:0", dtype=dtype, requires_grad=True)
             bias = torch.zeros(32, 32, device="fgpu:0", dtype=torch.bool) if mask else None
             seen: list[str] = []
-            recorder = Recorder("fgpu", observer=lambda func, a, k, r, seen=seen: seen.append(func._schema.name))
+            recorder = Recorder(
+                "fgpu", observer=lambda func, a, k, r, seen=seen: seen.append(func._schema.name)
+            )
             with recorder.recording():
                 F.scaled_dot_product_attention(q, q, q, attn_mask=bias).sum().backward()
-            out["attention"][name] = sorted({op for op in seen if "attention" in op or "softmax" in op})
+            out["attention"][name] = sorted(
+                {op for op in seen if "attention" in op or "softmax" in op}
+            )
         lstm_in = torch.zeros(3, 5, 4, device="fgpu:0", requires_grad=True)
         with torch.device("fgpu:0"):
             lstm = nn.LSTM(4, 6, 2, batch_first=True)
@@ -197,14 +232,24 @@ def main() -> None:
     with LeanFakeMode(allow_non_fake_inputs=True):
         # QR has no rule for shapes: torch runs it on zeros, which this device cannot hold.
         factored, scales = torch.geqrf(torch.zeros(4, 4, device="fgpu:0"))
-        out["without_a_rule"] = [list(factored.shape), factored.device.type, list(scales.shape), scales.device.type]
+        out["without_a_rule"] = [
+            list(factored.shape),
+            factored.device.type,
+            list(scales.shape),
+            scales.device.type,
+        ]
     lean = {model: trace_under(LeanFakeMode, model) for model in ("dcgan", VIT)}
     out["compiler_waits"] = sys.modules[late_compiler.NAME].waits  # type: ignore[attr-defined]
     out["symbols_wait"] = "sympy.core" not in sys.modules
-    out["files_wait"] = [sys.modules[f"{late_compiler.NAME}.{own}"].waits for own in late_compiler.EARLY]  # type: ignore[attr-defined]
-    importlib.import_module("torch._inductor.utils")  # as torch's own rules do, in the midst of a step
+    out["files_wait"] = [
+        sys.modules[f"{late_compiler.NAME}.{own}"].waits for own in late_compiler.EARLY
+    ]  # type: ignore[attr-defined]
+    # as torch's own rules do, in the midst of a step
+    importlib.import_module("torch._inductor.utils")
     before = FakeTensorMode.cache_misses
-    out["lean_trace_is_torchs"] = {model: trace_under(TorchFakeMode, model) == lean[model] for model in lean}
+    out["lean_trace_is_torchs"] = {
+        model: trace_under(TorchFakeMode, model) == lean[model] for model in lean
+    }
     out["torchs_mode_keeps_results_of_its_own"] = FakeTensorMode.cache_misses - before > 100
     before = FakeTensorMode.cache_misses
     trace_under(LeanFakeMode)

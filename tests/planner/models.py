@@ -30,7 +30,10 @@ class UNet(nn.Module):
         )
         self.up_second = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2)
         self.up_first = nn.Conv2d(2 * width, width, 1)
-        self.merge_second, self.merge_first = DoubleConv(4 * width, 2 * width), DoubleConv(2 * width, width)
+        self.merge_second, self.merge_first = (
+            DoubleConv(4 * width, 2 * width),
+            DoubleConv(2 * width, width),
+        )
         self.out = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -47,18 +50,24 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, d = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        )
         scores = (q @ k.transpose(-2, -1)) * (d // self.heads) ** -0.5
         x = x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, d))
         return x + self.mlp(self.norm2(x))
 
 
 class TinyViT(nn.Module):
-    def __init__(self, num_classes: int = 10, width: int = 32, depth: int = 3, channels: int = 1) -> None:
+    def __init__(
+        self, num_classes: int = 10, width: int = 32, depth: int = 3, channels: int = 1
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(channels, width, 4, 4)
         self.blocks = nn.ModuleList(Block(width, 4) for _ in range(depth))
@@ -74,7 +83,10 @@ class TinyViT(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self, num_classes: int = 10, width: int = 16) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(16, width, 2, batch_first=True), nn.Linear(width, num_classes)
+        self.lstm, self.head = (
+            nn.LSTM(16, width, 2, batch_first=True),
+            nn.Linear(width, num_classes),
+        )
 
     def forward(self, image: Tensor) -> Tensor:
         return self.head(self.lstm(image.flatten(0, 1).flatten(0, 0))[0][:, -1])
@@ -193,9 +205,17 @@ class Constants(nn.Module):
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
-        self.head, self.scale, self.more = nn.Linear(256, num_classes), torch.ones(256), [torch.ones(256)]
+        self.head, self.scale, self.more = (
+            nn.Linear(256, num_classes),
+            torch.ones(256),
+            [torch.ones(256)],
+        )
         self.rates = torch.linspace(0, 1, 3).tolist()
 
     def forward(self, image: Tensor) -> Tensor:
-        x = (image.flatten(1) - MEAN.to(image)) * self.scale.to(image.device) * self.more[0].to(image.device)
+        x = (
+            (image.flatten(1) - MEAN.to(image))
+            * self.scale.to(image.device)
+            * self.more[0].to(image.device)
+        )
         return self.head(x) * self.rates[1]

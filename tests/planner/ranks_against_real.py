@@ -68,7 +68,9 @@ ALL: list[Row] = [
 def configure(row: Row) -> Config:
     """Return a row's configuration."""
     model, precision, memory, parallel, batch, _ = row
-    return load_config({**make(model, precision, batch, **memory).to_data(), "parallel": parallel}, allow=["tests"])
+    return load_config(
+        {**make(model, precision, batch, **memory).to_data(), "parallel": parallel}, allow=["tests"]
+    )
 
 
 def real_peak(rank: int, row: Row) -> int:
@@ -94,7 +96,9 @@ def planned_peak(rank: int, row: Row) -> int:
     config, size = configure(row), row[-1]
     placement = Placement(nproc=size, rank=rank, strategy=config.parallel.strategy)
     gpu = find_gpu("rtx3060")
-    fake = trace_rank(config, DIGITS, config.train.batch_size, gpu, None, placement, CPU, batch_ahead=False)
+    fake = trace_rank(
+        config, DIGITS, config.train.batch_size, gpu, None, placement, CPU, batch_ahead=False
+    )
     return peak_of_steps(fake.trace)
 
 
@@ -109,17 +113,32 @@ def name_of(row: Row) -> str:
 def main() -> None:
     """Print the peaks of the first and the last rank of every configuration asked for."""
     warnings.simplefilter("ignore")
-    chosen = {"few": FEW, "fsdp": [row for row in ALL if row[3].get("strategy")]}.get(sys.argv[1], ALL)
+    chosen = {"few": FEW, "fsdp": [row for row in ALL if row[3].get("strategy")]}.get(
+        sys.argv[1], ALL
+    )
     real = [run_ranks(row[-1], real_peak, row) for row in chosen]
     if "--markdown" in sys.argv:
-        print("| Configuration | Planned KiB, first rank | Tracked | Last rank |\n|---|---:|---:|---:|")
+        print(
+            "| Configuration | Planned KiB, first rank | Tracked | Last rank |\n|---|---:|---:|---:|"
+        )
     for row, seen in zip(chosen, real, strict=True):
         planned = [planned_peak(rank, row) for rank in (0, row[-1] - 1)]
         if "--markdown" in sys.argv:
-            errors = [f"{plan / true - 1:+.2%}" for plan, true in zip(planned, (seen[0], seen[-1]), strict=True)]
-            print(f"| {name_of(row)} | {planned[0] / 2**10:,.1f} | {errors[0]} | {errors[1]} |", flush=True)
+            errors = [
+                f"{plan / true - 1:+.2%}"
+                for plan, true in zip(planned, (seen[0], seen[-1]), strict=True)
+            ]
+            print(
+                f"| {name_of(row)} | {planned[0] / 2**10:,.1f} | {errors[0]} | {errors[1]} |",
+                flush=True,
+            )
         else:
-            print("ROW " + json.dumps({"name": name_of(row), "planned": planned, "tracked": [seen[0], seen[-1]]}))
+            print(
+                "ROW "
+                + json.dumps(
+                    {"name": name_of(row), "planned": planned, "tracked": [seen[0], seen[-1]]}
+                )
+            )
 
 
 if __name__ == "__main__":

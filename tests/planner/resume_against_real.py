@@ -53,7 +53,9 @@ def compare(config: Config) -> dict[str, int]:
         with recorder.recording():
             resume()
         record = profiled(resume)
-    fake = trace_config(config, data, 16, find_gpu("rtx3060"), None, CPU, batch_ahead=False, whole_run=True)
+    fake = trace_config(
+        config, data, 16, find_gpu("rtx3060"), None, CPU, batch_ahead=False, whole_run=True
+    )
     assert fake.resume is not None
     assert not fake.resume.problem, fake.resume.problem
     return {
@@ -72,7 +74,13 @@ def main() -> None:
             "model": {"name": name, "features": 32, "image_size": 16},
             "dataset": {"name": "digits", "image_size": 16},
             "optimizer": {"name": "adamw", "foreach": True},
-            "train": {"steps": 2, "batch_size": 16, "evaluate_every": 0, "sample_every": 0, "device": "cpu"},
+            "train": {
+                "steps": 2,
+                "batch_size": 16,
+                "evaluate_every": 0,
+                "sample_every": 0,
+                "device": "cpu",
+            },
         }
         found = compare(load_config({**settings, "precision": precision, "memory": memory}))
         print("ROW " + json.dumps({"name": f"{name} {precision} {memory}", **found}), flush=True)

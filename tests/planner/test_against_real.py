@@ -45,14 +45,18 @@ def compare(*which: str) -> list[dict[str, Any]]:
 def check(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         is_old = row["name"] == "Recurrent amp" and torch.__version__ < "2.13"
-        assert row["fake_cpu"] == pytest.approx(row["tracked"], rel=OLD_RECURRENT if is_old else TRACKED), row
+        assert row["fake_cpu"] == pytest.approx(
+            row["tracked"], rel=OLD_RECURRENT if is_old else TRACKED
+        ), row
         # The fake GPU has its own autocast lists and kernels; where arithmetic is the same, so are the bytes. On a CPU,
         # StyleGAN2 resamples another way, and an optimizer on the CPU is in the same memory.
         same = any(mode in row["name"] for mode in ("fp32", "O2"))
         if same and not any(word in row["name"] for word in ("stylegan2", "cpu_optimizer")):
             assert row["fake_gpu"] == pytest.approx(row["tracked"], rel=TRACKED), row
         assert -TENSORS <= row["fake_cpu"] / row["record_tensors"] - 1 <= ABOVE, row
-        assert -(RECORD if row["deep"] else SCRATCH) <= row["fake_cpu"] / row["record"] - 1 <= ABOVE, row
+        assert (
+            -(RECORD if row["deep"] else SCRATCH) <= row["fake_cpu"] / row["record"] - 1 <= ABOVE
+        ), row
 
 
 def test_plans_agree_with_a_few_real_steps() -> None:
@@ -82,7 +86,11 @@ def test_the_planner_s_fake_mode_gives_torch_s_own_traces_of_all_of_them() -> No
 
 def test_scratch_is_what_one_operator_takes_and_gives_back() -> None:
     def change(moment: float, address: int, size: int) -> dict[str, Any]:
-        return {"name": "[memory]", "ts": moment, "args": {"Addr": address, "Bytes": size, "Device Type": 0}}
+        return {
+            "name": "[memory]",
+            "ts": moment,
+            "args": {"Addr": address, "Bytes": size, "Device Type": 0},
+        }
 
     events = [
         change(0, 7, -50),  # freed, and from before the profile

@@ -54,7 +54,11 @@ class Shared:
         asked.apply_defaults()
         wanted, session = asked.arguments, self.session
         session.placement = {} if wanted["placement"] is None else asdict(wanted["placement"])
-        session.gpu, session.calibration, session.allow = wanted["gpu"], wanted["calibration"], list(wanted["allow"])
+        session.gpu, session.calibration, session.allow = (
+            wanted["gpu"],
+            wanted["calibration"],
+            list(wanted["allow"]),
+        )
         session.judge_by(wanted["budgets"])
         return self
 
@@ -66,7 +70,9 @@ class Shared:
 
 
 @pytest.fixture
-def arguments(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanArguments]:
+def arguments(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[PlanArguments]:
     before = session.gpu, session.calibration, session.allow
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(planned, "Session", Shared(session))
@@ -74,7 +80,9 @@ def arguments(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("mpt.planner.recipes.search.combinations", lambda allow_lossy: few)
     path = tmp_path / "unet.yaml"
     path.write_text(CONFIG)
-    yield PlanArguments(config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml"))
+    yield PlanArguments(
+        config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml")
+    )
     session.gpu, session.calibration, session.allow = before
     session.placement, session.torch = {}, None
 
@@ -89,7 +97,8 @@ def test_without_a_budget_the_plan_is_printed_against_the_whole_card(
 ) -> None:
     plan.run(with_vram(arguments, None, largest=True, verbose=True))
     printed = capsys.readouterr().out
-    assert printed.startswith("tests.planner.models-UNet-fp32, batch 256, on rtx2060: fits in")  # the answer first
+    # the answer first
+    assert printed.startswith("tests.planner.models-UNet-fp32, batch 256, on rtx2060: fits in")
     for words in (
         "allocated",
         "reserved",
@@ -113,7 +122,9 @@ def read(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def test_a_heading_names_the_model_that_an_override_chose() -> None:
     def heading(*overrides: str) -> str:
-        return load_config(shipped_configs()["resnet50_imagefolder"], overrides=list(overrides)).heading
+        return load_config(
+            shipped_configs()["resnet50_imagefolder"], overrides=list(overrides)
+        ).heading
 
     assert heading() == "resnet50"
     assert heading("model=torchvision:resnet18") == "resnet50 (torchvision:resnet18)"
@@ -149,7 +160,9 @@ def test_recipes_are_told_with_their_costs_and_the_command_that_trains_the_first
     arguments: PlanArguments, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    plan.run(with_vram(arguments, "500MiB", overrides=("train.batch_size=512", "memory.micro_batch=256")))
+    plan.run(
+        with_vram(arguments, "500MiB", overrides=("train.batch_size=512", "memory.micro_batch=256"))
+    )
     printed = capsys.readouterr().out
     assert "fastest that fit in 500 MiB" in printed
     assert "recompute all" in printed
@@ -161,14 +174,20 @@ def test_recipes_are_told_with_their_costs_and_the_command_that_trains_the_first
 
 
 def test_a_patch_names_the_command_with_all_that_was_planned_for(arguments: PlanArguments) -> None:
-    asked = replace(arguments, vram="6GiB", nproc=4, per_machine=2, patches=(Path("a.yaml"),), json=True)
+    asked = replace(
+        arguments, vram="6GiB", nproc=4, per_machine=2, patches=(Path("a.yaml"),), json=True
+    )
     said = plan.plan_command(asked)
     assert "--with a.yaml --allow tests --vram 6GiB" in said
     assert said.endswith("--nproc 4 --per-machine 2")
 
 
-def test_when_nothing_fits_the_smallest_is_named_and_the_exit_code_is_7(arguments: PlanArguments) -> None:
-    with pytest.raises(MemoryBudgetError, match=r"the smallest of \d+ recipes found needs .* MiB \(") as refused:
+def test_when_nothing_fits_the_smallest_is_named_and_the_exit_code_is_7(
+    arguments: PlanArguments,
+) -> None:
+    with pytest.raises(
+        MemoryBudgetError, match=r"the smallest of \d+ recipes found needs .* MiB \("
+    ) as refused:
         plan.run(with_vram(arguments, "453MiB", overrides=("train.batch_size=2",)))
     assert refused.value.exit_code == 7
     assert not Path(arguments.output or "").exists()
@@ -195,13 +214,22 @@ def test_bad_arguments_are_answered_before_any_planning(
 
 
 def test_a_patch_that_is_planned_with_is_not_written_over(
-    arguments: PlanArguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: PlanArguments,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = tmp_path / "plan.yaml"
     given.write_text("train: {log_every: 7}\n")
     plan.run(
-        with_vram(arguments, "500MiB", output=None, patches=(Path("plan.yaml"),), overrides=("train.batch_size=512",))
+        with_vram(
+            arguments,
+            "500MiB",
+            output=None,
+            patches=(Path("plan.yaml"),),
+            overrides=("train.batch_size=512",),
+        )
     )
     assert given.read_text() == "train: {log_every: 7}\n"
     assert "plan-2.yaml" in capsys.readouterr().out
@@ -219,13 +247,17 @@ def test_a_patch_that_cannot_be_written_is_told_before_any_planning(
         plan.run(with_vram(arguments, "6GiB", output=output))
 
 
-def test_auto_needs_a_gpu_in_this_machine(arguments: PlanArguments, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_needs_a_gpu_in_this_machine(
+    arguments: PlanArguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="no CUDA device"):
         plan.run(with_vram(arguments, None, gpu="auto"))
 
 
-def test_calibrating_with_a_run_on_a_cpu_is_refused(arguments: PlanArguments, tmp_path: Path) -> None:
+def test_calibrating_with_a_run_on_a_cpu_is_refused(
+    arguments: PlanArguments, tmp_path: Path
+) -> None:
     run = tmp_path / "runs" / "a"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(CONFIG)
@@ -243,8 +275,12 @@ def test_calibrating_with_a_run_on_a_gpu_keeps_what_it_teaches(
     (run / "config.yaml").write_text(CONFIG)
     (run / "env.json").write_text('{"devices": [{"name": "NVIDIA GeForce RTX 2060"}]}')
     peak = {"kind": "cuda", "peak_bytes": 2**30, "reserved_bytes": 2**30 + 2**27}
-    (run / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.02}))
-    plan_calibrate.run(PlanCalibrateArguments(str(run), runs=str(tmp_path / "runs"), allow=("tests",)))
+    (run / "summary.json").write_text(
+        json.dumps({"peak_memory": peak, "median_step_seconds": 0.02})
+    )
+    plan_calibrate.run(
+        PlanCalibrateArguments(str(run), runs=str(tmp_path / "runs"), allow=("tests",))
+    )
     assert "rtx2060: planned" in capsys.readouterr().out
     plan.run(with_vram(arguments, None, json=True))
     told = json.loads(capsys.readouterr().out)
@@ -252,7 +288,9 @@ def test_calibrating_with_a_run_on_a_gpu_keeps_what_it_teaches(
     assert told["calibration"]["time_factor"] > 1
 
 
-def test_what_fits_as_it_stands_is_not_changed(arguments: PlanArguments, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fits_as_it_stands_is_not_changed(
+    arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan.run(with_vram(arguments, "5GiB"))
     assert "nothing to change" in capsys.readouterr().out
     assert not Path(arguments.output or "").exists()
@@ -272,24 +310,34 @@ def test_a_lossy_recipe_is_marked_in_the_answer_the_patch_and_the_picture(
     arguments: PlanArguments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[str] = []
-    monkeypatch.setattr(plan, "write_timeline", lambda path, panels, *rest: drawn.extend(name for name, _ in panels))
+    monkeypatch.setattr(
+        plan, "write_timeline", lambda path, panels, *rest: drawn.extend(name for name, _ in panels)
+    )
     figures: dict[str, Any] = {"batch_size": 256, "reserved": 2**31, "reserved_in_budget": 2**30}
     figures |= {"budget_bytes": 2**30, "inexact": ["low_bit_optimizer"], "fits": True}
     config, gpu = load_config(yaml.safe_load(CONFIG), allow=["tests"]), find_gpu("rtx2060")
     recipe = Recipe({"memory": {"low_bit_optimizer": True}}, config, make_plan(**figures))
     whole = make_plan(**{**figures, "fits": False})
     asked = with_vram(arguments, "1GiB", allow_lossy=True, desktop="16MiB")
-    planned: Any = SimpleNamespace(config=config, gpu=gpu, plan=whole, found=Search([recipe], [], []), budget=2**30)
+    planned: Any = SimpleNamespace(
+        config=config, gpu=gpu, plan=whole, found=Search([recipe], [], []), budget=2**30
+    )
     plan.write_results(Path(asked.output or ""), asked, planned)
-    assert drawn == ["as it stands: 2,048 MiB", "low bit optimizer (lossy, not bit-equal, close): 1,024 MiB"]
+    assert drawn == [
+        "as it stands: 2,048 MiB",
+        "low bit optimizer (lossy, not bit-equal, close): 1,024 MiB",
+    ]
     patch = Path(asked.output or "").read_text()
     assert "# lossy: the learned result changes" in patch
-    assert "--desktop 16MiB --allow-lossy" in patch  # the command that predicted it predicts it again
+    # the command that predicted it predicts it again
+    assert "--desktop 16MiB --allow-lossy" in patch
     assert headline(config, gpu, whole, [recipe]).endswith("; 1 way that may fit, 1 of them lossy:")
     assert describe_counts(Search([recipe], [], [])) == "1 recipe traced; 0 fit, 1 more may"
 
 
-def test_the_gate_is_an_exit_code(arguments: PlanArguments, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gate_is_an_exit_code(
+    arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="--gate: there is nothing to fit into"):
         plan.run(with_vram(arguments, None, gpu=None, gate=True))
     plan.run(with_vram(arguments, None, gate=True, json=True))

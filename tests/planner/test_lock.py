@@ -27,7 +27,9 @@ def locked(
     """Return arguments that check a lock of the test's configuration, and the lock."""
     monkeypatch.setattr(lock, "Session", Shared(session))
     path = tmp_path / "plan.lock"
-    plan_lock.run(PlanLockArguments(arguments.config, allow=("tests",), gpu="rtx2060", output=str(path)))
+    plan_lock.run(
+        PlanLockArguments(arguments.config, allow=("tests",), gpu="rtx2060", output=str(path))
+    )
     return PlanCheckArguments(path, allow=("tests",)), path
 
 
@@ -43,7 +45,8 @@ def test_a_lock_holds_until_the_configuration_grows(
     config = Path(json.loads(path.read_text())["config"])
     config.write_text(config.read_text().replace("batch_size: 256", "batch_size: 288"))
     with pytest.raises(
-        GateError, match=r"the peak rose from .* MiB \(\+.*%\): activations \+.* MiB, in net \+[\d.]+ MiB;"
+        GateError,
+        match=r"the peak rose from .* MiB \(\+.*%\): activations \+.* MiB, in net \+[\d.]+ MiB;",
     ) as error:
         plan_check.run(check)
     assert "the step slowed from" in str(error.value)
@@ -63,17 +66,23 @@ def test_growth_that_the_context_hides_is_named(locked: tuple[PlanCheckArguments
     values["peak_bytes"] *= 2
     values["by_category"]["activations"] //= 2
     path.write_text(json.dumps(values))
-    with pytest.raises(GateError, match=r"^what tensors take of the peak rose from .* \(\+.*%\): activations \+"):
+    with pytest.raises(
+        GateError, match=r"^what tensors take of the peak rose from .* \(\+.*%\): activations \+"
+    ):
         plan_check.run(check)
 
 
-def test_another_version_of_torch_is_named_where_a_plan_grew(locked: tuple[PlanCheckArguments, Path]) -> None:
+def test_another_version_of_torch_is_named_where_a_plan_grew(
+    locked: tuple[PlanCheckArguments, Path],
+) -> None:
     check, path = locked
     values = json.loads(path.read_text())
     values["versions"]["torch"] = "1.0"
     values["step_seconds"] *= 0.9
     path.write_text(json.dumps(values))
-    with pytest.raises(GateError, match=r"the step slowed from .* \(\+11.1%\) \(torch is .* and was 1.0\)"):
+    with pytest.raises(
+        GateError, match=r"the step slowed from .* \(\+11.1%\) \(torch is .* and was 1.0\)"
+    ):
         plan_check.run(check)
 
 
@@ -81,7 +90,12 @@ def test_what_is_no_lock_is_said(tmp_path: Path, locked: tuple[PlanCheckArgument
     check, path = locked
     with pytest.raises(InputOutputError, match="cannot be read"):
         plan_check.run(replace(check, lock=tmp_path / "none"))
-    for text in ("no json", "[]", "{}", json.dumps({**json.loads(path.read_text()), "peak_bytes": -1})):
+    for text in (
+        "no json",
+        "[]",
+        "{}",
+        json.dumps({**json.loads(path.read_text()), "peak_bytes": -1}),
+    ):
         (tmp_path / "bad.lock").write_text(text)
         with pytest.raises(ConfigError, match="is no lock"):
             plan_check.run(replace(check, lock=tmp_path / "bad.lock"))

@@ -39,11 +39,15 @@ def test_each_size_gets_the_recipe_that_a_search_of_its_own_finds(
 ) -> None:
     config = load_config(arguments.config, allow=["tests"])
     whole = session.plan([config])[0].get()
-    budgets = {size: whole.context_bytes + int(share * whole.reserved) for size, share in SHARES.items()}
+    budgets = {
+        size: whole.context_bytes + int(share * whole.reserved) for size, share in SHARES.items()
+    }
     monkeypatch.setattr(presets, "Session", Shared(session))
     monkeypatch.setattr(presets, "SIZES", tuple(SHARES))
     monkeypatch.setattr(presets, "usable_bytes", lambda gpu, size: budgets[size])
-    asked = PlanPresetsArguments(arguments.config, allow=("tests",), output=str(tmp_path / "presets"), json=True)
+    asked = PlanPresetsArguments(
+        arguments.config, allow=("tests",), output=str(tmp_path / "presets"), json=True
+    )
     plan_presets.run(asked)
     told: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["presets"]
     session.judge_by(())
@@ -67,7 +71,9 @@ def test_each_size_gets_the_recipe_that_a_search_of_its_own_finds(
     session.judge_by(())
 
 
-def test_presets_that_come_with_mpt_are_laid_over_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_that_come_with_mpt_are_laid_over_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "presets").mkdir()
     (tmp_path / "large.yaml").write_text("{model: small_cnn, train: {batch_size: 64, steps: 1}}")
     (tmp_path / "presets" / "large_8gb.yaml").write_text("memory: {micro_batch: 16}")
@@ -81,8 +87,17 @@ def test_presets_that_come_with_mpt_are_laid_over_by_name(tmp_path: Path, monkey
 
 def test_every_shipped_preset_loads_over_its_configuration_and_is_what_the_table_says() -> None:
     page = (Path(__file__).parents[2] / "docs" / "benchmarks" / "presets.md").read_text("utf-8")
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
-    table = {f"{row[0].strip('`')}_{size}gb": row[2:] for row in rows if len(row) == 7 for size in row[1].split(", ")}
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in page.splitlines()
+        if line.startswith("| `")
+    ]
+    table = {
+        f"{row[0].strip('`')}_{size}gb": row[2:]
+        for row in rows
+        if len(row) == 7
+        for size in row[1].split(", ")
+    }
     shipped_ones = shipped.shipped_presets()
     assert len(table) == 7 * len(presets.SIZES)
     assert set(shipped_ones) == {name for name, row in table.items() if row[1] != "as it stands"}, (
@@ -97,10 +112,15 @@ def test_every_shipped_preset_loads_over_its_configuration_and_is_what_the_table
         step, _, card = step.partition(", ")
         if card:  # of a card of its own, with other settings, by a script of the system's
             assert words.startswith(f"# {recipe}: {memory} of the "), name
-            assert f"that a card of {size[:-2]} GB gives to programs, {step} a step on an {card};" in words, name
+            assert (
+                f"that a card of {size[:-2]} GB gives to programs, {step} a step on an {card};"
+                in words
+            ), name
         else:
             assert words.startswith(f"# {recipe} ({cost}): {memory} of the "), name
-            assert words.endswith(f"that a card of {size[:-2]} GB gives to programs, {step} a step on an rtx2060"), name
+            assert words.endswith(
+                f"that a card of {size[:-2]} GB gives to programs, {step} a step on an rtx2060"
+            ), name
             assert describe_patch(yaml.safe_load(path.read_text("utf-8"))) == recipe
         assert told["batch_size"] == config.train.batch_size == int(batch)
         assert find_strange_patches([path], config) == []
@@ -109,4 +129,6 @@ def test_every_shipped_preset_loads_over_its_configuration_and_is_what_the_table
 def test_a_size_of_card_gives_programs_less_than_its_name() -> None:
     reference = find_gpu(presets.REFERENCE)
     gib = [presets.usable_bytes(reference, size) / 2**30 for size in presets.SIZES]
-    assert gib == [pytest.approx(wanted, abs=0.15) for wanted in (5.8, 7.8, 9.8, 11.75, 15.55, 23.6)]
+    assert gib == [
+        pytest.approx(wanted, abs=0.15) for wanted in (5.8, 7.8, 9.8, 11.75, 15.55, 23.6)
+    ]

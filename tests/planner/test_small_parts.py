@@ -67,7 +67,9 @@ def test_bytes_are_printed_in_the_unit_that_suits() -> None:
     assert describe_bytes(24 * GIB) == "24.0 GiB"
 
 
-@pytest.mark.parametrize("name", ["rtx2060", "RTX 2060", "NVIDIA GeForce RTX 2060", "2060", "rtx-2060"])
+@pytest.mark.parametrize(
+    "name", ["rtx2060", "RTX 2060", "NVIDIA GeForce RTX 2060", "2060", "rtx-2060"]
+)
 def test_a_gpu_is_found_by_any_of_its_names(name: str) -> None:
     assert find_gpu(name).name == "rtx2060"
 
@@ -144,7 +146,11 @@ def test_the_split_at_the_peak_names_categories_modules_and_the_moment() -> None
     trace = small_trace(8)
     peak = replay(trace)
     split = split_at(trace, peak.peak_event)
-    assert split.by_category == {"parameters": 4 * MIB, "activations": 8 * MIB, "temporaries": 16 * MIB}
+    assert split.by_category == {
+        "parameters": 4 * MIB,
+        "activations": 8 * MIB,
+        "temporaries": 16 * MIB,
+    }
     assert split.by_module[0] == ("(outside modules)", 16 * MIB)
     assert split.moment == "phase net, forward (step 1)"
     curves = timeline(trace)
@@ -159,7 +165,11 @@ def test_no_replay_does_with_less_than_what_is_alive_at_once() -> None:
 
 
 def test_a_thinned_timeline_keeps_the_peak_of_every_stretch() -> None:
-    storages = [Storage(size * MIB, category, "net", "a") for size in (1, 7, 2) for category in ("batch", "gradients")]
+    storages = [
+        Storage(size * MIB, category, "net", "a")
+        for size in (1, 7, 2)
+        for category in ("batch", "gradients")
+    ]
     events = [entry for index in range(len(storages)) for entry in (index, ~index)]
     curves = timeline(Trace(storages, events, [Span(0, 0, "", "build")]), points=3)
     assert curves == {"batch": [MIB, 7 * MIB, 2 * MIB]}
@@ -175,16 +185,21 @@ def test_a_calibration_explains_the_surplus_by_scratch_and_comes_back_from_disk(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     measured = Measurement("NVIDIA GeForce RTX 2060", 1200, 1400, 0.3, 300)
-    learnt = learn(measured, planned=1000, planned_with_scratch=1400, planned_seconds=0.2, source="runs/a")
+    learnt = learn(
+        measured, planned=1000, planned_with_scratch=1400, planned_seconds=0.2, source="runs/a"
+    )
     assert learnt == Calibration(300, 0.5, 1.5, "runs/a")
     save_calibration("RTX 2060", learnt)
     assert load_calibration("rtx2060") == learnt
     assert load_calibration("rtx3060") == Calibration()  # nothing is moved unasked
-    assert load_calibration("rtx3060", "rtx2060") == Calibration(time_factor=1.5, time_from="rtx2060")
+    assert load_calibration("rtx3060", "rtx2060") == Calibration(
+        time_factor=1.5, time_from="rtx2060"
+    )
     save_calibration("RTX 2070", replace(learnt, cuda="12.6"))
     for installed, context in (("12", 300), ("", 300), ("13", Calibration().context_bytes)):
         monkeypatch.setattr(calibration, "installed_cuda", lambda installed=installed: installed)
-        assert load_calibration("rtx2070").context_bytes == context  # that of another CUDA says nothing
+        # that of another CUDA says nothing
+        assert load_calibration("rtx2070").context_bytes == context
         assert load_calibration("rtx2070").cudnn_share == 0.5
     with pytest.raises(ConfigError, match="rtx4090 has no calibration; calibrated are rtx2060"):
         load_calibration("rtx3060", "rtx4090")
@@ -204,9 +219,15 @@ def test_scratch_is_that_of_dense_convolutions_larger_than_1x1() -> None:
     for groups, kernel, inside in ((1, 3, 2), (1, 1, 0), (8, 3, 0)):
         weight = torch.zeros(8, 8 // groups, kernel, kernel)
         rest = ([1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], groups)
-        assert unseen.scratch("aten::convolution", (x, weight, None, *rest), x) == inside * x.nbytes / 2
+        assert (
+            unseen.scratch("aten::convolution", (x, weight, None, *rest), x)
+            == inside * x.nbytes / 2
+        )
         backward = (x, x, weight, [8], *rest, [True] * 3)
-        assert unseen.scratch("aten::convolution_backward", backward, (x, weight, x)) == inside * x.nbytes / 2
+        assert (
+            unseen.scratch("aten::convolution_backward", backward, (x, weight, x))
+            == inside * x.nbytes / 2
+        )
     assert unseen.largest_convolution == 2 * x.nbytes
 
 
@@ -222,15 +243,27 @@ def test_a_run_without_a_gpu_teaches_nothing(tmp_path: Path) -> None:
 def test_a_run_on_a_gpu_is_read_from_its_records(tmp_path: Path) -> None:
     (tmp_path / "env.json").write_text(json.dumps({"devices": [{"name": "NVIDIA T4"}]}))
     peak = {"kind": "cuda", "peak_bytes": 5, "reserved_bytes": 7}
-    (tmp_path / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"peak_memory": peak, "median_step_seconds": 0.5})
+    )
     assert read_measurement(tmp_path) == Measurement("NVIDIA T4", 5, 7, 0.5, None)
 
 
 def test_a_run_s_steps_teach_and_not_its_evaluation(tmp_path: Path) -> None:
-    (tmp_path / "env.json").write_text(json.dumps({"devices": [{"name": "NVIDIA T4"}, {"name": "NVIDIA L4"}]}))
-    peak = {"kind": "cuda", "peak_bytes": 50, "reserved_bytes": 70, "steps_peak_bytes": 5, "steps_reserved_bytes": 7}
+    (tmp_path / "env.json").write_text(
+        json.dumps({"devices": [{"name": "NVIDIA T4"}, {"name": "NVIDIA L4"}]})
+    )
+    peak = {
+        "kind": "cuda",
+        "peak_bytes": 50,
+        "reserved_bytes": 70,
+        "steps_peak_bytes": 5,
+        "steps_reserved_bytes": 7,
+    }
     peak |= {"device": "NVIDIA L4", "outside_bytes": 3}
-    (tmp_path / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"peak_memory": peak, "median_step_seconds": 0.5})
+    )
     assert read_measurement(tmp_path) == Measurement("NVIDIA L4", 5, 7, 0.5, 3)
 
 
@@ -238,7 +271,9 @@ def test_a_card_that_is_not_in_the_table_is_described_by_the_run(tmp_path: Path)
     device = {"name": "NVIDIA B300", "capability": "10.3", "memory_bytes": 288 * 2**30}
     (tmp_path / "env.json").write_text(json.dumps({"devices": [device]}))
     peak = {"kind": "cuda", "peak_bytes": 5, "reserved_bytes": 7}
-    (tmp_path / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"peak_memory": peak, "median_step_seconds": 0.5})
+    )
     gpu = read_measurement(tmp_path).gpu
     assert (gpu.name, gpu.memory_gib, gpu.capability) == ("b300", 288, (10, 3))
     with pytest.raises(ConfigError, match="no 'NVIDIA B300' in the table"):
@@ -265,7 +300,13 @@ def test_the_picture_is_written_with_its_title_and_what_its_line_is(
     path = tmp_path / "plan.png"
     write_timeline(path, [("as it stands", curves), ("recompute", curves)], GIB, "dcgan, batch 8")
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert {"dcgan, batch 8", "as it stands", "recompute", "budget less the context: 1.00 GiB", AXIS} <= set(texts)
+    assert {
+        "dcgan, batch 8",
+        "as it stands",
+        "recompute",
+        "budget less the context: 1.00 GiB",
+        AXIS,
+    } <= set(texts)
 
 
 def test_products_in_tf32_are_as_fast_as_the_card_says() -> None:
@@ -273,12 +314,18 @@ def test_products_in_tf32_are_as_fast_as_the_card_says() -> None:
     products = {is_tf32: Work(uses_tf32=is_tf32) for is_tf32 in (False, True)}
     for work in products.values():
         work.add(10**12, 10**6, half=False)
-    ratios = [products[False].seconds(gpu) / products[True].seconds(gpu) for gpu in map(find_gpu, ("rtx3060", "a100"))]
+    ratios = [
+        products[False].seconds(gpu) / products[True].seconds(gpu)
+        for gpu in map(find_gpu, ("rtx3060", "a100"))
+    ]
     assert ratios == pytest.approx([1, 156 / 19.5])
 
 
 def test_a_result_that_its_kernel_shrank_keeps_the_storage_that_it_was_made_in() -> None:
-    columns, fold = torch.zeros(2, 27, 16), partial(functional.fold, output_size=(4, 4), kernel_size=3, padding=1)
+    columns, fold = (
+        torch.zeros(2, 27, 16),
+        partial(functional.fold, output_size=(4, 4), kernel_size=3, padding=1),
+    )
     storage = fold(columns).untyped_storage().nbytes()
     assert storage == columns.nbytes
     with FakeTensorMode() as fake:

@@ -28,7 +28,9 @@ def call(*args: Any, **kwargs: Any) -> Callable[[torch.dtype], Arguments]:
                 return type(value)(convert(item) for item in value)
             return value
 
-        return [convert(value) for value in args], {name: convert(value) for name, value in kwargs.items()}
+        return [convert(value) for value in args], {
+            name: convert(value) for name, value in kwargs.items()
+        }
 
     return give
 
@@ -43,8 +45,14 @@ sequence, hidden, state = random(4, 1, 2), random(1, 1, 2), random(1, 2)
 switches = (True, 1, 0.0, False, False, False)
 
 TORCH = {
-    **{f"conv{n}d": call(random(1, 2, *[3] * n), random(2, 2, *[2] * n), random(2)) for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": call(random(1, 2, *[3] * n), random(2, 2, *[2] * n), bias=random(2)) for n in (1, 2, 3)},
+    **{
+        f"conv{n}d": call(random(1, 2, *[3] * n), random(2, 2, *[2] * n), random(2))
+        for n in (1, 2, 3)
+    },
+    **{
+        f"conv_transpose{n}d": call(random(1, 2, *[3] * n), random(2, 2, *[2] * n), bias=random(2))
+        for n in (1, 2, 3)
+    },
     "conv_tbc": call(random(4, 1, 2), random(2, 2, 3), random(3)),
     "prelu": call(random(2, 3), vector),
     "addmm": call(matrix, matrix, matrix, beta=0.5),
@@ -107,7 +115,9 @@ FUNCTIONAL = {
     "smooth_l1_loss": call(matrix, matrix * 2),
     "soft_margin_loss": call(matrix, matrix),
     "triplet_margin_loss": call(matrix, matrix, matrix),
-    "ctc_loss": call(random(4, 1, 3).log(), torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2])),
+    "ctc_loss": call(
+        random(4, 1, 3).log(), torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2])
+    ),
     "binary_cross_entropy": call(matrix, matrix),
     **{name: TORCH[name] for name in TORCH if name.startswith("conv")},
 }

@@ -41,7 +41,9 @@ def test_the_spacing_is_that_to_the_next_number_of_larger_magnitude(dtype: torch
 def test_a_byte_adds_eight_bits_and_is_right_on_average(dtype: torch.dtype, unit: float) -> None:
     numbers = 1 + 0.99 * torch.rand(1 << 16, generator=torch.Generator().manual_seed(0))
     nearest, rest = with_remainder(numbers, dtype)
-    random = torch.randint(-(1 << 31), 1 << 31, numbers.shape, generator=torch.Generator().manual_seed(1))
+    random = torch.randint(
+        -(1 << 31), 1 << 31, numbers.shape, generator=torch.Generator().manual_seed(1)
+    )
     codes = code_remainder(rest, nearest, random.to(torch.int32))
     wrong = nearest.float() + coded_remainder(codes, nearest) - numbers
     assert codes.dtype == torch.int8
@@ -83,13 +85,20 @@ def test_small_updates_move_weights_as_far_as_float32_s(mode: str) -> None:
     assert 1 - float(whole.mean()) == pytest.approx(0.005, rel=2e-3)
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("bf16-24bit", 2 + 1 + 4), ("fp16-24bit", 2 + 1 + 4)])
-def test_a_weight_and_its_state_take_seven_bytes_and_gradients_are_summed_as_said(mode: str, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("bf16-24bit", 2 + 1 + 4), ("fp16-24bit", 2 + 1 + 4)]
+)
+def test_a_weight_and_its_state_take_seven_bytes_and_gradients_are_summed_as_said(
+    mode: str, expected: int
+) -> None:
     run = parts.classifier({"mode": mode, **SCALED}, optimizer={"name": "adam", "lr": 1e-3})
     update(run, run.phases[0], parts.batch())
     weight = run.task.modules["net"].stages[1][0].weight
     state = run.optimizers["net"].state[weight]
-    held = [weight, *(value for value in state.values() if isinstance(value, Tensor) and value.dim())]
+    held = [
+        weight,
+        *(value for value in state.values() if isinstance(value, Tensor) and value.dim()),
+    ]
     assert sum(tensor.nbytes for tensor in held) == expected * weight.numel()
     assert weight.grad.dtype == (torch.float32 if mode == "fp16-24bit" else torch.bfloat16)
 
@@ -137,7 +146,9 @@ def test_a_run_goes_on_in_another_mode_and_back(mode: str, other: str) -> None:
         mechanism.train(run, [parts.batch()])
         assert all(value.isfinite().all() for value in mechanism.state(run).values())
         states = capture(run)
-    codes = [state["compensation"] for one in run.optimizers.values() for state in one.state.values()]
+    codes = [
+        state["compensation"] for one in run.optimizers.values() for state in one.state.values()
+    ]
     assert {code.dtype for code in codes} == {torch.int8}
 
 

@@ -26,7 +26,9 @@ OPTIMIZERS: list[Any] = [
 ]
 
 
-def constant_descent(mode: str, make: Any, steps: int = 200, size: int = 512, **settings: Any) -> Tensor:
+def constant_descent(
+    mode: str, make: Any, steps: int = 200, size: int = 512, **settings: Any
+) -> Tensor:
     """Return weights that began at 1 after steps whose updates are each far below half an ulp."""
     torch.manual_seed(3)
     precision = parts.mode({"mode": mode, **settings})
@@ -41,7 +43,10 @@ def constant_descent(mode: str, make: Any, steps: int = 200, size: int = 512, **
         optimizer.zero_grad()
         precision.backward(net.weight.float().sum(), phase)
         precision.step(phase, None)
-    tensors = [net.weight, *(v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))]
+    tensors = [
+        net.weight,
+        *(v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)),
+    ]
     assert {t.dtype for t in tensors if t.dim()} == {torch.bfloat16}
     return net.weight.detach().float()
 
@@ -59,13 +64,15 @@ def constant_descent(mode: str, make: Any, steps: int = 200, size: int = 512, **
 )
 def test_updates_below_half_an_ulp_are_lost_by_bf16_pure_alone(make: Any) -> None:
     exact = constant_descent_in_float32(make)
-    assert 0.9 < exact < 0.98  # not what bfloat16 near 1 can resolve in a step: its ulp below 1 is 2^-8
+    # not what bfloat16 near 1 can resolve in a step: its ulp below 1 is 2^-8
+    assert 0.9 < exact < 0.98
     steps = 200
     pure = constant_descent("bf16-pure", make, steps)
     stochastic = constant_descent("bf16-sr", make, steps)
     compensated = constant_descent("bf16-kahan", make, steps)
     lost = float(pure.mean())
-    assert lost == 1.0 or abs(lost - exact) > 0.01  # RMSprop's first steps are large enough to be seen
+    # RMSprop's first steps are large enough to be seen
+    assert lost == 1.0 or abs(lost - exact) > 0.01
     assert float(stochastic.mean()) == pytest.approx(exact, abs=4e-3)
     assert float((compensated - exact).abs().max()) < 4e-3
     assert stochastic.unique().numel() > 1
@@ -93,7 +100,9 @@ def kahan_distance(make: Any, steps: int) -> float:
     for _ in range(steps):
         net.weight.grad = torch.ones_like(net.weight)
         precision.step(phase, None)
-    return 1 - float((net.weight.detach().float() + optimizer.state[net.weight]["compensation"].float()).mean())
+    return 1 - float(
+        (net.weight.detach().float() + optimizer.state[net.weight]["compensation"].float()).mean()
+    )
 
 
 def constant_descent_in_float32(make: Any, steps: int = 200) -> float:
@@ -114,8 +123,16 @@ def test_each_optimizer_steps_with_nothing_kept_in_float32(mode: str, optimizer:
             assert update(run, phase, parts.batch(step)).finite
     kept = [p for module in run.task.trainable.values() for p in module.parameters()]
     for one in run.optimizers.values():
-        kept += [v for state in one.state.values() for v in state.values() if isinstance(v, Tensor) and v.dim()]
-        assert all(p in one.state for group in one.param_groups for p in group["params"]) or optimizer["name"] == "sgd"
+        kept += [
+            v
+            for state in one.state.values()
+            for v in state.values()
+            if isinstance(v, Tensor) and v.dim()
+        ]
+        assert (
+            all(p in one.state for group in one.param_groups for p in group["params"])
+            or optimizer["name"] == "sgd"
+        )
     assert {tensor.dtype for tensor in kept} == {torch.bfloat16}
 
 
@@ -131,7 +148,8 @@ def test_the_size_of_the_pieces_changes_nothing(mode: str, monkeypatch: pytest.M
         return [p.detach().clone() for p in run.task.modules["net"].parameters()] + tensors
 
     whole = trained(1 << 30)
-    for piece in (64, 256):  # vectors of sixteen: elsewhere torch's own kernels round their ends otherwise
+    # vectors of sixteen: elsewhere torch's own kernels round their ends otherwise
+    for piece in (64, 256):
         assert all(torch.equal(a, b) for a, b in zip(trained(piece), whole, strict=True))
 
 
@@ -139,7 +157,9 @@ def test_the_size_of_the_pieces_changes_nothing(mode: str, monkeypatch: pytest.M
 def test_steps_during_backward_give_the_same_bits(mode: str) -> None:
     states = []
     for memory in ({}, {"optimizer_in_backward": True}):
-        run = parts.gan(mode, optimizer={"name": "adabelief", "lr": 1e-3, "lr_cos": 4}, memory=memory)
+        run = parts.gan(
+            mode, optimizer={"name": "adabelief", "lr": 1e-3, "lr_cos": 4}, memory=memory
+        )
         torch.manual_seed(1)
         for step in range(3):
             for phase in run.phases:
@@ -159,7 +179,9 @@ def test_gradients_of_micro_batches_add_up_in_float32_where_asked() -> None:
 
 
 def test_a_float32_module_is_updated_in_float32() -> None:
-    run = parts.classifier({"mode": "bf16-sr", "keep_fp32": ["net.stages.1"]}, optimizer={"name": "adam", "lr": 1e-3})
+    run = parts.classifier(
+        {"mode": "bf16-sr", "keep_fp32": ["net.stages.1"]}, optimizer={"name": "adam", "lr": 1e-3}
+    )
     weight = run.task.modules["net"].stages[1][0].weight
     before = weight.detach().clone()
     update(run, run.phases[0], parts.batch())
@@ -193,7 +215,9 @@ def test_tricks_that_replace_the_optimizer_are_refused(trick: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["bf16-pure", "O3", "bf16-sr"])
-def test_weights_without_masters_reach_the_device_in_half(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_without_masters_reach_the_device_in_half(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import mpt.engine.building.build as build
 
     seen: list[torch.dtype] = []
@@ -204,7 +228,9 @@ def test_weights_without_masters_reach_the_device_in_half(mode: str, monkeypatch
         return original(module, *args)
 
     monkeypatch.setattr(build, "place", place)
-    run = parts.classifier({"mode": mode, "dtype": "bfloat16", "keep_fp32": ["net.stages.0"]}, task={"ema": 0.9})
+    run = parts.classifier(
+        {"mode": mode, "dtype": "bfloat16", "keep_fp32": ["net.stages.0"]}, task={"ema": 0.9}
+    )
     assert set(seen) == {torch.bfloat16, torch.float32}
     assert {p.dtype for p in run.task.modules["net"].stages[1].parameters()} == {torch.bfloat16}
     assert {p.dtype for p in run.task.modules["net"].stages[0].parameters()} == {torch.float32}

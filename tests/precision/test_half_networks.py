@@ -66,7 +66,9 @@ def test_every_method_takes_and_returns_float32_and_computes_in_half(mode: str) 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_method_that_the_network_calls_itself_is_left_alone_also_when_recomputed(mode: str) -> None:
+def test_a_method_that_the_network_calls_itself_is_left_alone_also_when_recomputed(
+    mode: str,
+) -> None:
     net = prepared(mode)
     net(torch.rand(2, 4)).sum().backward()
     assert net.inside == [torch.bfloat16, torch.bfloat16]
@@ -95,7 +97,9 @@ def tied(mode: str, kept: str, casts: bool = False) -> torch.Tensor:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_float32_weight_that_half_meets_elsewhere_is_named_with_the_way_out(mode: str) -> None:
-    with pytest.raises(ConfigError, match=r"precision.keep_fp32: levels of Tied stay in float32.* same dtype"):
+    with pytest.raises(
+        ConfigError, match=r"precision.keep_fp32: levels of Tied stay in float32.* same dtype"
+    ):
         tied(mode, "net.levels")
     assert tied(mode, "*").dtype == torch.float32
     assert tied(mode, "net.levels", casts=True).dtype == torch.float32
@@ -106,7 +110,9 @@ def test_a_network_that_is_not_trained_keeps_the_bits_it_was_loaded_with(mode: s
     torch.manual_seed(0)
     networks: dict[str, nn.Module] = {"net": nn.Linear(4, 4), "teacher": nn.Linear(4, 4)}
     before = {key: value.clone() for key, value in networks["teacher"].state_dict().items()}
-    assert not torch.equal(before["weight"], before["weight"].bfloat16().float()), "no number that half cannot hold"
+    assert not torch.equal(before["weight"], before["weight"].bfloat16().float()), (
+        "no number that half cannot hold"
+    )
     precision = parts.mode({"mode": mode, "dtype": "bfloat16"})
     precision.convert(networks)
     task: Any = type("Task", (), {"modules": networks, "trainable": {"net": networks["net"]}})

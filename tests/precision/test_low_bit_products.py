@@ -15,7 +15,10 @@ from mpt.seams import Loss, Phase
 from tests.engine import parts
 
 pytest.importorskip("torchao", reason="needs the extra torchao")
-MODES: list[Any] = [{"mode": "fp8", "emulate": True, "min_speedup": 0}, {"mode": "int8", "min_speedup": 0}]
+MODES: list[Any] = [
+    {"mode": "fp8", "emulate": True, "min_speedup": 0},
+    {"mode": "int8", "min_speedup": 0},
+]
 
 
 def network() -> nn.Sequential:
@@ -73,7 +76,9 @@ def test_emulated_fp8_rounds_to_three_bits_of_mantissa() -> None:
     reference = nn.Linear(32, 64)
     reference.load_state_dict(layer.state_dict())
     x = torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
-    error = (layer(x.bfloat16()).float() - reference(x)).detach().norm() / reference(x).detach().norm()
+    error = (layer(x.bfloat16()).float() - reference(x)).detach().norm() / reference(
+        x
+    ).detach().norm()
     assert 0.005 < float(error) < 0.06
 
 
@@ -100,7 +105,9 @@ def test_cards_without_the_hardware_are_refused(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     for mode, least in (("fp8", "8.9"), ("int8", "8.0")):
-        with pytest.raises(ConfigError, match=f"{mode} needs compute capability {least} or later; this GPU has 7.5"):
+        with pytest.raises(
+            ConfigError, match=f"{mode} needs compute capability {least} or later; this GPU has 7.5"
+        ):
             check_device(mode, torch.device("cuda"), emulate=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (12, 0))
     assert check_device("fp8", torch.device("cuda"), emulate=False) == (12, 0)

@@ -51,9 +51,15 @@ def dtype_inside(run: Any, module: nn.Module) -> torch.dtype:
 @pytest.mark.parametrize("mode", EVERY_MODE, ids=str)
 @pytest.mark.parametrize("make", [parts.classifier, parts.gan])
 def test_one_step_gives_finite_losses_and_moves_every_network(mode: Any, make: Any) -> None:
-    optimizer = {"name": "adam", "lr": 2e-4, "eps": 1e-4} if mode == "fp16-pure" else {"name": "adam", "lr": 2e-4}
+    optimizer = (
+        {"name": "adam", "lr": 2e-4, "eps": 1e-4}
+        if mode == "fp16-pure"
+        else {"name": "adam", "lr": 2e-4}
+    )
     run = make(mode, optimizer=optimizer)
-    before = {n: copy.deepcopy(module_state(run.precision, m)) for n, m in run.task.trainable.items()}
+    before = {
+        n: copy.deepcopy(module_state(run.precision, m)) for n, m in run.task.trainable.items()
+    }
     for _ in range(2):
         for phase in run.phases:
             done = update(run, phase, parts.batch())
@@ -62,7 +68,9 @@ def test_one_step_gives_finite_losses_and_moves_every_network(mode: Any, make: A
             assert not done.stats.skipped
     for name, module in run.task.trainable.items():
         after = module_state(run.precision, module)
-        assert any(not torch.equal(after[key], before[name][key]) for key in after if "weight" in key)
+        assert any(
+            not torch.equal(after[key], before[name][key]) for key in after if "weight" in key
+        )
 
 
 @pytest.mark.parametrize("mode", EVERY_MODE, ids=str)
@@ -102,7 +110,9 @@ def test_o2_keeps_batch_norm_and_masters_in_float32_and_saves_float32() -> None:
     assert net.stages[0][0].weight.dtype == torch.float16
     assert net.stages[0][1].weight.dtype == torch.float32
     assert net.stages[0][1].running_mean.dtype == torch.float32
-    assert all(p.dtype == torch.float32 for g in run.optimizers["net"].param_groups for p in g["params"])
+    assert all(
+        p.dtype == torch.float32 for g in run.optimizers["net"].param_groups for p in g["params"]
+    )
     update(run, run.phases[0], parts.batch())
     state = module_state(run.precision, net)
     assert all(value.dtype in (torch.float32, torch.int64) for value in state.values())
@@ -123,7 +133,9 @@ def test_o2_keeps_updates_that_half_weights_would_lose() -> None:
 
 
 @pytest.mark.parametrize("mode", ["amp", "O1", "O2"])
-def test_an_overflow_skips_its_own_phase_alone_and_equals_a_run_without_that_step(mode: str) -> None:
+def test_an_overflow_skips_its_own_phase_alone_and_equals_a_run_without_that_step(
+    mode: str,
+) -> None:
     def train(poisoned: bool) -> tuple[Any, dict[str, Tensor]]:
         run = parts.gan({"mode": mode, **HALF})
         disc, gen = run.phases
@@ -159,9 +171,12 @@ def test_static_scale_is_honoured_and_never_moves() -> None:
 def test_float32_says_what_it_has_no_use_for() -> None:
     run = parts.classifier({"mode": "fp32", "dtype": "float16", "loss_scale": 128.0})
     assert (
-        "precision.dtype=float16 and precision.loss_scale=128.0 changes nothing here" in run.precision.numerics.reason
+        "precision.dtype=float16 and precision.loss_scale=128.0 changes nothing here"
+        in run.precision.numerics.reason
     )
-    assert parts.classifier({"mode": "bf16"}).precision.numerics.reason.startswith("bfloat16, as the mode says")
+    assert parts.classifier({"mode": "bf16"}).precision.numerics.reason.startswith(
+        "bfloat16, as the mode says"
+    )
     assert parts.classifier({"mode": "amp", "dtype": "bfloat16"}).precision.numerics.reason == (
         "bfloat16, as precision.dtype asks"
     )
@@ -180,7 +195,9 @@ def test_a_loss_that_is_nan_is_noticed_under_a_static_scale_too() -> None:
 
 def test_bfloat16_needs_no_scaler_unless_asked() -> None:
     assert loss_scales(parts.classifier("bf16").precision) == {}
-    assert loss_scales(parts.classifier({"mode": "bf16", "loss_scale": "dynamic"}).precision) == {"net": 2.0**16}
+    assert loss_scales(parts.classifier({"mode": "bf16", "loss_scale": "dynamic"}).precision) == {
+        "net": 2.0**16
+    }
 
 
 def test_an_epsilon_that_is_zero_in_half_weights_is_refused() -> None:
@@ -189,7 +206,9 @@ def test_an_epsilon_that_is_zero_in_half_weights_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("mode", "allowed"), [("fp32", False), ("O0", False), ("tf32", True)])
-def test_tf32_is_allowed_by_its_mode_alone_and_torch_can_still_read_the_switch(mode: str, allowed: bool) -> None:
+def test_tf32_is_allowed_by_its_mode_alone_and_torch_can_still_read_the_switch(
+    mode: str, allowed: bool
+) -> None:
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     try:
         parts.classifier(mode)
@@ -297,7 +316,9 @@ def test_o2_sums_the_gradients_of_micro_batches_in_float32() -> None:
 
 def test_a_phase_whose_losses_reach_no_parameter_is_refused_in_words() -> None:
     run = parts.classifier({"mode": "amp", **HALF})
-    phase = dataclasses.replace(run.phases[0], losses=lambda batch: iter([Loss("loss", batch["image"].sum())]))
+    phase = dataclasses.replace(
+        run.phases[0], losses=lambda batch: iter([Loss("loss", batch["image"].sum())])
+    )
     batch = parts.batch()
     batch["image"].requires_grad_()
     with pytest.raises(ConfigError, match="phase net: no parameter received a gradient"):
@@ -315,7 +336,9 @@ def test_a_phase_that_yields_no_loss_is_refused_in_words(wrong: Any) -> None:
         yield wrong
 
     phase = dataclasses.replace(run.phases[0], losses=mistaken)
-    with pytest.raises(ConfigError, match=f"phase net: its losses yielded {type(wrong).__name__}, not a Loss"):
+    with pytest.raises(
+        ConfigError, match=f"phase net: its losses yielded {type(wrong).__name__}, not a Loss"
+    ):
         update(run, phase, parts.batch())
 
 

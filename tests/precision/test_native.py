@@ -17,7 +17,11 @@ def test_blocks_of_generator_average_and_discriminator_get_the_dtype() -> None:
     assert loss_scales(run.precision) == {}
     for name in ("gen", "gen_ema"):
         blocks = [m for m in run.task.modules[name].modules() if isinstance(m, SynthesisBlock)]
-        assert [block.half_dtype for block in blocks] == [torch.float32, torch.float16, torch.float16]
+        assert [block.half_dtype for block in blocks] == [
+            torch.float32,
+            torch.float16,
+            torch.float16,
+        ]
     assert all(p.dtype == torch.float32 for p in run.task.modules["gen"].parameters())
     assert all(done.finite for done in take_step(run).values())
 
@@ -40,7 +44,10 @@ def test_gradients_that_overflowed_are_made_finite_and_the_step_is_taken() -> No
 
 
 def test_a_model_without_a_half_precision_of_its_own_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"native is for models with a half precision of their own.*Use amp or bf16"):
+    with pytest.raises(
+        ConfigError,
+        match=r"native is for models with a half precision of their own.*Use amp or bf16",
+    ):
         build("vanilla_gan", "native")
 
 

@@ -42,8 +42,12 @@ def gradients_of(module: nn.Module, x: Tensor, run: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("inside", [False, True], ids=["backward after the block", "backward in the block"])
-def test_a_checkpoint_that_knows_nothing_of_the_casts_recomputes_in_them(reentrant: bool, inside: bool) -> None:
+@pytest.mark.parametrize(
+    "inside", [False, True], ids=["backward after the block", "backward in the block"]
+)
+def test_a_checkpoint_that_knows_nothing_of_the_casts_recomputes_in_them(
+    reentrant: bool, inside: bool
+) -> None:
     torch.manual_seed(0)
     module, x = Mixed(), random(5, 4).requires_grad_()
 
@@ -101,7 +105,9 @@ def test_published_networks_with_their_own_checkpointing_train(name: str) -> Non
     torch.manual_seed(0)
     net: Any
     if name == "timm":
-        net = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, depth=2, embed_dim=12, num_heads=2)
+        net = timm.create_model(
+            "vit_tiny_patch16_224", img_size=16, patch_size=8, depth=2, embed_dim=12, num_heads=2
+        )
         net.set_grad_checkpointing(True)
     else:
         densenet = pytest.importorskip("torchvision.models.densenet")
@@ -110,7 +116,9 @@ def test_published_networks_with_their_own_checkpointing_train(name: str) -> Non
     with o1.casts(torch.bfloat16):
         out = net(x)
     out.float().square().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters() if p.requires_grad)
+    assert all(
+        p.grad is not None and p.grad.isfinite().all() for p in net.parameters() if p.requires_grad
+    )
 
 
 class Product(torch.autograd.Function):
@@ -172,7 +180,9 @@ def test_spectral_norm_as_a_parametrisation_runs(training: bool) -> None:
     assert layer.parametrizations.weight.original.grad.isfinite().all()
 
 
-def test_products_on_mixed_dtypes_run_where_apex_would_crash_and_follow_their_input_where_it_would_not() -> None:
+def test_products_on_mixed_dtypes_run_where_apex_would_crash_and_follow_their_input_where_it_would_not() -> (
+    None
+):
     x, h = random(2, 3, 4), random(2, 3, 4).half()
     attention = functional.scaled_dot_product_attention
     with o1.casts(half):
@@ -187,7 +197,10 @@ def test_products_on_mixed_dtypes_run_where_apex_would_crash_and_follow_their_in
         assert torch.vdot(x[0, 0], h[0, 0]).dtype == single
         assert torch.linalg.vecdot(x, h).dtype == half
         assert torch.linalg.multi_dot([x[0], h[0].t()]).dtype == half
-        assert x.new_zeros(2, 3, 4).scatter_add(0, torch.zeros(1, 3, 4, dtype=torch.long), h[:1]).dtype == single
+        assert (
+            x.new_zeros(2, 3, 4).scatter_add(0, torch.zeros(1, 3, 4, dtype=torch.long), h[:1]).dtype
+            == single
+        )
 
 
 @pytest.mark.parametrize(

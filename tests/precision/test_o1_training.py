@@ -20,7 +20,9 @@ half, single = torch.float16, torch.float32
 
 
 def gradients(module: nn.Module) -> list[Tensor]:
-    return [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+    return [
+        parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None
+    ]
 
 
 def all_equal(left: list[Tensor], right: list[Tensor]) -> bool:
@@ -29,7 +31,9 @@ def all_equal(left: list[Tensor], right: list[Tensor]) -> bool:
 
 def casts_made(run: Callable[[], Any]) -> int:
     """Count the conversions to half that the profiler sees."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+    ) as profile:
         run()
     return sum(event.name == "aten::_to_copy" for event in profile.events())
 
@@ -109,12 +113,16 @@ def test_changed_weights_are_seen_after_the_block_and_after_in_place_changes_wit
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Softplus())
+    return nn.Sequential(
+        nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Softplus()
+    )
 
 
 @pytest.mark.parametrize("dtype", [half, torch.bfloat16, None])
 @pytest.mark.parametrize("backward_inside", [True, False])
-def test_recomputation_gives_bitwise_equal_gradients(dtype: torch.dtype | None, backward_inside: bool) -> None:
+def test_recomputation_gives_bitwise_equal_gradients(
+    dtype: torch.dtype | None, backward_inside: bool
+) -> None:
     results = []
     for recompute in (False, True):
         model, x = network(), random(3, 4).requires_grad_()
@@ -160,7 +168,9 @@ def test_a_recomputed_block_survives_two_backwards() -> None:
 @pytest.mark.parametrize("dtype", [half, single])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_recurrent_layers_run_in_half(kind: type[nn.RNNBase], packed: bool, dtype: torch.dtype) -> None:
+def test_recurrent_layers_run_in_half(
+    kind: type[nn.RNNBase], packed: bool, dtype: torch.dtype
+) -> None:
     layer = kind(3, 2, num_layers=2, bidirectional=True)
     x = random(4, 2, 3).to(dtype).requires_grad_()
     entry = pack_sequence([x[:, 0], x[:2, 1]]) if packed else x
@@ -187,7 +197,9 @@ def test_recurrent_layers_accept_a_half_state() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
-def test_recurrent_cells_run_in_half_and_cast_their_weights_once(kind: type[nn.RNNCellBase]) -> None:
+def test_recurrent_cells_run_in_half_and_cast_their_weights_once(
+    kind: type[nn.RNNCellBase],
+) -> None:
     cell, x = kind(3, 2), random(5, 2, 3).half().requires_grad_()
 
     def run() -> Tensor:
@@ -206,7 +218,9 @@ def test_recurrent_cells_run_in_half_and_cast_their_weights_once(kind: type[nn.R
 @pytest.mark.parametrize("dtype", [half, single])
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("training", [True, False])
-def test_attention_runs_inside_the_mode(dtype: torch.dtype, need_weights: bool, training: bool) -> None:
+def test_attention_runs_inside_the_mode(
+    dtype: torch.dtype, need_weights: bool, training: bool
+) -> None:
     attention = nn.MultiheadAttention(4, 2, batch_first=True).train(training)
     x = random(2, 3, 4).to(dtype)
     mask = torch.zeros(3, 3)
@@ -234,7 +248,10 @@ def test_composites_run_their_parts_inside_the_mode() -> None:
         assert functional.lp_pool2d(h[None, None], 2.0, 2).dtype == single
         assert functional.lp_pool3d(h.reshape(1, 1, 2, 2, 4), 2.0, 2).dtype == single
         assert functional.gaussian_nll_loss(h, h, h).dtype == single
-        assert functional.triplet_margin_with_distance_loss(h, h, h, distance_function=_product).dtype == half
+        assert (
+            functional.triplet_margin_with_distance_loss(h, h, h, distance_function=_product).dtype
+            == half
+        )
         weight = torch.ones(4, 4)
         assert functional.huber_loss(h, h, weight=weight).dtype == single
 

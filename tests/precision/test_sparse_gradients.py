@@ -45,12 +45,15 @@ def one_step(mode: str, sparse: bool, clip_norm: float | None = None, parts: int
 @pytest.mark.parametrize("clip_norm", [None, 0.01])
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("mode", ["amp", "O1", "O2"])
-def test_a_sparse_embedding_learns_as_its_dense_twin_does(mode: str, parts: int, clip_norm: float | None) -> None:
+def test_a_sparse_embedding_learns_as_its_dense_twin_does(
+    mode: str, parts: int, clip_norm: float | None
+) -> None:
     dense, sparse = (one_step(mode, each, clip_norm, parts) for each in (False, True))
     assert torch.allclose(dense, sparse, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 says so once, of its own product
+# torch 2.11 says so once, of its own product
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_an_uncoalesced_gradient_is_divided_by_the_scale(dtype: torch.dtype) -> None:
     table = nn.Embedding(4, 2, sparse=True).to(dtype)
@@ -58,7 +61,10 @@ def test_an_uncoalesced_gradient_is_divided_by_the_scale(dtype: torch.dtype) -> 
         [[1, 1, 3]], torch.full((3, 2), 128.0, dtype=dtype), (4, 2), check_invariants=True
     )
     assert LossScaler(64.0).unscale(table.parameters()) is False
-    assert torch.equal(table.weight.grad.to_dense(), torch.tensor([0, 4, 0, 2.0], dtype=dtype)[:, None].expand(4, 2))
+    assert torch.equal(
+        table.weight.grad.to_dense(),
+        torch.tensor([0, 4, 0, 2.0], dtype=dtype)[:, None].expand(4, 2),
+    )
 
 
 def test_a_sum_of_finite_rows_that_overflows_is_an_overflow() -> None:
@@ -78,9 +84,12 @@ def test_the_norm_of_a_sparse_gradient_counts_repeated_rows_as_their_sum() -> No
     assert float(norm) == pytest.approx(3.5, rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 says so once, of its own product
+# torch 2.11 says so once, of its own product
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize(("limit", "factor"), [(1.0, 1.0), (0.5, 1.0), (0.25, 0.5)])
-def test_a_sparse_gradient_is_scaled_down_to_the_limit_and_never_up_to_it(limit: float, factor: float) -> None:
+def test_a_sparse_gradient_is_scaled_down_to_the_limit_and_never_up_to_it(
+    limit: float, factor: float
+) -> None:
     table = nn.Embedding(4, 2, sparse=True)
     row = torch.tensor([[0.3, 0.4]])  # a norm of 0.5
     table.weight.grad = torch.sparse_coo_tensor([[1]], row.clone(), (4, 2), check_invariants=True)

@@ -49,7 +49,12 @@ def write_run(
         if generator.random() < 0.06 and mode == "amp":
             skipped, scale = skipped + 1, scale / 2
             events.append(
-                {"step": step, "kind": "overflow", "phase": "disc", "message": f"skipped; scale is now {scale:g}"}
+                {
+                    "step": step,
+                    "kind": "overflow",
+                    "phase": "disc",
+                    "message": f"skipped; scale is now {scale:g}",
+                }
             )
         decay = math.exp(-3 * step / steps)
         lines.append(
@@ -72,7 +77,9 @@ def write_run(
         )
         if step % max(1, steps // 10) == 0:
             value = final - 0.3 * decay + 0.02 * generator.random()
-            lines.append({"step": step, "kind": "evaluate", "metrics": {metric: value, "loss": decay}})
+            lines.append(
+                {"step": step, "kind": "evaluate", "metrics": {metric: value, "loss": decay}}
+            )
             shade = tuple(generator.randrange(256) for _ in range(3))
             Image.new("RGB", (64, 64), shade).save(path / "samples" / f"step-{step:08d}.png")
     lines.append({"step": steps, "kind": "evaluate", "metrics": {metric: final, "loss": 0.05}})
@@ -99,7 +106,11 @@ def write_run(
                 "rest": peak_bytes - 9 * part,
             },
             "skipped": {"disc": skipped, "gen": 0},
-            "precision": {"mode": mode, "dtype": "float32" if mode == "fp32" else "bfloat16", "reason": reason},
+            "precision": {
+                "mode": mode,
+                "dtype": "float32" if mode == "fp32" else "bfloat16",
+                "reason": reason,
+            },
             "wall_seconds": steps * step_seconds,
             "parameters": 1_234_567,
         }

@@ -23,7 +23,9 @@ def test_a_classifier_s_page_shows_classes_calibration_and_worst_errors(tmp_path
     run(TrainArguments(config=tmp_path / "c.yaml", runs=str(tmp_path / "runs"), quiet=True))
     path = tmp_path / "runs" / "run"
     details = json.loads((path / "evaluation.json").read_text("utf-8"))
-    accuracy = json.loads((path / "summary.json").read_text("utf-8"))["evaluations"]["accuracy"]["last"]
+    accuracy = json.loads((path / "summary.json").read_text("utf-8"))["evaluations"]["accuracy"][
+        "last"
+    ]
     assert sum(details["matrix"][n][n] for n in range(10)) / details["samples"] == accuracy
     page = (path / "report.html").read_text("utf-8")
     assert "Confusion: rows are the truth" in page
@@ -32,7 +34,8 @@ def test_a_classifier_s_page_shows_classes_calibration_and_worst_errors(tmp_path
     assert len(details["worst"]) > 0
     assert "Examples, evenly over the test set" in page
     assert page.count("<script") == 1
-    assert 'class="heat confusion" style="--cells: 32.0em; --names: 1ch"' in page  # ten columns of one width
+    # ten columns of one width
+    assert 'class="heat confusion" style="--cells: 32.0em; --names: 1ch"' in page
 
     details["worst"][0] |= {"picture": 'x" onerror="alert(1)', "label": "<script>alert(1)</script>"}
     details["classes"][0] = "<b>zero</b>"
@@ -45,10 +48,16 @@ def test_a_classifier_s_page_shows_classes_calibration_and_worst_errors(tmp_path
     assert "onerror=" not in page
     assert ">&lt;cat&gt;/13.jpg</span>" in page  # beside its picture, where there is little room
     assert "&lt;b&gt;zero&lt;/b&gt;" in page
-    unknown = '<td class="number">–</td>' * 3  # of a class without test images there is no recall to tell
+    # of a class without test images there is no recall to tell
+    unknown = '<td class="number">–</td>' * 3
     assert f'<td>nobody</td><td class="number">0</td>{unknown}</tr>' in page
     assert 'class="heat confusion upright" style="--cells: 32.0em; --names: 11ch"' in page
-    for broken in ({**details, "matrix": 5}, {**details, "calibration": {"bins": [{}]}}, [], {"step": 1}):
+    for broken in (
+        {**details, "matrix": 5},
+        {**details, "calibration": {"bins": [{}]}},
+        [],
+        {"step": 1},
+    ):
         (path / "evaluation.json").write_text(json.dumps(broken))
         write_report(path)
         assert "Calibration" not in (path / "report.html").read_text("utf-8")

@@ -21,7 +21,9 @@ FINALS = {"fp32": (0.950, 0.953, 0.948), "amp": (0.951, 0.952, 0.948), "O2": (0.
 
 def make_groups(make_run, modes=FINALS, **changes):
     records = [
-        read_run(make_run(f"{mode}-{seed}", mode=mode, seed=seed, final=final, **changes.get(mode, {})))
+        read_run(
+            make_run(f"{mode}-{seed}", mode=mode, seed=seed, final=final, **changes.get(mode, {}))
+        )
         for mode, finals in modes.items()
         for seed, final in enumerate(finals)
     ]
@@ -48,7 +50,9 @@ def test_verdicts_and_ratios_are_to_fp32_wherever_it_was_named(make_run):
 def test_ratios_are_taken_per_seed_so_that_a_slow_hour_falls_out(make_run):
     seconds = {0: 0.01, 1: 0.05, 2: 0.02}  # the machine was busy during seed 1, for both modes
     records = [
-        read_run(make_run(f"{mode}-{seed}", mode=mode, seed=seed, step_seconds=seconds[seed] * share))
+        read_run(
+            make_run(f"{mode}-{seed}", mode=mode, seed=seed, step_seconds=seconds[seed] * share)
+        )
         for seed in seconds
         for mode, share in (("fp32", 1.0), ("amp", 0.5))
     ]
@@ -61,30 +65,41 @@ def test_times_are_those_of_runs_that_were_alone_and_the_note_says_which(make_ru
             for seed, final in enumerate(FINALS[mode]):
                 crowd = 1 if (mode, seed) in alone else 7 * slower
                 name = f"{mode}-{seed}-of-{len(alone)}"
-                path = make_run(name, mode=mode, seed=seed, final=final, step_seconds=0.01 * slower * crowd)
+                path = make_run(
+                    name, mode=mode, seed=seed, final=final, step_seconds=0.01 * slower * crowd
+                )
                 started = {"variables": {} if (mode, seed) in alone else {"MPT_SIDE_BY_SIDE": "4"}}
-                (path / "env.json").write_text(json.dumps({"variables": {}, "resumes": [None, started]}))
+                (path / "env.json").write_text(
+                    json.dumps({"variables": {}, "resumes": [None, started]})
+                )
                 yield read_run(path)
 
     comparison = compare_groups(group_runs(list(groups({("fp32", 0), ("amp", 0)}))), MARGIN)
     fp32, amp = comparison.rows
-    assert (fp32.step_seconds, amp.step_ratio, amp.throughput_ratio) == pytest.approx((0.01, 2.0, 0.5))
+    assert (fp32.step_seconds, amp.step_ratio, amp.throughput_ratio) == pytest.approx(
+        (0.01, 2.0, 0.5)
+    )
     assert comparison.notes[-1] == (
         "Step times and throughput are those of seed 0, whose runs were alone; the others were trained 4 at a time."
     )
     assert amp.verdict.seeds == 3, "the metric is the same whatever runs beside"
     crowded = compare_groups(group_runs(list(groups({("fp32", 0)}))), MARGIN)
-    assert crowded.notes[-1] == "Up to 4 runs at a time: the step times of amp were measured side by side."
+    assert (
+        crowded.notes[-1]
+        == "Up to 4 runs at a time: the step times of amp were measured side by side."
+    )
 
 
 def test_with_two_seeds_the_ratios_of_time_and_throughput_say_the_same(make_run):
-    seconds = {("fp32", 0): 0.05, ("amp", 0): 0.09, ("amp", 1): 0.10, ("fp32", 1): 0.15}  # slower and slower
+    # slower and slower
+    seconds = {("fp32", 0): 0.05, ("amp", 0): 0.09, ("amp", 1): 0.10, ("fp32", 1): 0.15}
     records = [
         read_run(make_run(f"{mode}-{seed}", mode=mode, seed=seed, step_seconds=each))
         for (mode, seed), each in seconds.items()
     ]
     amp = compare_groups(group_runs(records), MARGIN).rows[1]
-    assert amp.step_ratio == pytest.approx((1.8 * 0.10 / 0.15) ** 0.5)  # their arithmetic mean would be 1.23
+    # their arithmetic mean would be 1.23
+    assert amp.step_ratio == pytest.approx((1.8 * 0.10 / 0.15) ** 0.5)
     assert amp.throughput_ratio == pytest.approx(1 / amp.step_ratio)
 
 
@@ -102,12 +117,16 @@ def test_a_ratio_is_that_of_the_figures_that_are_shown(make_run):
 
 def test_a_diverged_run_is_outside_and_noted(make_run):
     fp32, amp = make_groups(make_run, {mode: FINALS[mode] for mode in ("fp32", "amp")})
-    comparison = compare_groups([fp32, Group("amp", amp.runs, {1: "NaN in the generator at step 7"})], MARGIN)
+    comparison = compare_groups(
+        [fp32, Group("amp", amp.runs, {1: "NaN in the generator at step 7"})], MARGIN
+    )
     assert comparison.rows[1].verdict.outcome == "outside"
     assert any("NaN in the generator" in note for note in comparison.notes)
 
 
-@pytest.mark.parametrize(("change", "word"), [({"model": "vae"}, "model"), ({"metric": "fid"}, "metric")])
+@pytest.mark.parametrize(
+    ("change", "word"), [({"model": "vae"}, "model"), ({"metric": "fid"}, "metric")]
+)
 def test_runs_of_different_kinds_are_refused(make_run, change, word):
     records = [read_run(make_run("a", mode="fp32")), read_run(make_run("b", mode="amp", **change))]
     with pytest.raises(ConfigError, match=f"their {word} differs"):
@@ -127,8 +146,12 @@ def test_the_same_run_or_two_of_a_kind_are_refused(make_run):
 
 def test_runs_of_one_mode_are_compared_by_name_and_their_difference_is_said(make_run):
     path = make_run("b", mode="fp32")
-    (path / "config.yaml").write_text((path / "config.yaml").read_text().replace("batch_size: 32", "batch_size: 64"))
-    comparison = compare_groups(group_runs([read_run(make_run("a", mode="fp32")), read_run(path)]), MARGIN)
+    (path / "config.yaml").write_text(
+        (path / "config.yaml").read_text().replace("batch_size: 32", "batch_size: 64")
+    )
+    comparison = compare_groups(
+        group_runs([read_run(make_run("a", mode="fp32")), read_run(path)]), MARGIN
+    )
     assert [row.group.label for row in comparison.rows] == ["a", "b"]
     assert any("train.batch_size: 32, 64" in note for note in comparison.notes)
 
@@ -157,12 +180,17 @@ def test_a_run_without_config_is_one_note_and_changed_settings_are_another(make_
 def test_where_every_run_diverged_nothing_is_told_or_drawn_of_their_metric(make_run):
     groups = [
         Group(
-            mode, {seed: read_run(make_run(f"{mode}-{seed}", mode=mode, seed=seed)) for seed in (0, 1)}, {0: "", 1: ""}
+            mode,
+            {seed: read_run(make_run(f"{mode}-{seed}", mode=mode, seed=seed)) for seed in (0, 1)},
+            {0: "", 1: ""},
         )
         for mode in ("fp32", "amp")
     ]
     comparison = compare_groups(groups, MARGIN)
-    assert say_spread(comparison) == "fp32 has no finite accuracy for every seed, so its own spread is not known."
+    assert (
+        say_spread(comparison)
+        == "fp32 has no finite accuracy for every seed, so its own spread is not known."
+    )
     assert "accuracy per seed" not in draw_panels(comparison)
 
 
@@ -175,8 +203,12 @@ def test_a_run_with_one_evaluation_is_drawn_as_a_point(make_run):
 
 def test_memory_measured_in_two_ways_has_no_ratio(make_run):
     path = make_run("b", mode="amp")
-    (path / "summary.json").write_text((path / "summary.json").read_text().replace("tracked", "cuda"))
-    comparison = compare_groups(group_runs([read_run(make_run("a", mode="fp32")), read_run(path)]), MARGIN)
+    (path / "summary.json").write_text(
+        (path / "summary.json").read_text().replace("tracked", "cuda")
+    )
+    comparison = compare_groups(
+        group_runs([read_run(make_run("a", mode="fp32")), read_run(path)]), MARGIN
+    )
     assert math.isnan(comparison.rows[1].peak_ratio)
     assert any("different ways" in note for note in comparison.notes)
 
@@ -201,7 +233,10 @@ def test_all_four_files_say_the_same(make_run, tmp_path):
     content = json.loads((folder / "comparison.json").read_text())
     assert [mode["mode"] for mode in content["modes"]] == ["fp32", "amp", "O2"]
     assert content["modes"][1]["verdict"]["outcome"] == "within"
-    markdown, page = (folder / "comparison.md").read_text(), (folder / "comparison.html").read_text()
+    markdown, page = (
+        (folder / "comparison.md").read_text(),
+        (folder / "comparison.html").read_text(),
+    )
     assert "amp against fp32, accuracy, 3 paired seeds: within the margin" in markdown
     assert "O2 against fp32, accuracy, 3 paired seeds: outside the margin (worse)" in markdown
     assert "fp32's own spread over 3 seeds" in markdown
@@ -209,7 +244,9 @@ def test_all_four_files_say_the_same(make_run, tmp_path):
     assert "Loss gen/fool by step" in page
     assert "within the margin" in page
     assert re.findall(r'alt="samples: (\w+), step-(\d+)"', page) == [
-        (mode, step) for mode in ("fp32", "amp", "O2") for step in ("00000000", "00000040", "00000090")
+        (mode, step)
+        for mode in ("fp32", "amp", "O2")
+        for step in ("00000000", "00000040", "00000090")
     ]
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
@@ -238,7 +275,9 @@ def test_a_folder_that_cannot_be_made_says_so(make_run, tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_long_labels_leave_room_for_the_plots(make_run):
     long = "optimizer.name=schedule_free optimizer.lr=1e-2 optimizer.schedule=constant train.batch_size=32 number "
-    groups = [Group(f"{long}{n}", {0: read_run(make_run(f"run-{n}", mode="fp32"))}, {}) for n in range(6)]
+    groups = [
+        Group(f"{long}{n}", {0: read_run(make_run(f"run-{n}", mode="fp32"))}, {}) for n in range(6)
+    ]
     comparison = compare_groups(groups, MARGIN)
     for svg in draw_panels(comparison).values():
         ElementTree.fromstring(svg)
@@ -249,8 +288,12 @@ def test_settings_of_another_optimizer_are_told_in_one_note(make_run):
     for mode in ("fp32", "amp"):
         path = make_run(mode, mode=mode)
         more = "".join(f"  key{n}: {mode}\n" for n in range(4))
-        (path / "config.yaml").write_text((path / "config.yaml").read_text() + f"optimizer:\n  name: {mode}\n{more}")
-    notes = compare_groups(group_runs([read_run(path.parent / m) for m in ("fp32", "amp")]), MARGIN).notes
+        (path / "config.yaml").write_text(
+            (path / "config.yaml").read_text() + f"optimizer:\n  name: {mode}\n{more}"
+        )
+    notes = compare_groups(
+        group_runs([read_run(path.parent / m) for m in ("fp32", "amp")]), MARGIN
+    ).notes
     assert notes == [
         "The configs also differ in optimizer.name: amp, fp32, and in 4 other settings of optimizer: key0, key1, key2, "
         "key3."

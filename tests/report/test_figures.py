@@ -41,7 +41,9 @@ def test_a_run_s_curves_are_written_as_csv_svg_and_pdf(make_run, tmp_path: Path,
 
 
 def test_lines_with_other_names_share_a_table_and_nan_stays_nan() -> None:
-    text = as_csv([{"step": 1, "losses": {"a": 0.5}}, {"step": 2, "losses": {"b": "NaN"}, "kind": "train"}])
+    text = as_csv(
+        [{"step": 1, "losses": {"a": 0.5}}, {"step": 2, "losses": {"b": "NaN"}, "kind": "train"}]
+    )
     assert text == "step,losses/a,losses/b\n1,0.5,\n2,,nan\n"
 
 
@@ -52,7 +54,9 @@ def test_figures_are_of_one_run(tmp_path: Path) -> None:
 
 def test_the_page_has_the_hashes_of_the_parts_that_were_used(make_run) -> None:
     path = make_run()
-    used = [{"name": "mine", "folder": "/x", "distribution": None, "files": {"nn/net.py": "ab" * 32}}]
+    used = [
+        {"name": "mine", "folder": "/x", "distribution": None, "files": {"nn/net.py": "ab" * 32}}
+    ]
     (path / "parts.json").write_text(json.dumps(used))
     report.run(ReportArguments(str(path)))
     page = (path / "report.html").read_text()

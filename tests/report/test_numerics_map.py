@@ -8,4 +8,8 @@ pytestmark = pytest.mark.tier("fast")
 
 
 def test_headroom_just_below_zero_is_no_minus_zero() -> None:
-    assert [cell("forward_headroom_bits", bits).text for bits in (-0.3, 0.2, -1.4)] == ["0", "0", "-1"]
+    assert [cell("forward_headroom_bits", bits).text for bits in (-0.3, 0.2, -1.4)] == [
+        "0",
+        "0",
+        "-1",
+    ]

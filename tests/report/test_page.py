@@ -67,7 +67,13 @@ def test_the_page_is_whole_and_says_what_the_run_was(make_run):
 def test_events_and_environment_are_told_without_what_machines_need(make_run):
     path = make_run()
     events = [
-        {"step": 3, "kind": "scale", "phase": "gen", "message": "gen: loss scale 8 -> 4", "scale": 4.0},
+        {
+            "step": 3,
+            "kind": "scale",
+            "phase": "gen",
+            "message": "gen: loss scale 8 -> 4",
+            "scale": 4.0,
+        },
         {"step": 3, "kind": "overflow", "phase": "gen", "message": "skipped", "scale": 8388608.0},
         {"step": 5, "kind": "resume", "message": "resumed", "notes": []},
         {"step": 5, "kind": "settings", "message": "changed: optimizer.lr 0.1 -> 0.2"},
@@ -103,20 +109,31 @@ def test_the_page_asks_the_network_for_nothing_and_runs_our_script_alone(make_ru
     (script,) = re.findall(r"<script>(.*?)</script>", (path / "report.html").read_text(), re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policies = [attributes.get("content") or "" for tag, attributes in page.tags if tag == "meta"]
-    assert any(f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy for policy in policies)
-    assert not {"fetch(", "XMLHttpRequest", "innerHTML", "eval("} & {word for word in script.split() if "(" in word}
+    assert any(
+        f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
+        for policy in policies
+    )
+    assert not {"fetch(", "XMLHttpRequest", "innerHTML", "eval("} & {
+        word for word in script.split() if "(" in word
+    }
     for tag, attributes in page.tags:
         assert tag not in {"iframe", "object", "embed", "link", "base", "form"}
         for name, value in attributes.items():
             assert not name.startswith("on")
             if name in {"src", "href", "xlink:href", "data"}:
-                assert (value or "").startswith(("data:image/png;base64,", "#", "samples/step-")), (tag, name, value)
+                assert (value or "").startswith(("data:image/png;base64,", "#", "samples/step-")), (
+                    tag,
+                    name,
+                    value,
+                )
     assert "@import" not in (path / "report.html").read_text()
 
 
 def test_markup_in_a_run_s_name_and_files_is_shown_and_not_obeyed(make_run):
     path = make_run(name="<img src=x onerror=alert(1)>", reason="<script>alert(2)</script>")
-    (path / "events.jsonl").write_text(json.dumps({"step": 1, "kind": "<b>", "message": "</table><script>3</script>"}))
+    (path / "events.jsonl").write_text(
+        json.dumps({"step": 1, "kind": "<b>", "message": "</table><script>3</script>"})
+    )
     (path / "env.json").write_text(json.dumps({"<i>": "</main>"}))
     write_report(path)
     page = read_page(path)
@@ -129,7 +146,9 @@ def test_markup_in_a_run_s_name_and_files_is_shown_and_not_obeyed(make_run):
 
 def test_pipes_and_newlines_do_not_break_the_markdown_tables(make_run):
     path = make_run()
-    (path / "events.jsonl").write_text(json.dumps({"step": 1, "kind": "warning", "message": "a | b\n# c"}))
+    (path / "events.jsonl").write_text(
+        json.dumps({"step": 1, "kind": "warning", "message": "a | b\n# c"})
+    )
     write_report(path)
     row = next(line for line in (path / "report.md").read_text().splitlines() if "warning" in line)
     assert len(re.findall(r"(?<!\\)\|", row)) == 5
@@ -194,7 +213,9 @@ def test_each_process_of_a_training_is_shown_and_of_many_the_extremes():
     assert few["processes"] == "2"
     assert few["step of each process, without waiting"].count(",") == 1
     assert "1.00 GiB" in few["peak memory of each process"]
-    many = dict(rank_figures({"count": 16, "step_seconds": [0.5] * 15 + [1.0], "peak_bytes": [0] * 16}))
+    many = dict(
+        rank_figures({"count": 16, "step_seconds": [0.5] * 15 + [1.0], "peak_bytes": [0] * 16})
+    )
     assert " to " in many["step of each process, without waiting"]
     assert "peak memory of each process" not in many
     assert rank_figures({}) == []
@@ -218,7 +239,10 @@ def test_a_run_that_goes_on_past_its_summary_has_a_report_that_says_so(make_run,
         summary.pop("total_steps", None)
         (path / "summary.json").write_text(json.dumps({**summary, "steps": 50}))
     write_report(path)
-    page, report = (path / "report.html").read_text(), json.loads((path / "report.json").read_text())
+    page, report = (
+        (path / "report.html").read_text(),
+        json.loads((path / "report.json").read_text()),
+    )
     assert report["finished"] is False
     assert "has not reached its end" in page
     assert ("is at step 150" in page) == (change == "gone on")

@@ -23,7 +23,9 @@ def test_every_plot_is_well_formed_and_takes_the_colour_of_the_text_around_it(ma
 
 def test_ids_do_not_repeat_between_plots_of_one_page(make_run):
     found = [
-        identity for svg in draw_run(read_run(make_run())).values() for identity in re.findall(r'id="([^"]+)"', svg)
+        identity
+        for svg in draw_run(read_run(make_run())).values()
+        for identity in re.findall(r'id="([^"]+)"', svg)
     ]
     assert len(found) == len(set(found))
 
@@ -46,12 +48,16 @@ def test_axes_have_numbers_to_read_and_none_is_an_offset(make_run):
     assert "0.0005" in words["learning_rate"]
     assert not [word for word in words["losses"] if word.startswith("+")]
     assert any(word.startswith("152.94") for word in words["losses"])
-    assert not [word for curve in words.values() for word in curve if re.fullmatch(r"1e[-+]?[0-9]+", word)]
+    assert not [
+        word for curve in words.values() for word in curve if re.fullmatch(r"1e[-+]?[0-9]+", word)
+    ]
 
 
 def test_a_run_with_one_logged_line_is_drawn_as_points_at_whole_steps(make_run):
     path = make_run()
-    (path / "metrics.jsonl").write_text('{"step": 50, "kind": "train", "losses": {"x": 1.5}, "lr": {"x": 1e-5}}\n')
+    (path / "metrics.jsonl").write_text(
+        '{"step": 50, "kind": "train", "losses": {"x": 1.5}, "lr": {"x": 1e-5}}\n'
+    )
     for svg in (draw_run(read_run(path))[name] for name in ("losses",)):
         assert "<use" in svg.partition("legend")[0]
         steps = re.findall(r"<text[^>]*>((?:4|5)[^<]*)</text>", svg)
@@ -72,10 +78,15 @@ def test_markup_and_formulas_in_names_stay_words(make_run):
 
 def test_a_run_that_diverged_draws_what_is_finite(make_run):
     path = make_run()
-    lines = [{"step": step, "kind": "train", "losses": {"a": value}} for step, value in enumerate([1.0, "NaN", None])]
+    lines = [
+        {"step": step, "kind": "train", "losses": {"a": value}}
+        for step, value in enumerate([1.0, "NaN", None])
+    ]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "losses" in draw_run(read_run(path))
-    (path / "metrics.jsonl").write_text(json.dumps({"step": 0, "kind": "train", "losses": {"a": "NaN"}}))
+    (path / "metrics.jsonl").write_text(
+        json.dumps({"step": 0, "kind": "train", "losses": {"a": "NaN"}})
+    )
     assert "losses" not in draw_run(read_run(path))
 
 
@@ -110,7 +121,13 @@ def test_running_mean_of_a_constant_is_that_constant():
 def test_a_learning_rate_that_never_changes_is_a_figure_and_one_evaluation_is_a_number(make_run):
     path = make_run()
     lines = [
-        {"step": step, "kind": "train", "losses": {"x": 1.0 / step}, "lr": {"net": 1e-3}, "samples_per_second": 3.0}
+        {
+            "step": step,
+            "kind": "train",
+            "losses": {"x": 1.0 / step},
+            "lr": {"net": 1e-3},
+            "samples_per_second": 3.0,
+        }
         for step in (1, 2, 3)
     ]
     lines.append({"step": 3, "kind": "eval", "metrics": {"accuracy": 0.5}})

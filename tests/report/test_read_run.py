@@ -19,7 +19,12 @@ pytestmark = pytest.mark.tier("fast")
 
 def test_a_finished_run_is_read_from_its_files(make_run):
     record = read_run(make_run(mode="amp", seed=3, final=0.9, peak_bytes=1 << 20))
-    assert (record.model, record.dataset, record.mode, record.dtype) == ("dcgan", "shapes", "amp", "bfloat16")
+    assert (record.model, record.dataset, record.mode, record.dtype) == (
+        "dcgan",
+        "shapes",
+        "amp",
+        "bfloat16",
+    )
     assert (record.seed, record.steps, record.final, record.peak_bytes) == (3, 100, 0.9, 1 << 20)
     assert record.is_finished
     assert record.problems == []
@@ -38,7 +43,9 @@ def test_without_a_summary_the_logs_speak(make_run):
 def test_an_interrupted_run_s_summary_does_not_make_it_finished(make_run):
     path = make_run()
     summary = json.loads((path / "summary.json").read_text())
-    (path / "summary.json").write_text(json.dumps({**summary, "steps": 100, "total_steps": 200, "final": None}))
+    (path / "summary.json").write_text(
+        json.dumps({**summary, "steps": 100, "total_steps": 200, "final": None})
+    )
     record = read_run(path)
     assert not record.is_finished
     assert math.isnan(record.final)
@@ -47,7 +54,10 @@ def test_an_interrupted_run_s_summary_does_not_make_it_finished(make_run):
 def test_of_two_resumes_from_one_step_the_last_is_what_held(make_run):
     path = make_run()
     changes = [(3, "changed: a 1 -> 2"), (3, "changed: a 1 -> 3"), (5, "changed: b 1 -> 2")]
-    lines = [json.dumps({"kind": "settings", "step": step, "message": message}) for step, message in changes]
+    lines = [
+        json.dumps({"kind": "settings", "step": step, "message": message})
+        for step, message in changes
+    ]
     (path / "events.jsonl").write_text("\n".join(lines) + "\n")
     assert read_run(path).settings_changes == [(3, "changed: a 1 -> 3"), (5, "changed: b 1 -> 2")]
 
@@ -85,7 +95,9 @@ def test_steps_done_twice_count_once_and_the_later_line_wins(make_run):
     path = make_run(steps=4)
     with (path / "metrics.jsonl").open("a") as file:
         for step in (2, 3):
-            file.write(json.dumps({"step": step, "kind": "train", "losses": {"disc/real": 9.0}}) + "\n")
+            file.write(
+                json.dumps({"step": step, "kind": "train", "losses": {"disc/real": 9.0}}) + "\n"
+            )
     steps, values = curves(read_run(path).train, "losses")["disc/real"]
     assert steps == [0, 1, 2, 3]
     assert values[2:] == [9.0, 9.0]
@@ -111,7 +123,9 @@ def test_aliases_that_would_unfold_without_end_are_not_interpreted(make_run):
     assert any("config.yaml" in problem for problem in record.problems)
 
 
-@pytest.mark.parametrize("text", ["{", "- 1", "\x00", "[" * 5000, "a: !!python/object/apply:os.system [true]"])
+@pytest.mark.parametrize(
+    "text", ["{", "- 1", "\x00", "[" * 5000, "a: !!python/object/apply:os.system [true]"]
+)
 def test_a_config_that_is_none_is_no_crash(make_run, text):
     path = make_run()
     (path / "config.yaml").write_text(text)
@@ -136,7 +150,9 @@ def write_log(path: Path, steps: int) -> None:
                 f'{{"kind":"train","step":{step},"time":1,"losses":{{"net/loss":{step / steps}}},"skipped":{{}}}}\n'
             )
             if step % 1000 == 0:
-                file.write(f'{{"kind":"evaluate","step":{step},"time":1,"metrics":{{"accuracy":{step / steps}}}}}\n')
+                file.write(
+                    f'{{"kind":"evaluate","step":{step},"time":1,"metrics":{{"accuracy":{step / steps}}}}}\n'
+                )
 
 
 def test_of_a_long_log_all_evaluations_and_evenly_chosen_steps_are_read(make_run):
@@ -164,7 +180,10 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_on(make_run):
     (path / "metrics.jsonl").unlink()
     (path / "metrics.jsonl").write_text("")
     record = read_run(path)
-    assert any("config.yaml could not be read: not a regular file" in problem for problem in record.problems)
+    assert any(
+        "config.yaml could not be read: not a regular file" in problem
+        for problem in record.problems
+    )
 
 
 @pytest.mark.tier("full")
@@ -176,5 +195,7 @@ def test_a_report_of_200_000_lines_is_made_in_flat_memory(make_run):
         "import resource, sys\nfrom pathlib import Path\nfrom mpt.report.page import write_report\n"
         "write_report(Path(sys.argv[1]))\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) < 150

@@ -32,7 +32,9 @@ def compare_tied(make_run, details=None, loss=None, metric="map50"):
 def test_equal_map_is_decided_only_if_a_box_of_the_rarest_class_is_less_than_the_margin(make_run):
     verdict = compare_tied(make_run, {"objects": {"person": 400, "bus": 4, "tram": 0}})
     assert (verdict.outcome, verdict.direction) == ("undecided", "same")
-    assert "one object of class bus, of which it has 4, is 16.84 % of the metric" in verdict.reason, "1 / 8 / .7425"
+    assert (
+        "one object of class bus, of which it has 4, is 16.84 % of the metric" in verdict.reason
+    ), "1 / 8 / .7425"
     assert "; 68 of each class would do." in verdict.reason, "1 / (1 % of .7425 x 2) and one more"
 
 
@@ -42,16 +44,23 @@ def test_with_boxes_enough_of_each_class_equal_map_is_within(make_run):
 
 def test_f1_of_a_classifier_counts_the_samples_of_its_classes(make_run):
     details = {"per_class": [{"name": "0", "samples": 30}, {"name": "1", "samples": 50}, "damaged"]}
-    assert "one object of class 0, of which it has 30," in compare_tied(make_run, details, metric="f1").reason
+    assert (
+        "one object of class 0, of which it has 30,"
+        in compare_tied(make_run, details, metric="f1").reason
+    )
 
 
 def test_a_metric_equal_to_the_last_digit_of_trainings_that_differ_moves_in_steps(make_run):
     verdict = compare_tied(make_run, loss=0.123)
     assert verdict.outcome == "undecided"
-    assert "the same to the last digit for every seed although the trainings differ" in verdict.reason
+    assert (
+        "the same to the last digit for every seed although the trainings differ" in verdict.reason
+    )
 
 
-@pytest.mark.parametrize("details", [{}, {"objects": None}, {"objects": {"a": "many"}}, {"objects": {"a": 0}}, []])
+@pytest.mark.parametrize(
+    "details", [{}, {"objects": None}, {"objects": {"a": "many"}}, {"objects": {"a": 0}}, []]
+)
 def test_trainings_that_are_the_same_to_the_bit_are_within(make_run, details):
     assert compare_tied(make_run, details, metric="psnr").outcome == "within"
 
@@ -66,5 +75,8 @@ def test_a_metric_that_counts_samples_is_no_finer_than_one_of_them():
     assert (verdict.low, verdict.high) == pytest.approx((-1 / 28, 1 / 28))
     assert "one of its 30 samples is 3.57 % of the metric" in verdict.reason
     assert "at least 108 test samples" in verdict.reason, "1 / (1 % of 28 / 30) and one more"
-    assert judge(tied, tied, MARGIN, higher_is_better=True, resolution=of_samples([1.0], 1000)).outcome == "within"
+    assert (
+        judge(tied, tied, MARGIN, higher_is_better=True, resolution=of_samples([1.0], 1000)).outcome
+        == "within"
+    )
     assert of_classes({"a": 10, "b": 0, "c": 40}).step == 1 / 20

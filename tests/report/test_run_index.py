@@ -28,7 +28,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def test_a_run_that_did_not_change_is_not_read_again(make_run: Any, tmp_path: Path, counted: list[str]) -> None:
+def test_a_run_that_did_not_change_is_not_read_again(
+    make_run: Any, tmp_path: Path, counted: list[str]
+) -> None:
     make_run("a")
     make_run("b", finished=False)
     first = read_rows(tmp_path)
@@ -44,7 +46,9 @@ def test_a_run_that_did_not_change_is_not_read_again(make_run: Any, tmp_path: Pa
     assert rows["b"].steps == 5000
 
 
-def test_a_checkpoint_that_comes_or_goes_changes_the_run(make_run: Any, tmp_path: Path, counted: list[str]) -> None:
+def test_a_checkpoint_that_comes_or_goes_changes_the_run(
+    make_run: Any, tmp_path: Path, counted: list[str]
+) -> None:
     run = make_run("a")
     (run / "checkpoints").mkdir(exist_ok=True)
     read_rows(tmp_path)
@@ -55,7 +59,9 @@ def test_a_checkpoint_that_comes_or_goes_changes_the_run(make_run: Any, tmp_path
     assert counted == ["a"]
 
 
-def test_an_index_of_another_version_is_not_believed(make_run: Any, tmp_path: Path, counted: list[str]) -> None:
+def test_an_index_of_another_version_is_not_believed(
+    make_run: Any, tmp_path: Path, counted: list[str]
+) -> None:
     make_run("a")
     read_rows(tmp_path)
     counted.clear()
@@ -69,7 +75,9 @@ def test_an_index_of_another_version_is_not_believed(make_run: Any, tmp_path: Pa
     "content",
     ["", "[]", "{", '{"version": "0", "runs": {}}', '{"runs": {"a": {"row": {}}}}', "[" * 100_000],
 )
-def test_a_damaged_index_costs_time_alone(make_run: Any, tmp_path: Path, counted: list[str], content: str) -> None:
+def test_a_damaged_index_costs_time_alone(
+    make_run: Any, tmp_path: Path, counted: list[str], content: str
+) -> None:
     make_run("a")
     expected = repr(read_rows(tmp_path))
     (tmp_path / INDEX).write_text(content)
@@ -78,7 +86,9 @@ def test_a_damaged_index_costs_time_alone(make_run: Any, tmp_path: Path, counted
     assert json.loads((tmp_path / INDEX).read_text())["runs"]["a"]
 
 
-def test_an_entry_with_fields_of_other_types_is_not_believed(make_run: Any, tmp_path: Path, counted: list[str]) -> None:
+def test_an_entry_with_fields_of_other_types_is_not_believed(
+    make_run: Any, tmp_path: Path, counted: list[str]
+) -> None:
     make_run("a")
     expected = repr(read_rows(tmp_path))
     index = json.loads((tmp_path / INDEX).read_text())
@@ -92,7 +102,9 @@ def test_an_entry_with_fields_of_other_types_is_not_believed(make_run: Any, tmp_
     assert repr(read_rows(tmp_path)) == expected
 
 
-def test_of_many_runs_that_did_not_change_none_is_read_again(make_run: Any, tmp_path: Path, counted: list[str]) -> None:
+def test_of_many_runs_that_did_not_change_none_is_read_again(
+    make_run: Any, tmp_path: Path, counted: list[str]
+) -> None:
     original = make_run("run-0", steps=5)
     files = {path.name: path.read_bytes() for path in original.iterdir() if path.is_file()}
     for number in range(1, 200):
@@ -102,7 +114,10 @@ def test_of_many_runs_that_did_not_change_none_is_read_again(make_run: Any, tmp_
             (run / name).write_bytes(files[name])
     row = run_rows.describe(run_rows.read_outline(original))
     runs = {path.name: path for path in tmp_path.iterdir()}
-    entries = {name: as_entry(dataclasses.replace(row, name=name), signature(path)) for name, path in runs.items()}
+    entries = {
+        name: as_entry(dataclasses.replace(row, name=name), signature(path))
+        for name, path in runs.items()
+    }
     write_index(tmp_path, entries)
     counted.clear()
     assert len(read_rows(tmp_path)) == 200

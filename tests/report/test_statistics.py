@@ -7,7 +7,13 @@ import numpy
 import pytest
 
 from mpt.errors import ConfigError
-from mpt.report.intervals import LEVEL, difference_interval, fieller_interval, spread, student_quantile
+from mpt.report.intervals import (
+    LEVEL,
+    difference_interval,
+    fieller_interval,
+    spread,
+    student_quantile,
+)
 from mpt.report.sequential import levels
 from mpt.report.statistics import Margin, judge, judge_until, seeds_to_decide
 
@@ -58,14 +64,19 @@ def test_margin_refuses_what_is_no_positive_number(text):
 
 def test_a_small_difference_with_small_spread_is_within():
     verdict = judge(
-        seeds(90.0, 91.0, 89.5), seeds(90.1, 91.0, 89.4), Margin(1.0, relative=False), higher_is_better=True
+        seeds(90.0, 91.0, 89.5),
+        seeds(90.1, 91.0, 89.4),
+        Margin(1.0, relative=False),
+        higher_is_better=True,
     )
     assert verdict.outcome == "within"
     assert -1 < verdict.low < verdict.difference < verdict.high < 1
 
 
 def test_no_significant_difference_is_not_equivalence():
-    verdict = judge(seeds(90.0, 80.0, 85.0), seeds(81.0, 89.0, 86.0), ONE_PER_CENT, higher_is_better=True)
+    verdict = judge(
+        seeds(90.0, 80.0, 85.0), seeds(81.0, 89.0, 86.0), ONE_PER_CENT, higher_is_better=True
+    )
     assert verdict.low < 0 < verdict.high
     assert verdict.outcome == "undecided"
     assert verdict.seeds_wanted is not None
@@ -74,7 +85,12 @@ def test_no_significant_difference_is_not_equivalence():
 
 @pytest.mark.parametrize(("higher_is_better", "direction"), [(True, "worse"), (False, "better")])
 def test_a_large_steady_difference_is_outside_on_the_right_side(higher_is_better, direction):
-    verdict = judge(seeds(90.0, 91.0, 89.5), seeds(80.0, 81.2, 79.4), ONE_PER_CENT, higher_is_better=higher_is_better)
+    verdict = judge(
+        seeds(90.0, 91.0, 89.5),
+        seeds(80.0, 81.2, 79.4),
+        ONE_PER_CENT,
+        higher_is_better=higher_is_better,
+    )
     assert (verdict.outcome, verdict.direction) == ("outside", direction)
 
 
@@ -85,19 +101,25 @@ def test_one_seed_decides_nothing_even_without_difference():
 
 
 def test_equal_runs_are_within_and_the_missing_width_is_said():
-    verdict = judge(seeds(0.9, 0.91, 0.87), seeds(0.9, 0.91, 0.87), ONE_PER_CENT, higher_is_better=True)
+    verdict = judge(
+        seeds(0.9, 0.91, 0.87), seeds(0.9, 0.91, 0.87), ONE_PER_CENT, higher_is_better=True
+    )
     assert (verdict.outcome, verdict.low, verdict.high) == ("within", 0.0, 0.0)
     assert "no width" in verdict.reason
 
 
 def test_a_difference_equal_to_the_margin_without_spread_is_never_decided():
-    verdict = judge(seeds(1.0, 2.0), seeds(1.5, 2.5), Margin(0.5, relative=False), higher_is_better=True)
+    verdict = judge(
+        seeds(1.0, 2.0), seeds(1.5, 2.5), Margin(0.5, relative=False), higher_is_better=True
+    )
     assert verdict.outcome == "undecided"
     assert verdict.seeds_wanted is None
 
 
 def test_a_diverged_run_counts_against_its_mode_and_not_as_missing():
-    verdict = judge(seeds(0.9, 0.9, 0.9), seeds(0.9, math.nan, 0.9), ONE_PER_CENT, higher_is_better=True)
+    verdict = judge(
+        seeds(0.9, 0.9, 0.9), seeds(0.9, math.nan, 0.9), ONE_PER_CENT, higher_is_better=True
+    )
     assert (verdict.outcome, verdict.direction) == ("outside", "worse")
     assert "seed 1" in verdict.reason
 
@@ -132,7 +154,9 @@ def test_relative_interval_of_a_negative_metric_keeps_its_direction():
 def test_fieller_ends_are_where_the_paired_t_test_turns():
     baseline, other = (0.91, 0.90, 0.93, 0.89), (0.905, 0.90, 0.92, 0.895)
     for end in fieller_interval(baseline, other):
-        residual = [after - (1 + end) * before for before, after in zip(baseline, other, strict=True)]
+        residual = [
+            after - (1 + end) * before for before, after in zip(baseline, other, strict=True)
+        ]
         low, high = difference_interval([0.0] * 4, residual)
         assert min(abs(low), abs(high)) == pytest.approx(0, abs=1e-12)
 
@@ -194,7 +218,9 @@ def test_verdicts_agree_with_two_one_sided_tests_of_scipy_where_it_is_installed(
 
 
 def test_a_baseline_too_wide_for_a_share_is_said_in_words_and_not_in_infinities():
-    verdict = judge(seeds(-1.0, 1.2, 0.1), seeds(0.3, 0.2, 0.1), ONE_PER_CENT, higher_is_better=True)
+    verdict = judge(
+        seeds(-1.0, 1.2, 0.1), seeds(0.3, 0.2, 0.1), ONE_PER_CENT, higher_is_better=True
+    )
     assert verdict.outcome == "undecided"
     assert "inf" not in verdict.reason
     assert "mean 0.1, standard deviation 1.1" in verdict.reason
@@ -227,7 +253,9 @@ def test_adding_seeds_until_decided_errs_no_more_often_than_one_look(relative):
         outside += outcome == "outside"
         naive += any(
             judge(
-                *({s: v for s, v in side.items() if s < look} for side in sides), margin, higher_is_better=True
+                *({s: v for s, v in side.items() if s < look} for side in sides),
+                margin,
+                higher_is_better=True,
             ).outcome
             == "within"
             for look in levels(most)
@@ -270,11 +298,13 @@ def test_the_published_runs_of_ssd300_come_out_as_equal():
     assert spread(list(amp.values())).deviation == pytest.approx(0.00136)
     verdict = judge(tf32, amp, ONE_PER_CENT, higher_is_better=True)
     assert (verdict.outcome, verdict.direction, verdict.seeds) == ("within", "better", 15)
-    assert verdict.low < 0 < verdict.high < 0.008  # no difference is shown, and none as large as the margin
+    # no difference is shown, and none as large as the margin
+    assert verdict.low < 0 < verdict.high < 0.008
     sequential = judge_until(tf32, amp, ONE_PER_CENT, 15, higher_is_better=True)
     assert sequential.outcome == "within"
     margin = 0.01 * 0.26707
-    for shift, way in ((margin, "greater"), (-margin, "less")):  # Welch's test from the published figures alone
+    # Welch's test from the published figures alone
+    for shift, way in ((margin, "greater"), (-margin, "less")):
         assert (
             stats.ttest_ind_from_stats(
                 0.26795 + shift, 0.00136, 15, 0.26707, 0.00164, 15, equal_var=False, alternative=way
@@ -289,7 +319,9 @@ def test_the_published_runs_of_ssd300_come_out_as_equal():
 def test_a_divergence_after_the_verdict_counts_in_a_sequential_test():
     baseline = seeds(*(0.9 + 0.0001 * seed for seed in range(5)))
     other = {**baseline, 4: math.nan}
-    judged = judge_until({seed: baseline[seed] for seed in range(3)}, other, ONE_PER_CENT, 16, higher_is_better=True)
+    judged = judge_until(
+        {seed: baseline[seed] for seed in range(3)}, other, ONE_PER_CENT, 16, higher_is_better=True
+    )
     assert judged.outcome == "within", "three seeds decide it"
     judged = judge_until(baseline, other, ONE_PER_CENT, 16, higher_is_better=True)
     assert (judged.outcome, judged.direction) == ("outside", "worse")
@@ -302,7 +334,10 @@ def test_a_seed_that_collapses_after_the_verdict_takes_it_back():
     margin = Margin(0.4, relative=True)
     assert stopped(baseline, other, margin, 6).outcome == "within", "after three seeds"
     assert judge_until(baseline, other, margin, 6, higher_is_better=True).seeds == 5
-    assert judge_until(baseline, {**other, 4: 0.5}, margin, 6, higher_is_better=True).outcome == "undecided"
+    assert (
+        judge_until(baseline, {**other, 4: 0.5}, margin, 6, higher_is_better=True).outcome
+        == "undecided"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -314,7 +349,12 @@ def test_fewer_than_three_seeds_give_no_verdict(count):
 
 
 def test_a_mode_that_is_worse_by_an_unknown_amount_is_called_worse():
-    verdict = judge(seeds(1.0, 1.0, 1.0), seeds(0.6, 0.4, 0.5), Margin(0.5, relative=False), higher_is_better=True)
+    verdict = judge(
+        seeds(1.0, 1.0, 1.0),
+        seeds(0.6, 0.4, 0.5),
+        Margin(0.5, relative=False),
+        higher_is_better=True,
+    )
     assert verdict.outcome == "undecided"
     assert verdict.high < 0
     assert verdict.headline == "worse, size not decided"
@@ -337,4 +377,6 @@ def test_with_eight_seeds_one_far_from_the_others_keeps_it_undecided():
     assert verdict.outcome == "undecided"
     assert "Shapiro" in verdict.reason
     calmer = {**others, 7: -0.4}
-    assert judge(dict.fromkeys(others, 0.0), calmer, margin, higher_is_better=True).outcome == "within"
+    assert (
+        judge(dict.fromkeys(others, 0.0), calmer, margin, higher_is_better=True).outcome == "within"
+    )

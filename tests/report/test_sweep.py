@@ -22,7 +22,9 @@ def groups(tmp_path, curve, *, higher_is_better=True, diverged=()):
         runs = {
             seed: RunRecord(
                 path=tmp_path,
-                evaluations=[{"step": 1, "kind": "evaluate", "metrics": {"psnr": curve(value, seed)}}],
+                evaluations=[
+                    {"step": 1, "kind": "evaluate", "metrics": {"psnr": curve(value, seed)}}
+                ],
                 summary={
                     "metric": "psnr",
                     "higher_is_better": higher_is_better,
@@ -47,7 +49,11 @@ def test_window_edges_and_best_value_of_a_known_curve_are_found(tmp_path):
     found = read_sweep("optimizer.lr", modes, Margin(3.0, relative=False))
     fp32, half = found.windows
     assert (fp32.lowest.label, fp32.highest.label) == ("0.5x", "2x")
-    assert [point.state for point in fp32.points] == ["does not train", *["trains"] * 3, *["does not train"] * 2]
+    assert [point.state for point in fp32.points] == [
+        "does not train",
+        *["trains"] * 3,
+        *["does not train"] * 2,
+    ]
     assert fp32.best.value == pytest.approx(1.0)
     assert half.best_ratio.value == pytest.approx(0.7)
     assert half.best_ratio.low == pytest.approx(0.7) == half.best_ratio.high
@@ -57,7 +63,11 @@ def test_window_edges_and_best_value_of_a_known_curve_are_found(tmp_path):
 
 
 def test_a_lower_metric_may_be_the_better_one(tmp_path):
-    modes = {"fp32": groups(tmp_path, lambda value, seed: 60 - parabola(1.0)(value, seed), higher_is_better=False)}
+    modes = {
+        "fp32": groups(
+            tmp_path, lambda value, seed: 60 - parabola(1.0)(value, seed), higher_is_better=False
+        )
+    }
     found = read_sweep("optimizer.lr", modes, Margin(3.0, relative=False))
     assert (found.windows[0].lowest.label, found.windows[0].highest.label) == ("0.5x", "2x")
     assert found.windows[0].best.value == pytest.approx(1.0)
@@ -74,7 +84,9 @@ def test_values_at_which_a_run_diverged_do_not_train_and_put_the_edge_half_way(t
 def test_an_edge_beyond_the_grid_has_no_interval_and_no_ratio(tmp_path):
     flat = groups(tmp_path, lambda value, seed: 30.0)
     found = read_sweep(
-        "optimizer.lr", {"fp32": flat, "half": groups(tmp_path, parabola(1.0))}, Margin(3.0, relative=False)
+        "optimizer.lr",
+        {"fp32": flat, "half": groups(tmp_path, parabola(1.0))},
+        Margin(3.0, relative=False),
     )
     assert found.windows[0].upper_edge.beyond == 3
     assert math.isnan(found.windows[0].upper_edge.low)
@@ -93,8 +105,12 @@ def test_seeds_that_scatter_leave_a_value_undecided(tmp_path):
     def scattered(value, seed):
         return 30.0 if value == 1.0 else 27.0 + 4 * (seed - 1)
 
-    found = read_sweep("optimizer.lr", {"fp32": groups(tmp_path, scattered)}, Margin(3.0, relative=False))
-    assert {point.state for point in found.windows[0].points if point.value != 1.0} == {"not decided"}
+    found = read_sweep(
+        "optimizer.lr", {"fp32": groups(tmp_path, scattered)}, Margin(3.0, relative=False)
+    )
+    assert {point.state for point in found.windows[0].points if point.value != 1.0} == {
+        "not decided"
+    }
 
 
 def test_places_on_a_logarithmic_scale():

@@ -4,14 +4,28 @@ import math
 
 import pytest
 
-from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
+from mpt.report.units import (
+    show_bytes,
+    show_count,
+    show_figure,
+    show_ratio,
+    show_seconds,
+    show_spread,
+)
 
 pytestmark = pytest.mark.tier("fast")
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 20, "3.0 MiB"), (6 << 30, "6.00 GiB"), (math.nan, "–")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (3 << 20, "3.0 MiB"),
+        (6 << 30, "6.00 GiB"),
+        (math.nan, "–"),
+    ],
 )
 def test_bytes_are_binary(value, text):
     assert show_bytes(value) == text
@@ -19,7 +33,14 @@ def test_bytes_are_binary(value, text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(5e-6, "5 µs"), (0.0123, "12.3 ms"), (0.5, "500 ms"), (61, "61.0 s"), (150, "2 min 30 s"), (7260, "2 h 01 min")],
+    [
+        (5e-6, "5 µs"),
+        (0.0123, "12.3 ms"),
+        (0.5, "500 ms"),
+        (61, "61.0 s"),
+        (150, "2 min 30 s"),
+        (7260, "2 h 01 min"),
+    ],
 )
 def test_durations_keep_three_digits(value, text):
     assert show_seconds(value) == text

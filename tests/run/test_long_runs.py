@@ -22,10 +22,18 @@ pytestmark = pytest.mark.tier("fast")
 
 
 def write_lines(path: Path, count: int) -> None:
-    line = {"time": 1.7e9, "seconds": 1.0, "losses": {"net/loss": 0.5}, "lr": {"net": 1e-3}, "skipped": {"net": 0}}
+    line = {
+        "time": 1.7e9,
+        "seconds": 1.0,
+        "losses": {"net/loss": 0.5},
+        "lr": {"net": 1e-3},
+        "skipped": {"net": 0},
+    }
     with path.open("w") as file:
         for step in range(1, count + 1):
-            file.write(json.dumps({"kind": "train", "step": step, **line}, separators=(",", ":")) + "\n")
+            file.write(
+                json.dumps({"kind": "train", "step": step, **line}, separators=(",", ":")) + "\n"
+            )
 
 
 @pytest.mark.slow
@@ -40,7 +48,8 @@ def test_a_log_of_100_000_lines_is_resumed_in_flat_memory(tmp_path: Path) -> Non
         cut = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert opened < 4 << 20
-    assert cut < 4 * size  # the lines that stay, once as they are gathered and once as they are written
+    # the lines that stay, once as they are gathered and once as they are written
+    assert cut < 4 * size
 
 
 def test_the_memory_of_opening_a_log_does_not_grow_with_it(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def locking(descriptor: int, mode: int, count: int) -> None:
     """Lock bytes from the place on that the file is read at, as `msvcrt.locking` does."""
     assert mode == 2
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, count, os.lseek(descriptor, 0, os.SEEK_CUR))
+        fcntl.lockf(
+            descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, count, os.lseek(descriptor, 0, os.SEEK_CUR)
+        )
     except OSError as error:
         raise PermissionError(13, "Permission denied") from error
 
@@ -75,7 +77,8 @@ def hide_posix() -> None:
     for module, names in MISSING.items():
         for missing in names.split():
             delattr(module, missing)
-    os.environ.setdefault("USERNAME", "user")  # Windows has it; where the user's name is looked for without `pwd`
+    # Windows has it; where the user's name is looked for without `pwd`
+    os.environ.setdefault("USERNAME", "user")
     os.kill = end_at_once
     shutil._use_fd_functions = False  # type: ignore[attr-defined]
     for name in ("open", "mkdir", "replace", "rename", "unlink"):
@@ -99,9 +102,14 @@ def main() -> int:
     hide_posix()
     if sys.argv[1].endswith(".py"):
         sys.path.insert(0, os.path.dirname(sys.argv[1]))
-        runpy.run_path(sys.argv[1], run_name="story")  # workers import what is called __main__, which must be this file
+        # workers import what is called __main__, which must be this file
+        runpy.run_path(sys.argv[1], run_name="story")
         return 0
-    commands = [list(words) for is_then, words in itertools.groupby(sys.argv[1:], "then".__eq__) if not is_then]
+    commands = [
+        list(words)
+        for is_then, words in itertools.groupby(sys.argv[1:], "then".__eq__)
+        if not is_then
+    ]
     codes = []
     for words in commands:
         codes.append(run(words))

@@ -11,7 +11,9 @@ from scripts import bench_around
 
 def test_sides_take_turns_and_a_ratio_is_that_of_a_round() -> None:
     turns: list[str] = []
-    row = bench_around.Row("nothing", lambda: turns.append("ours"), lambda: turns.append("usual"), "nothing either")
+    row = bench_around.Row(
+        "nothing", lambda: turns.append("ours"), lambda: turns.append("usual"), "nothing either"
+    )
     line = bench_around.measure(row, 2)
     assert (turns.count("ours"), turns.count("usual")) == (3, 3)
     assert all({turns[n], turns[n + 1]} == {"ours", "usual"} for n in range(0, len(turns), 2))

@@ -20,6 +20,7 @@ def test_every_run_is_judged_by_others_and_counted_once() -> None:
     for _, _, ratios, known in judgements:
         assert not set(ratios) & set(known)
     assert len(judgements[-1][2]) == 18
-    assert len(list(script.wide())) == len(judgements)  # one source does not name its way of measuring; and the mean
+    # one source does not name its way of measuring; and the mean
+    assert len(list(script.wide())) == len(judgements)
     text = script.row("some", "others", [0.9, 1.001, 1.5, 3.0], [0.99, 1.0, 1.01])
     assert text == "| some | others | 4 | 1 (25%) | 2 (50%) | 2 (50%) | 2 (50%) |"

@@ -54,7 +54,12 @@ def test_a_slice_comes_out_well_and_broken_promises_are_noticed(tmp_path: Path) 
     program.write_text(SLICE.format(root=str(ROOT)))
     environment = {name: value for name, value in os.environ.items() if "COVERAGE" not in name}
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=300, check=False, env=environment
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
     rows, unread, lost = json.loads(done.stdout.splitlines()[-1])
@@ -82,7 +87,11 @@ def test_endings_are_judged() -> None:
 def test_a_log_is_gone_on_with_and_its_table_is_of_all_outcomes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    battery, log, tried = fault_battery_runs.Battery(tmp_path), tmp_path / "log.jsonl", tmp_path / "tried"
+    battery, log, tried = (
+        fault_battery_runs.Battery(tmp_path),
+        tmp_path / "log.jsonl",
+        tmp_path / "tried",
+    )
 
     def case(battery: object, place: Path, number: int) -> tuple[str, str] | None:
         with tried.open("a") as file:
@@ -91,7 +100,9 @@ def test_a_log_is_gone_on_with_and_its_table_is_of_all_outcomes(
 
     for kind, count in (("kills", 3), ("files", 2)):
         numbered = [(case, number) for number in range(count)]
-        monkeypatch.setitem(fault_battery.KINDS, kind, ("words", 10, lambda battery, numbered=numbered: numbered))
+        monkeypatch.setitem(
+            fault_battery.KINDS, kind, ("words", 10, lambda battery, numbered=numbered: numbered)
+        )
     fault_battery.begin_log(log)
     fault_battery.try_kinds(battery, ["kills"], 1, 1, log=log)
     with log.open("ab") as file:
@@ -114,14 +125,20 @@ def test_cases_are_chosen_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def case(battery: object, place: Path, name: str) -> None:
         return None
 
-    monkeypatch.setitem(fault_battery.KINDS, "kills", ("words", 1, lambda battery: [(case, "pipe"), (case, "link")]))
-    monkeypatch.setitem(fault_battery.KINDS, "files", ("words", 1, lambda battery: [(case, "flip")]))
+    monkeypatch.setitem(
+        fault_battery.KINDS, "kills", ("words", 1, lambda battery: [(case, "pipe"), (case, "link")])
+    )
+    monkeypatch.setitem(
+        fault_battery.KINDS, "files", ("words", 1, lambda battery: [(case, "flip")])
+    )
     rows = fault_battery.try_kinds(battery, ["kills", "files"], 0.5, 1, log=log, matching="li.k")
     assert {kind: row.cases for kind, row in rows.items()} == {"kills": 1}
     assert "'link'" in fault_battery.read_log(log)[0]["case"]
 
 
-def test_a_battery_that_ends_leaves_no_process_and_removes_what_killed_ones_left(tmp_path: Path) -> None:
+def test_a_battery_that_ends_leaves_no_process_and_removes_what_killed_ones_left(
+    tmp_path: Path,
+) -> None:
     numbers = tmp_path / "numbers"
 
     def note() -> None:
@@ -147,7 +164,10 @@ def test_a_battery_that_ends_leaves_no_process_and_removes_what_killed_ones_left
 
     running = start(battery, tmp_path / "battery.log")
     deadline = time.monotonic() + 30
-    while len(numbers.read_text().split() if numbers.is_file() else []) < 2 and time.monotonic() < deadline:
+    while (
+        len(numbers.read_text().split() if numbers.is_file() else []) < 2
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     time.sleep(0.2)
     os.kill(running.pid, signal.SIGTERM)

@@ -19,7 +19,10 @@ def test_most_programs_are_programs_and_many_share_what_they_remember() -> None:
     generator, whole, shared = random.Random(0), 0, 0
     for _ in range(100):
         try:
-            names = [operation.name for operation, _, _ in pickletools.genops(pickles.program_of(generator))]
+            names = [
+                operation.name
+                for operation, _, _ in pickletools.genops(pickles.program_of(generator))
+            ]
         except ValueError:
             continue
         whole += names[-1] == "STOP"
@@ -40,7 +43,9 @@ def test_a_reader_that_breaks_a_promise_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Callable[[Path], Any], said: str
 ) -> None:
     monkeypatch.setattr(pickles, "load_weights_file", lambda path: reader(path) or {})
-    ended = call(lambda: pickles.read_programs(tmp_path, 0), tmp_path / "read.log", streams=lambda: None)
+    ended = call(
+        lambda: pickles.read_programs(tmp_path, 0), tmp_path / "read.log", streams=lambda: None
+    )
     assert ended.code == 1
     assert said in ended.text
     assert not Path(pickles.COMMAND.split()[1]).exists()

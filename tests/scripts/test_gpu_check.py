@@ -30,7 +30,16 @@ from scripts import (
     gpu_check_planning,
     gpu_check_processes,
 )
-from scripts.gpu_check_workloads import ALLOW, BUDGETS, CARD_ALONE, VIT, WORKLOADS, Workload, rehearsed, scale_for
+from scripts.gpu_check_workloads import (
+    ALLOW,
+    BUDGETS,
+    CARD_ALONE,
+    VIT,
+    WORKLOADS,
+    Workload,
+    rehearsed,
+    scale_for,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
@@ -60,7 +69,9 @@ def test_what_cannot_be_read_or_written_is_one_line(tmp_path, monkeypatch, capsy
         assert line.endswith("--fresh begins anew")
 
 
-def test_a_disk_that_is_full_and_ctrl_c_are_one_line_and_what_was_measured_stays(tmp_path, monkeypatch, capsys):
+def test_a_disk_that_is_full_and_ctrl_c_are_one_line_and_what_was_measured_stays(
+    tmp_path, monkeypatch, capsys
+):
     def measure(part, options, results, seconds, save):
         if part == "tests":
             results["tests"] = {"exit_code": 0, "said": "3 passed"}
@@ -80,7 +91,9 @@ def test_a_disk_that_is_full_and_ctrl_c_are_one_line_and_what_was_measured_stays
     assert check(monkeypatch, tmp_path, "--cpu-rehearsal", "--only", "tests") == 5
     (line,) = capsys.readouterr().err.splitlines()
     assert "No space left on device; what was measured before stays in" in line
-    assert json.loads((tmp_path / "gpu_check.json").read_text("utf-8"))["tests"]["said"] == "3 passed"
+    assert (
+        json.loads((tmp_path / "gpu_check.json").read_text("utf-8"))["tests"]["said"] == "3 passed"
+    )
 
 
 def test_the_demo_goes_to_the_folder_as_seen_from_where_the_user_is(tmp_path, monkeypatch):
@@ -138,17 +151,50 @@ def test_tables_show_ratios_to_fp32_and_what_failed():
 
 def planned(allocated, reserved, slope):
     """Bytes per share of cuDNN's scratch, growing by `slope` per unit of share."""
-    return {str(s): [allocated + slope * s, reserved + slope * s] for s in gpu_check_planning.SHARES}
+    return {
+        str(s): [allocated + slope * s, reserved + slope * s] for s in gpu_check_planning.SHARES
+    }
 
 
 def test_the_first_workload_calibrates_the_others_and_the_medians_say_whether_the_plans_hold():
     rows = [
-        {"label": "a", "planned": planned(900, 1000, 1000), "allocated": 1000, "reserved": 1100, "step_seconds": 0.1},
-        {"label": "b", "planned": planned(450, 500, 500), "allocated": 500, "reserved": 550, "step_seconds": 0.1},
-        {"label": "c", "planned": planned(100, 100, 0), "allocated": 100, "reserved": 100, "step_seconds": 0.1},
-        {"label": "d", "planned": planned(1, 1, 0), "allocated": 9, "reserved": 9, "counted": False, "step_seconds": 1},
+        {
+            "label": "a",
+            "planned": planned(900, 1000, 1000),
+            "allocated": 1000,
+            "reserved": 1100,
+            "step_seconds": 0.1,
+        },
+        {
+            "label": "b",
+            "planned": planned(450, 500, 500),
+            "allocated": 500,
+            "reserved": 550,
+            "step_seconds": 0.1,
+        },
+        {
+            "label": "c",
+            "planned": planned(100, 100, 0),
+            "allocated": 100,
+            "reserved": 100,
+            "step_seconds": 0.1,
+        },
+        {
+            "label": "d",
+            "planned": planned(1, 1, 0),
+            "allocated": 9,
+            "reserved": 9,
+            "counted": False,
+            "step_seconds": 1,
+        },
         {"label": "e", "error": "not reached in time"},
-        {"label": "f", "budget": True, "outcome": "out of memory", "budget_bytes": 5 * MIB, "recipe": "amp"},
+        {
+            "label": "f",
+            "budget": True,
+            "outcome": "out of memory",
+            "budget_bytes": 5 * MIB,
+            "recipe": "amp",
+        },
         {
             "label": "g",
             "planned": planned(9, 9, 0),
@@ -156,29 +202,60 @@ def test_the_first_workload_calibrates_the_others_and_the_medians_say_whether_th
             "planned_to_fit": True,
             "did_fit": False,
         },
-        {"label": "h", "planned": planned(9, 9, 0), "allocated": 3, "reserved": 3, "step_seconds": 0.1, "retries": 2}
+        {
+            "label": "h",
+            "planned": planned(9, 9, 0),
+            "allocated": 3,
+            "reserved": 3,
+            "step_seconds": 0.1,
+            "retries": 2,
+        }
         | {"planned_to_fit": True, "did_fit": True, "planned_step_seconds": 0.05},
-        {"label": "i", "budget": True, "outcome": "trains", "planned_to_fit": False, "did_fit": False},
+        {
+            "label": "i",
+            "budget": True,
+            "outcome": "trains",
+            "planned_to_fit": False,
+            "did_fit": False,
+        },
     ]
     results = {"rows": rows, "problem": "", **gpu_check_plan.sum_up(rows)}
     assert results["share"] == pytest.approx(0.1)
     errors = results["errors"]
-    assert errors["allocated"] == {"median": pytest.approx(0.1), "largest": pytest.approx(0.1), "count": 3}
-    assert errors["allocated, calibrated"] == {"median": pytest.approx(0), "largest": pytest.approx(0), "count": 2}
+    assert errors["allocated"] == {
+        "median": pytest.approx(0.1),
+        "largest": pytest.approx(0.1),
+        "count": 3,
+    }
+    assert errors["allocated, calibrated"] == {
+        "median": pytest.approx(0),
+        "largest": pytest.approx(0),
+        "count": 2,
+    }
     text = "\n".join(gpu_check_plan.as_markdown(results))
-    assert "allocated: median 10.0% off, largest 10.0%, 3 workloads; wanted is a median within 3%: NOT met" in text
-    assert "reserved, calibrated: median 0.0% off, largest 0.0%, 2 workloads; wanted is a median within 5%: met" in text
+    assert (
+        "allocated: median 10.0% off, largest 10.0%, 3 workloads; wanted is a median within 3%: NOT met"
+        in text
+    )
+    assert (
+        "reserved, calibrated: median 0.0% off, largest 0.0%, 2 workloads; wanted is a median within 5%: met"
+        in text
+    )
     assert "| e |  | not reached in time |" in text
     assert results["fits"] == {"yes, yes": 1, "yes, no": 1, "no, yes": 0, "no, no": 1}
     assert "| planned to fit | 1 | 1 |\n| planned not to fit | 0 | 1 |" in text
-    assert "planner: not measured in time: 1; run this again to go on" in gpu_check_plan.faults(results)
+    assert "planner: not measured in time: 1; run this again to go on" in gpu_check_plan.faults(
+        results
+    )
     assert gpu_check_plan.is_broken(results)
     assert not gpu_check_plan.is_broken({"rows": rows[:5]})
 
 
 def test_a_plan_above_its_measurement_teaches_no_share():
     assert gpu_check_plan.learn_share(planned(1000, 1000, 100), 900) == 0
-    assert gpu_check_plan.learn_share(planned(1000, 1000, 100), 5000) == gpu_check_planning.SHARES[-1]
+    assert (
+        gpu_check_plan.learn_share(planned(1000, 1000, 100), 5000) == gpu_check_planning.SHARES[-1]
+    )
 
 
 def test_every_workload_is_a_configuration_of_its_own():
@@ -191,7 +268,11 @@ def test_every_workload_is_a_configuration_of_its_own():
 
 def test_a_rehearsal_takes_each_network_mode_and_trick_and_few_more_workloads():
     chosen = rehearsed(WORKLOADS)
-    for kind in (lambda one: {one.mode}, lambda one: set(one.memory), lambda one: {str(one.network.small)}):
+    for kind in (
+        lambda one: {one.mode},
+        lambda one: set(one.memory),
+        lambda one: {str(one.network.small)},
+    ):
         assert set().union(*map(kind, WORKLOADS)) - set().union(*map(kind, chosen)) <= {CARD_ALONE}
     assert not any(CARD_ALONE in one.memory for one in chosen)
     assert len(chosen) <= 0.6 * len(WORKLOADS)
@@ -216,7 +297,9 @@ def four_workloads(tmp_path, monkeypatch):
     """A worker whose second workload breaks it once, whose third takes its time, and whose last always crashes."""
     (tmp_path / "worker.py").write_text(WORKER)
     monkeypatch.setattr(gpu_check_plan, "WORKER", tmp_path / "worker.py")
-    monkeypatch.setattr(gpu_check_plan, "WORKLOADS", [SimpleNamespace(label=label) for label in "abcd"])
+    monkeypatch.setattr(
+        gpu_check_plan, "WORKLOADS", [SimpleNamespace(label=label) for label in "abcd"]
+    )
     monkeypatch.setattr(gpu_check_plan, "BUDGETS", [])
     monkeypatch.setattr(gpu_check_plan, "rehearsed", list)
 
@@ -228,12 +311,19 @@ def test_what_broke_the_worker_has_one_more_turn_behind_the_rest(tmp_path):
     history = gpu_check_plan.read_history(tmp_path / gpu_check_plan.ROWS)
     assert [row["label"] for row in history] == ["a", "b", "c", "d", "b", "d"]
     assert "a segmentation fault" in history[1]["crash"]
-    assert {row["label"]: "crash" in row for row in results["rows"]} == {"a": False, "b": False, "c": False, "d": True}
+    assert {row["label"]: "crash" in row for row in results["rows"]} == {
+        "a": False,
+        "b": False,
+        "c": False,
+        "d": True,
+    }
     gpu_check_plan.check_planner(tmp_path, 100, "cpu")  # what crashed twice stays listed
     assert gpu_check_plan.read_history(tmp_path / gpu_check_plan.ROWS) == history
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process that its parent is gone")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="Linux alone tells a process that its parent is gone"
+)
 @pytest.mark.usefixtures("four_workloads")
 def test_a_check_that_is_killed_takes_its_worker_with_it_and_the_next_goes_on(tmp_path):
     path = tmp_path / gpu_check_plan.ROWS
@@ -271,7 +361,8 @@ def test_steps_are_taken_until_the_optimizers_have_stepped_often_enough(monkeypa
     with contextlib.closing(gpu_check_planning.Planners()) as planners:
         plan = planners.plan(config, data, torch.device("cpu"))["planned"]
         broken = SimpleNamespace(to_yaml=lambda: "model: nothing", parallel=config.parallel)
-        with pytest.raises(MptError, match=r"not planned: .*(KeyError|ConfigError)"):  # and the process goes on
+        # and the process goes on
+        with pytest.raises(MptError, match=r"not planned: .*(KeyError|ConfigError)"):
             planners.plan(broken, data, torch.device("cpu"))
         assert planners.plan(config, data, torch.device("cpu"))["planned"] == plan
         assert len(planners.started) == 1
@@ -286,8 +377,16 @@ def test_kernels_chosen_by_measurement_are_planned_with_the_workspaces_of_the_me
             Workload("TinyViT", VIT, "fp32", deterministic=deterministic), rehearsal="cuda"
         )
         gpu = asdict(find_gpu("rtx3060"))
-        wish = {"config": config.to_yaml(), "allow": ALLOW, "data": data.to_record(), "kind": "cuda", "gpu": gpu}
-        answer = gpu_check_planning.plan_here({**wish, "calibration": asdict(Calibration()), "path": "unused"})
+        wish = {
+            "config": config.to_yaml(),
+            "allow": ALLOW,
+            "data": data.to_record(),
+            "kind": "cuda",
+            "gpu": gpu,
+        }
+        answer = gpu_check_planning.plan_here(
+            {**wish, "calibration": asdict(Calibration()), "path": "unused"}
+        )
         return answer["planned"]["0.0"]
 
     assert peak(deterministic=True) == peak(deterministic=False)
@@ -296,7 +395,10 @@ def test_kernels_chosen_by_measurement_are_planned_with_the_workspaces_of_the_me
 @pytest.mark.parametrize("ends", ["late", "broken"])
 def test_a_config_that_does_not_end_keeps_the_modes_that_were_measured(monkeypatch, ends):
     modes = [{"mode": "fp32", "steps": 3}, {"mode": "tf32", "steps": 3}]
-    said = "".join(json.dumps({"config": "a.yaml", "modes": modes[:count]}) + "\n" for count in (1, 2)) + '{"conf'
+    said = (
+        "".join(json.dumps({"config": "a.yaml", "modes": modes[:count]}) + "\n" for count in (1, 2))
+        + '{"conf'
+    )
 
     def run(command, timeout, **options):
         if ends == "late":
@@ -306,7 +408,11 @@ def test_a_config_that_does_not_end_keeps_the_modes_that_were_measured(monkeypat
     monkeypatch.setattr(gpu_check, "run", run)
     entry = gpu_check.run_worker(Path("dcgan_amp.yaml"), 10, 10, rehearsal="cpu")
     assert entry["modes"][:2] == modes
-    wrong = {"error": "did not end in its time"} if ends == "late" else {"crash": "exit -11: Segmentation fault"}
+    wrong = (
+        {"error": "did not end in its time"}
+        if ends == "late"
+        else {"crash": "exit -11: Segmentation fault"}
+    )
     assert entry["modes"][2:] == [{"mode": "amp", **wrong}]
     assert gpu_check.is_broken_config(entry) is (ends == "broken")
 
@@ -328,7 +434,9 @@ def test_a_plan_that_takes_too_long_is_no_crash(tmp_path, monkeypatch):
     planners.close()
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: invalid")])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: invalid")]
+)
 def test_a_mode_that_finds_no_room_for_its_weights_is_no_crash(monkeypatch, error):
     def fail(*_):
         raise error
@@ -336,7 +444,9 @@ def test_a_mode_that_finds_no_room_for_its_weights_is_no_crash(monkeypatch, erro
     monkeypatch.setattr(gpu_check_modes, "measure", fail)
     config = ROOT / "configs" / "classify_digits.yaml"
     entry = gpu_check_modes.check_config(config, 60, False, lambda entry: None)
-    assert [str(error) in (row.get("error") or row["crash"]) for row in entry["modes"]] == [True] * 6
+    assert [str(error) in (row.get("error") or row["crash"]) for row in entry["modes"]] == [
+        True
+    ] * 6
     assert gpu_check.is_broken_config(entry) is not isinstance(error, torch.OutOfMemoryError)
 
 
@@ -348,7 +458,9 @@ def test_data_that_are_not_there_are_named_once_and_not_in_each_mode(monkeypatch
         raise DataError("no folder data/LLVIP")
 
     monkeypatch.setattr(gpu_check_modes, "measure", fail)
-    entry = gpu_check_modes.check_config(ROOT / "configs" / "classify_digits.yaml", 60, False, lambda entry: None)
+    entry = gpu_check_modes.check_config(
+        ROOT / "configs" / "classify_digits.yaml", 60, False, lambda entry: None
+    )
     assert (entry["error"], entry["modes"], tried) == ("no folder data/LLVIP", [], ["fp32"])
     assert gpu_check.is_whole(entry)
     assert not gpu_check.is_broken_config(entry)
@@ -365,7 +477,10 @@ def test_the_fp32_flags_are_put_back_by_the_switches_that_the_modes_use():
     flags = gpu_check_modes.precision_flags(torch)
     try:
         gpu_check_modes.set_flags(torch, (True, False))
-        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (True, False)
+        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (
+            True,
+            False,
+        )
     finally:
         gpu_check_modes.set_flags(torch, flags)
 
@@ -373,13 +488,25 @@ def test_the_fp32_flags_are_put_back_by_the_switches_that_the_modes_use():
 def run_parts(monkeypatch, folder, *words):
     """Run the check with parts that only say that they were run; return them."""
     done = []
-    monkeypatch.setattr(gpu_check, "run_tests", lambda *args: done.append("tests") or {"exit_code": 0, "said": "ok"})
     monkeypatch.setattr(
-        gpu_check, "run_demo", lambda *args: done.append("demo") or {"exit_code": 6, "said": "a\nnot finite"}
+        gpu_check, "run_tests", lambda *args: done.append("tests") or {"exit_code": 0, "said": "ok"}
     )
-    monkeypatch.setattr(gpu_check_peers, "measure_all", lambda *args: done.append("peers") or {"rows": []})
-    monkeypatch.setattr(gpu_check_features, "try_all", lambda *args: done.append("features") or {"rows": []})
-    monkeypatch.setattr(runner, "run_checks", lambda *args: done.append("card") or [{"name": "machine", "said": "ok"}])
+    monkeypatch.setattr(
+        gpu_check,
+        "run_demo",
+        lambda *args: done.append("demo") or {"exit_code": 6, "said": "a\nnot finite"},
+    )
+    monkeypatch.setattr(
+        gpu_check_peers, "measure_all", lambda *args: done.append("peers") or {"rows": []}
+    )
+    monkeypatch.setattr(
+        gpu_check_features, "try_all", lambda *args: done.append("features") or {"rows": []}
+    )
+    monkeypatch.setattr(
+        runner,
+        "run_checks",
+        lambda *args: done.append("card") or [{"name": "machine", "said": "ok"}],
+    )
 
     def planner(folder, seconds, rehearsal, limit=None):
         done.append(f"plan {limit}")
@@ -390,7 +517,14 @@ def run_parts(monkeypatch, folder, *words):
         late = path.name == "vae.yaml" and done.count("vae.yaml") == 1 and "tests" in done
         wrong = {"error": "not reached in time"} if late else {}
         wrong |= {"crash": "exit 1"} if path.name == "began.yaml" else {}
-        return {"config": path.name, "model": "x", "batch_size": 1, "substitute": None, "modes": [], **wrong}
+        return {
+            "config": path.name,
+            "model": "x",
+            "batch_size": 1,
+            "substitute": None,
+            "modes": [],
+            **wrong,
+        }
 
     monkeypatch.setattr(gpu_check_plan, "check_planner", planner)
     monkeypatch.setattr(gpu_check, "run_worker", worker)
@@ -406,11 +540,17 @@ def test_parts_run_by_value_and_a_second_run_goes_on(tmp_path, monkeypatch):
     assert done[8:11] == ["peers", "features", "plan None"]
     text = (tmp_path / "gpu_check.md").read_text()
     first = text.split("## What to mend first")[1]
-    assert first.index("the demo ends with 6: not finite") < first.index("vae.yaml: not measured in full")
+    assert first.index("the demo ends with 6: not finite") < first.index(
+        "vae.yaml: not measured in full"
+    )
     _, again = run_parts(monkeypatch, tmp_path)
-    assert again == [*("card", "plan 20", "demo", "peers", "features", "plan None"), *("vae.yaml", "began.yaml")]
+    assert again == [
+        *("card", "plan 20", "demo", "peers", "features", "plan None"),
+        *("vae.yaml", "began.yaml"),
+    ]
     _, third = run_parts(monkeypatch, tmp_path)
-    assert third == ["card", "plan 20", "peers", "features", "plan None"]  # what failed was tried once more
+    # what failed was tried once more
+    assert third == ["card", "plan 20", "peers", "features", "plan None"]
     text = (tmp_path / "gpu_check.md").read_text()
     assert "the demo ends with 6: not finite" in text
     assert "began.yaml : exit 1" in text
@@ -447,8 +587,13 @@ def test_batches_follow_the_cards_memory_and_a_plan_that_does_not_fit_halves_the
 
 def test_rows_that_time_did_not_reach_have_another_turn(tmp_path):
     path = tmp_path / gpu_check_plan.ROWS
-    late = {2: {"error": "not reached in time"}, 3: {"error": "the plan was not done in time", "allocated": 1}}
-    path.write_text("".join(json.dumps({"label": str(n), **late.get(n, {})}) + "\n" for n in range(4)))
+    late = {
+        2: {"error": "not reached in time"},
+        3: {"error": "the plan was not done in time", "allocated": 1},
+    }
+    path.write_text(
+        "".join(json.dumps({"label": str(n), **late.get(n, {})}) + "\n" for n in range(4))
+    )
     gpu_check_plan.keep_whole_rows(path)
     assert [row["label"] for row in gpu_check_plan.read_rows(path)] == ["0", "1"]
 
@@ -480,19 +625,29 @@ def test_a_contestant_that_failed_is_tried_once_more_and_one_that_was_measured_i
 
 def test_the_reason_of_a_failure_is_its_error_and_not_a_hint_behind_it():
     said = "Traceback ...\ntorch._inductor.exc.InductorError: no g++\n\nSet TORCHDYNAMO_VERBOSE=1 for the stack\n"
-    assert processes.reason(subprocess.CompletedProcess([], 1, "", said)).endswith("InductorError: no g++")
-    assert processes.reason(subprocess.CompletedProcess([], 1, "", "not installed\n")) == "not installed"
+    assert processes.reason(subprocess.CompletedProcess([], 1, "", said)).endswith(
+        "InductorError: no g++"
+    )
+    assert (
+        processes.reason(subprocess.CompletedProcess([], 1, "", "not installed\n"))
+        == "not installed"
+    )
     assert processes.reason(subprocess.CompletedProcess([], -9, "", "")) == "exit -9"
 
 
 def test_a_feature_that_failed_is_tried_once_more_and_what_is_wrong_is_said(monkeypatch):
     tried = []
-    said = {"DAIN's Triton operators": {"said": "fast", "wrong": "other"}, "sharded checkpoints of two cards": None}
+    said = {
+        "DAIN's Triton operators": {"said": "fast", "wrong": "other"},
+        "sharded checkpoints of two cards": None,
+    }
 
     def run(command, timeout):
         tried.append(command[2])
         row = said.get(command[2], {"skipped": "no card"})
-        return subprocess.CompletedProcess(command, 0 if row else 1, json.dumps(row), "" if row else "a\nno NCCL")
+        return subprocess.CompletedProcess(
+            command, 0 if row else 1, json.dumps(row), "" if row else "a\nno NCCL"
+        )
 
     monkeypatch.setattr(runner, "run", run)
     first = gpu_check_features.try_all(100, "cpu")
@@ -522,7 +677,9 @@ def test_states_are_the_same_to_the_bit_or_not():
 
 
 def test_a_bare_machine_is_told_which_packages_it_lacks(monkeypatch, capsys):
-    monkeypatch.setattr(gpu_check_processes, "needs", lambda: ["numpy>=1.26", "no-such-package>=2.9,<3"])
+    monkeypatch.setattr(
+        gpu_check_processes, "needs", lambda: ["numpy>=1.26", "no-such-package>=2.9,<3"]
+    )
     with pytest.raises(SystemExit) as ended:
         gpu_check_processes.refuse_without_packages()
     assert ended.value.code == 2
@@ -536,16 +693,21 @@ def test_a_part_that_found_too_little_time_gets_more_of_the_next_run_and_the_las
     shares = []
     for _ in range(3):
         shares.append(gpu_check.share_of("tests", ["tests", "demo"], results))
-        results["tests"] = gpu_check.count_failures(results.get("tests", {}), {"exit_code": None, "said": "late"})
+        results["tests"] = gpu_check.count_failures(
+            results.get("tests", {}), {"exit_code": None, "said": "late"}
+        )
     assert shares == [0.3, 0.6, 0.9]
     assert not gpu_check.is_settled(results["tests"])
     assert gpu_check.share_of("demo", ["tests", "demo"], results) == 1
 
 
 @pytest.mark.parametrize(
-    ("typed", "words"), [(("--config", "no.yaml"), "no file no.yaml"), (("--minutes", "0"), "half a minute")]
+    ("typed", "words"),
+    [(("--config", "no.yaml"), "no file no.yaml"), (("--minutes", "0"), "half a minute")],
 )
-def test_what_is_mistyped_is_named_before_anything_is_measured(typed, words, tmp_path, monkeypatch, capsys):
+def test_what_is_mistyped_is_named_before_anything_is_measured(
+    typed, words, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", str(tmp_path / "out"), *typed])
     with pytest.raises(SystemExit):
         gpu_check.main()
@@ -561,9 +723,24 @@ def test_without_a_gpu_it_says_how_to_rehearse(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_rehearsal_measures_every_mode(tmp_path):
-    command = [sys.executable, str(SCRIPT), str(tmp_path), "--cpu-rehearsal", "--minutes", "3", "--only", "modes"]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        str(tmp_path),
+        "--cpu-rehearsal",
+        "--minutes",
+        "3",
+        "--only",
+        "modes",
+    ]
     config = ROOT / "configs" / "classify_digits.yaml"
-    done = subprocess.run([*command, "--config", str(config)], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [*command, "--config", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     content = json.loads((tmp_path / "gpu_check.json").read_text())
     rows = content["configs"][0]["modes"]

@@ -41,8 +41,13 @@ def test_a_text_that_has_moved_or_is_there_twice_is_named(tmp_path: Path) -> Non
         Mutation("a.py", "1", "2", "-"),
         Mutation("a.py", "y", "z", "-"),
     )
-    found = check_list([moved, twice, fits, Mutation("b.py", "x", "y", "-", ("test_b.py",))], tmp_path)
-    assert found[:2] == ["a.py: 'z' occurs 0 times; it must occur once", "a.py: '1' occurs 2 times; it must occur once"]
+    found = check_list(
+        [moved, twice, fits, Mutation("b.py", "x", "y", "-", ("test_b.py",))], tmp_path
+    )
+    assert found[:2] == [
+        "a.py: 'z' occurs 0 times; it must occur once",
+        "a.py: '1' occurs 2 times; it must occur once",
+    ]
     assert "b.py" in found[2]
     assert found[3:] == ["b.py: test_b.py is gone"]
     assert (fits.apply("x = 1\ny = 1\n"), fits.line("x = 1\ny = 1\n")) == ("x = 1\nz = 1\n", 2)
@@ -64,7 +69,11 @@ def test_the_tests_that_reach_a_file_come_nearest_first(tmp_path: Path) -> None:
     for name, text in sources.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    near = ["tests/memory/test_trick.py", "tests/memory/test_names_it.py", "tests/engine/test_user.py"]
+    near = [
+        "tests/memory/test_trick.py",
+        "tests/memory/test_names_it.py",
+        "tests/engine/test_user.py",
+    ]
     assert TestsOf(tmp_path).nearest("mpt/memory/trick.py") == near
     assert list(doubled(list("abcdefg"))) == [["a"], ["b", "c"], ["d", "e", "f", "g"]]
 
@@ -83,14 +92,24 @@ def test_the_page_has_every_mutation_once_under_what_became_of_it() -> None:
         for text in ("# Small", "by file", "are run before")
     )
     equal = Mutation("scripts/mutations.yaml", "a user would meet", "-", "", (), "nothing reads it")
-    results = {one.name: Result("killed", "tests/a.py::test_b"), two.name: Result("survived", tests=7, complete=False)}
+    results = {
+        one.name: Result("killed", "tests/a.py::test_b"),
+        two.name: Result("survived", tests=7, complete=False),
+    }
     page = page_of([one, two, equal, three], results, "python x.py", ROOT).split("## ")
-    assert [part.split("\n")[0] for part in page[1:]] == ["Survived", "Equivalent", "Killed", "Not run"]
+    assert [part.split("\n")[0] for part in page[1:]] == [
+        "Survived",
+        "Equivalent",
+        "Killed",
+        "Not run",
+    ]
     assert "**4 mutations: 1 killed, 1 survived, 1 equivalent, 1 not run**" in page[0]
     assert "| why by file | 7 (time limit) |" in page[1]
     assert "nothing reads it" in page[2]
     assert "`# Small` → `-` | why # Small | `a.py::test_b` |" in page[3]
-    assert killers_of("## " + "## ".join(page)) == {("scripts/mutations.yaml", "`# Small` → `-`"): "tests/a.py::test_b"}
+    assert killers_of("## " + "## ".join(page)) == {
+        ("scripts/mutations.yaml", "`# Small` → `-`"): "tests/a.py::test_b"
+    }
     assert f"| {PATTERNS['number']} | 1 | 1 | 1 | 1 |" in page[0]
 
 
@@ -116,7 +135,9 @@ def outer():
 """
 
 
-@pytest.mark.parametrize("change", [("LIMIT = 3", "LIMIT = 4"), ("size = 1", "size = 2"), ("by=2", "by=3")])
+@pytest.mark.parametrize(
+    "change", [("LIMIT = 3", "LIMIT = 4"), ("size = 1", "size = 2"), ("by=2", "by=3")]
+)
 def test_what_others_may_have_copied_needs_a_new_import(change: tuple[str, str]) -> None:
     assert changed_functions(SOURCE, SOURCE.replace(*change), "a.py") is None
 

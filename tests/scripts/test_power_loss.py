@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from mpt.run.process.files import write_atomically
-from scripts.fault_battery_power import PowerRecorder, State, left_of, read_state, watch_operations, write_states
+from scripts.fault_battery_power import (
+    PowerRecorder,
+    State,
+    left_of,
+    read_state,
+    watch_operations,
+    write_states,
+)
 
 
 def states_of(place: Path, durable: bool) -> list[State]:
@@ -30,7 +37,9 @@ def states_of(place: Path, durable: bool) -> list[State]:
     return [read_state(place, number) for number in range(count)]
 
 
-def test_a_file_replaced_durably_is_the_old_or_the_new_one_and_the_new_one_in_the_end(tmp_path: Path) -> None:
+def test_a_file_replaced_durably_is_the_old_or_the_new_one_and_the_new_one_in_the_end(
+    tmp_path: Path,
+) -> None:
     states = states_of(tmp_path, durable=True)
     assert {state["a"] for state in states} == {b"old", b"new content"}
     assert states[-1]["a"] == b"new content"
@@ -43,7 +52,10 @@ def test_a_file_replaced_without_a_sync_may_be_anything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "left"), [("lost", b"one"), ("kept", b"one two"), ("torn", b"one t"), ("zeros", b"one\0\0\0\0")]
+    ("kind", "left"),
+    [("lost", b"one"), ("kept", b"one two"), ("torn", b"one t"), ("zeros", b"one\0\0\0\0")],
 )
-def test_of_what_was_appended_since_the_last_sync_anything_may_be_left(kind: str, left: bytes) -> None:
+def test_of_what_was_appended_since_the_last_sync_anything_may_be_left(
+    kind: str, left: bytes
+) -> None:
     assert left_of(b"one", b"one two", kind) == left

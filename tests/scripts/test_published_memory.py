@@ -16,14 +16,26 @@ pytestmark = pytest.mark.tier("fast")
 
 def scratch(layer: nn.Conv2d, image: Tensor) -> int:
     """Return the bytes of Winograd's workspace for a forward."""
-    args = (image, layer.weight, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
+    args = (
+        image,
+        layer.weight,
+        None,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        False,
+        (0, 0),
+        layer.groups,
+    )
     return Winograd((7, 0)).scratch("aten::convolution", args, None)
 
 
 def test_winograd_transforms_input_output_and_weights_of_a_dense_convolution() -> None:
     image = torch.empty(2, 16, 7, 9, device="meta")
     tiles = 2 * 2 * 3  # of 4 x 4
-    assert scratch(nn.Conv2d(16, 8, 3, padding=1, device="meta"), image) == 36 * 4 * (tiles * (16 + 8) + 16 * 8)
+    assert scratch(nn.Conv2d(16, 8, 3, padding=1, device="meta"), image) == 36 * 4 * (
+        tiles * (16 + 8) + 16 * 8
+    )
     for others in ({"stride": 2}, {"dilation": 2}, {"groups": 8}, {"kernel_size": 1}):
         assert scratch(nn.Conv2d(16, 8, **{"kernel_size": 3, **others}, device="meta"), image) == 0
     assert percent(110, 100) == pytest.approx(10)
@@ -33,7 +45,9 @@ def test_winograd_transforms_input_output_and_weights_of_a_dense_convolution() -
 def test_the_softmax_of_2020_has_the_same_gradient_and_keeps_its_input() -> None:
     scores = torch.randn(2, 3, 4, requires_grad=True, dtype=torch.float64)
     kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.data_ptr()) or one, lambda one: one):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda one: kept.append(one.data_ptr()) or one, lambda one: one
+    ):
         result = LogSoftmaxOf2020.apply(scores)
     assert scores.data_ptr() in kept
     (found,) = torch.autograd.grad(result.square().sum(), scores)

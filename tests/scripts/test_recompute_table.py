@@ -20,5 +20,7 @@ def test_tables_that_are_not_made_again_stay_in_their_places() -> None:
 
 def test_bytes_kept_for_backward_are_counted_where_losses_are_computed_at_once() -> None:
     run, of_another_run = parts.classifier(), Kept(torch.zeros(8))
-    assert saved_bytes(run, parts.batch()) == mechanism.saved_bytes_of_losses(run, parts.batch()) > 0
+    assert (
+        saved_bytes(run, parts.batch()) == mechanism.saved_bytes_of_losses(run, parts.batch()) > 0
+    )
     del of_another_run

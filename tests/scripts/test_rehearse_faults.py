@@ -32,13 +32,20 @@ def test_the_page_has_a_verdict_on_every_fault_and_none_is_missed() -> None:
 def test_a_broken_run_is_no_notice_and_no_miss() -> None:
     fault = replace(PLANTED[0], says="uses what .* without waiting", limit="")
     assert judge(fault, passed=True, said="1 passed in 3.0s").startswith("missed")
-    assert judge(fault, passed=False, said="mul uses what copy_ has written, without waiting\n1 failed").startswith(
-        "noticed"
-    )
-    for said in ("AssertionError\n1 failed", "ERROR collecting\n1 error", "no end within 900 s", "1 skipped"):
+    assert judge(
+        fault, passed=False, said="mul uses what copy_ has written, without waiting\n1 failed"
+    ).startswith("noticed")
+    for said in (
+        "AssertionError\n1 failed",
+        "ERROR collecting\n1 error",
+        "no end within 900 s",
+        "1 skipped",
+    ):
         assert judge(fault, passed=False, said=said).startswith("broken run")
     because = "NameError: name 'x'\nmul uses what copy_ has written, without waiting\n1 failed"
     assert judge(fault, passed=False, said=because).startswith("broken run")
     limit = replace(fault, limit="cannot be seen")
     assert judge(limit, passed=True, said="1 passed") == "limit: cannot be seen"
-    assert "listed as a limit" in judge(limit, passed=False, said="uses what x without waiting\n1 failed")
+    assert "listed as a limit" in judge(
+        limit, passed=False, said="uses what x without waiting\n1 failed"
+    )

@@ -13,7 +13,9 @@ def test_six_maps_give_the_papers_boxes_and_a_logit_for_each_class_of_the_data()
         images = torch.zeros(2, 3, 300, 300)
         sides = []
         for block in (network.backbone, *network.further):
-            block.register_forward_hook(lambda module, inputs, output: sides.append(output.shape[-1]))
+            block.register_forward_hook(
+                lambda module, inputs, output: sides.append(output.shape[-1])
+            )
         logits = network(images)
     assert logits.shape == (2, 1000)
     assert sides == [38, 19, 10, 5, 3, 1]

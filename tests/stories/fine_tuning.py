@@ -51,8 +51,20 @@ def labels(path: str) -> dict[str, str]:
         return {row["input"]: row["label"] for row in csv.DictReader(stream)}
 
 
-mpt("train frozen.yaml", "loaded", "new: net.fc.weight (the file's is 1000x512, not 3x512)", "train.freeze", "done")
-mpt("train adapted.yaml", "loaded", "new: net.head.weight (the file's is 1000x192, not 3x192)", "memory.lora", "done")
+mpt(
+    "train frozen.yaml",
+    "loaded",
+    "new: net.fc.weight (the file's is 1000x512, not 3x512)",
+    "train.freeze",
+    "done",
+)
+mpt(
+    "train adapted.yaml",
+    "loaded",
+    "new: net.head.weight (the file's is 1000x192, not 3x192)",
+    "memory.lora",
+    "done",
+)
 mpt("convert adapted --to safetensors -o tuned.safetensors", "reads back as it was written")
 mpt("infer adapted --input paints -o run.csv", "wrote 48 rows to run.csv")
 shutil.move("runs", "elsewhere")  # the file alone is enough
@@ -62,4 +74,6 @@ assert answers == labels("export.csv")
 right = sum(Path(name).parent.name == label for name, label in answers.items())
 assert right >= 40, f"{right} of 48"
 
-refused("train frozen.yaml model.weights=vit.safetensors", "model.weights", "vit.safetensors", code=4)
+refused(
+    "train frozen.yaml model.weights=vit.safetensors", "model.weights", "vit.safetensors", code=4
+)

@@ -16,10 +16,19 @@ write(
     """,
 )
 mpt("validate mine.yaml", "mine.yaml")
-said = mpt("train mine.yaml", "53 training and 7 test samples", "step 20/20", "report", "rests on 7 test images")
+said = mpt(
+    "train mine.yaml",
+    "53 training and 7 test samples",
+    "step 20/20",
+    "report",
+    "rests on 7 test images",
+)
 assert said.count("warning:") == 1, said
 run = Path("runs/my flowers")
-assert {path.name for path in (run / "samples").iterdir()} >= {"step-00000000.png", "step-00000020.png"}
+assert {path.name for path in (run / "samples").iterdir()} >= {
+    "step-00000000.png",
+    "step-00000020.png",
+}
 assert (run / "report.html").stat().st_size > 10_000
 
 mpt("infer", "64 pictures", "per second")  # the newest finished run
@@ -31,6 +40,10 @@ mpt("infer --count 9 --seed 4 -o nine.png", "wrote 9 pictures to nine.png")
 refused("infer --count 9 --seed 4 -o nine.png", "nine.png is there already", "--overwrite", code=2)
 mpt("infer --count 9 --seed 4 -o again.png")
 mpt("infer --count 9 --seed 5 -o other.png")
-assert Path("nine.png").read_bytes() == Path("again.png").read_bytes() != Path("other.png").read_bytes()
+assert (
+    Path("nine.png").read_bytes()
+    == Path("again.png").read_bytes()
+    != Path("other.png").read_bytes()
+)
 mpt("infer --walk 3:17:5 --frames 4 -o walk", "walk.gif (7 frames)")
 assert Path("walk/walk.gif").read_bytes().startswith(b"GIF8")

@@ -36,7 +36,8 @@ assert code == -signal.SIGKILL, said
 code, said = stop_at(100, signal.SIGTERM, "train digits.yaml --resume")
 assert code == 143, said
 mpt("train digits.yaml --resume", "step 120/120", "done: accuracy")
-mpt("train digits.yaml --resume train.steps=140", "step 140/140", "done: accuracy")  # and a little further
+# and a little further
+mpt("train digits.yaml --resume train.steps=140", "step 140/140", "done: accuracy")
 mpt("train digits.yaml train.steps=140 name=straight")
 mpt("diff runs/digits runs/straight --only-files")
 assert [path.name for path in Path("runs").iterdir() if path.is_dir()].count("digits") == 1

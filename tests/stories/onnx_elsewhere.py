@@ -8,7 +8,12 @@ from pathlib import Path
 
 from telling import mpt, pictures, refused, write
 
-pictures("paints", {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}, count=12, width=32)
+pictures(
+    "paints",
+    {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)},
+    count=12,
+    width=32,
+)
 write(
     "mine.yaml",
     """
@@ -45,12 +50,17 @@ print(json.dumps([{"label": names[int(row.argmax())], "probability": float(row.m
 """,
 )
 mpt("train mine.yaml")
-mpt("convert --to onnx --inside -o paints.onnx", "ONNX Runtime's output differs from PyTorch's by 0.00%")
+mpt(
+    "convert --to onnx --inside -o paints.onnx",
+    "ONNX Runtime's output differs from PyTorch's by 0.00%",
+)
 mpt("infer --input paints --top 0 -o run.csv", "wrote 36 rows")
 with Path("run.csv").open(encoding="utf-8", newline="") as stream:
     answers = list(csv.DictReader(stream))
 files = [answer["input"] for answer in answers]
-told = json.loads(subprocess.check_output([sys.executable, "-P", "elsewhere.py", *files], text=True))
+told = json.loads(
+    subprocess.check_output([sys.executable, "-P", "elsewhere.py", *files], text=True)
+)
 for answer, other in zip(answers, told, strict=True):
     assert answer["label"] == other["label"], (answer, other)
     assert abs(float(answer["probability"]) - other["probability"]) < 0.02, (answer, other)

@@ -4,7 +4,12 @@ from pathlib import Path
 
 from telling import mpt, refused, write
 
-for kind, name in (("model", "wide"), ("task", "squares"), ("dataset", "stripes"), ("metric", "hits")):
+for kind, name in (
+    ("model", "wide"),
+    ("task", "squares"),
+    ("dataset", "stripes"),
+    ("metric", "hits"),
+):
     mpt(f"init --part {kind} {name} --into my-parts", f"{name}.py", "train it with")
     mpt(f"validate my-parts/configs/{name}.yaml --parts my-parts", name)
 write(
@@ -28,7 +33,10 @@ assert float(said.split("done: accuracy ")[1].split()[0]) > 0.9, said
 mpt("infer mine --parts my-parts --count 4", "wrote 4 rows", "label standing")
 
 model = Path("my-parts/nn/wide.py").read_text("utf-8")
-write("my-parts/nn/broken.py", model.replace("nn.ReLU()", "nn.RELU()"))  # wide.py may be imported by now
-said = mpt("train mine.yaml --parts my-parts model.name=broken name=broken", "broken.py", "RELU", code=1)
+# wide.py may be imported by now
+write("my-parts/nn/broken.py", model.replace("nn.ReLU()", "nn.RELU()"))
+said = mpt(
+    "train mine.yaml --parts my-parts model.name=broken name=broken", "broken.py", "RELU", code=1
+)
 assert "site-packages" not in said, said  # its own frames only
 assert "mpt infer" not in said, said

@@ -18,7 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 TOGETHER = os.environ.get("MPT_STORY_TOGETHER") == "1"
-COMMAND = shlex.split(os.environ.get("MPT_STORY_COMMAND", "")) or [sys.executable, "-P", "-m", "mpt"]
+COMMAND = shlex.split(os.environ.get("MPT_STORY_COMMAND", "")) or [
+    sys.executable,
+    "-P",
+    "-m",
+    "mpt",
+]
 LONGEST_WAIT = 300.0
 """Seconds that a command may take on a machine with much else to do."""
 
@@ -91,7 +96,9 @@ def write(path: str, text: str) -> None:
     Path(path).write_text(text, "utf-8")
 
 
-def pictures(folder: str, classes: Mapping[str, tuple[int, int, int]], count: int, width: int = 40) -> None:
+def pictures(
+    folder: str, classes: Mapping[str, tuple[int, int, int]], count: int, width: int = 40
+) -> None:
     """Write `count` noisy pictures of a colour into a folder for each class: folder/class/0.png and so on."""
     import numpy
     from PIL import Image
@@ -100,7 +107,9 @@ def pictures(folder: str, classes: Mapping[str, tuple[int, int, int]], count: in
     for name, colour in classes.items():
         (Path(folder) / name).mkdir(parents=True)
         for number in range(count):
-            pixels = numpy.clip(random.normal(colour, 25, (width * 3 // 4, width, 3)), 0, 255).astype("uint8")
+            pixels = numpy.clip(
+                random.normal(colour, 25, (width * 3 // 4, width, 3)), 0, 255
+            ).astype("uint8")
             Image.fromarray(pixels).save(Path(folder) / name / f"{number}.png")
 
 

@@ -24,7 +24,12 @@ write(
     """,
 )
 refused("train mine.yaml name=stops", "dataset.on_bad_image", code=3)
-said = mpt("doctor mine.yaml --only data", "3 samples unreadable", "in the training and in the test set", code=6)
+said = mpt(
+    "doctor mine.yaml --only data",
+    "3 samples unreadable",
+    "in the training and in the test set",
+    code=6,
+)
 assert len(said) < 1500, said
 said = mpt("train mine.yaml dataset.on_bad_image=skip", "skipped_files.csv", "on 8 test samples")
 with Path("runs/shop/skipped_files.csv").open(encoding="utf-8", newline="") as stream:

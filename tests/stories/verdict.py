@@ -25,7 +25,10 @@ page = (folder / "comparison.html").read_text("utf-8")
 assert "within the margin" in page
 assert "://" not in page.replace("http://www.w3.org/", ""), "the page must not need a network"
 
-runs = " ".join(str(folder / f"{mode}-seed-{seed}") for mode in ("fp32", "amp") for seed in range(3))
-mpt(f"compare {runs} --margin 5% --gate -o again", "within the margin")  # finished runs, and a gate for scripts
+runs = " ".join(
+    str(folder / f"{mode}-seed-{seed}") for mode in ("fp32", "amp") for seed in range(3)
+)
+# finished runs, and a gate for scripts
+mpt(f"compare {runs} --margin 5% --gate -o again", "within the margin")
 refused(f"compare {runs} train.steps=9", "changes nothing about finished runs", code=2)
 refused(f"compare {runs} --margin 0.0001% --gate -o strict", "amp against fp32", code=8)

@@ -15,7 +15,19 @@ from mpt.seams import Batch, DataSpec, FieldSpec, Run
 
 SIDE = 8
 ADVERSARIAL = (
-    *("vanilla_gan", "lsgan", "wgan", "wgan_gp", "cgan", "acgan", "infogan", "began", "ebgan", "aae", "bigan"),
+    *(
+        "vanilla_gan",
+        "lsgan",
+        "wgan",
+        "wgan_gp",
+        "cgan",
+        "acgan",
+        "infogan",
+        "began",
+        "ebgan",
+        "aae",
+        "bigan",
+    ),
 )
 STYLEGAN2: dict[str, Any] = {
     "name": "stylegan2",
@@ -50,7 +62,10 @@ def build(
     }
     colour = model["name"] == "stylegan2"
     side, channels = (model["image_size"], 3 if colour else 1)
-    fields = {"image": FieldSpec((channels, side, side), torch.float32), "label": FieldSpec((), torch.int64)}
+    fields = {
+        "image": FieldSpec((channels, side, side), torch.float32),
+        "label": FieldSpec((), torch.int64),
+    }
     data = DataSpec(fields, 64, ("disc", "square") if colour else tuple("0123456789"))
     return build_run(load_config(config), torch.device(device), data)
 
@@ -68,7 +83,9 @@ def make_batch(run: Run, size: int = 8, seed: int = 0) -> Batch:
 def take_step(run: Run, step: int = 0, size: int = 8) -> dict[str, Update]:
     """Perform every phase that is due at this step, and what follows it."""
     batch = make_batch(run, size, seed=step)
-    done = {phase.name: update(run, phase, batch) for phase in run.phases if step % phase.every == 0}
+    done = {
+        phase.name: update(run, phase, batch) for phase in run.phases if step % phase.every == 0
+    }
     follow_step(run, step)
     return done
 
@@ -76,4 +93,7 @@ def take_step(run: Run, step: int = 0, size: int = 8) -> dict[str, Update]:
 def weights(run: Run) -> dict[str, list[torch.Tensor]]:
     """Return copies of what the optimizers update, masters where there are any."""
     trained = run.task.trainable
-    return {name: [p.detach().clone() for p in run.precision.parameters(trained[name])] for name in trained}
+    return {
+        name: [p.detach().clone() for p in run.precision.parameters(trained[name])]
+        for name in trained
+    }

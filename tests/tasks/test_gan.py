@@ -42,7 +42,9 @@ def test_every_model_trains_every_network_in_every_mode(name: str, mode: str) ->
 def test_a_step_is_a_critics_step_and_the_generator_follows_every_fifth() -> None:
     run = build("wgan")
     assert {phase.name: phase.every for phase in run.phases} == {"disc": 1, "gen": 5}
-    assert {phase.name: phase.every for phase in build("wgan", task={"critic_steps": 2}).phases} == {
+    assert {
+        phase.name: phase.every for phase in build("wgan", task={"critic_steps": 2}).phases
+    } == {
         "disc": 1,
         "gen": 2,
     }
@@ -53,7 +55,9 @@ def test_critic_weights_stay_within_the_clip(mode: str) -> None:
     run = build("wgan", mode)
     take_step(run)
     disc = run.task.trainable["disc"]
-    largest = max(p.abs().max().item() for p in [*disc.parameters(), *run.precision.parameters(disc)])
+    largest = max(
+        p.abs().max().item() for p in [*disc.parameters(), *run.precision.parameters(disc)]
+    )
     assert largest <= 0.0101  # half precision rounds 0.01
 
 
@@ -76,7 +80,11 @@ def test_penalised_float16_losses_are_scaled_and_their_step_is_close_to_float32(
         disc = run.task.trainable["disc"]
 
         def keep(*_: Any) -> None:
-            caught.append(torch.cat([p.grad.flatten() for p in run.precision.parameters(disc) if p.grad is not None]))
+            caught.append(
+                torch.cat(
+                    [p.grad.flatten() for p in run.precision.parameters(disc) if p.grad is not None]
+                )
+            )
 
         run.optimizers["disc"].register_step_pre_hook(keep)
         update(run, run.phases[0], make_batch(run))
@@ -132,7 +140,9 @@ def test_the_task_may_change_the_models_objective() -> None:
         ("began", "nonsaturating", "energy or balanced, or set model.critic=scorer"),
     ],
 )
-def test_an_objective_on_energies_wants_a_critic_that_gives_them(model: str, objective: str, way_out: str) -> None:
+def test_an_objective_on_energies_wants_a_critic_that_gives_them(
+    model: str, objective: str, way_out: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"task\.objective: {objective}.*{way_out}"):
         build({"name": model, "image_size": 16}, task={"objective": objective})
 
@@ -145,7 +155,8 @@ def test_conditional_samples_go_through_the_classes(name: str) -> None:
     latent = task.sampler.latents(1, seed=0).expand(3, -1)
     images = task.generate(latent, first=4)
     assert not torch.equal(images[0], images[1])
-    assert torch.allclose(images[1], task.generate(latent[:1], first=15)[0], atol=1e-6)  # class 5 again
+    # class 5 again
+    assert torch.allclose(images[1], task.generate(latent[:1], first=15)[0], atol=1e-6)
 
 
 @torch.no_grad()
@@ -238,23 +249,31 @@ def test_a_won_discriminator_and_a_collapse_are_told_once() -> None:
     balanced = build("began").task
     assert isinstance(balanced, Gan)
     balanced.after_step(FIRST_STEPS, 0)
-    assert "task.balance nearer to 1" in balanced.advise({"diversity": 0.1})[0]  # its critic bars the other
+    # its critic bars the other
+    assert "task.balance nearer to 1" in balanced.advise({"diversity": 0.1})[0]
     critic = build("wgan").task
     assert isinstance(critic, Gan)
     critic.after_step(FIRST_STEPS, 64 * FIRST_STEPS)
-    assert critic.advise({"disc/real": 0.0, "disc/fake": 0.0}) == []  # a critic's loss may be anything
+    # a critic's loss may be anything
+    assert critic.advise({"disc/real": 0.0, "disc/fake": 0.0}) == []
 
 
 @pytest.mark.parametrize("name", [*ADVERSARIAL, "dcgan"])
 def test_advice_can_be_followed_and_then_says_something_else(name: str) -> None:
-    small = {"name": name, "image_size": 16, **({"features": 4} if name == "dcgan" else {"hidden": 16})}
+    small = {
+        "name": name,
+        "image_size": 16,
+        **({"features": 4} if name == "dcgan" else {"hidden": 16}),
+    }
     task = build(small).task
     assert isinstance(task, Gan)
     advice = task.remedy()
     if name == "began":
         assert advice == "a task.balance nearer to 1"
         return
-    wishes = {key: yaml.safe_load(value) for key, value in re.findall(r"task\.(\w+)=([\w.]+)", advice)}
+    wishes = {
+        key: yaml.safe_load(value) for key, value in re.findall(r"task\.(\w+)=([\w.]+)", advice)
+    }
     assert wishes
     followed = build(small, task=wishes).task
     assert isinstance(followed, Gan)
@@ -264,7 +283,9 @@ def test_advice_can_be_followed_and_then_says_something_else(name: str) -> None:
 def test_a_generator_that_does_not_say_how_long_its_latents_are_is_named() -> None:
     data = build("wgan").data
     networks = {"gen": nn.Identity(), "disc": nn.Identity()}
-    with pytest.raises(ConfigError, match=r"network 'gen' does not say how long .*self\.latent_size"):
+    with pytest.raises(
+        ConfigError, match=r"network 'gen' does not say how long .*self\.latent_size"
+    ):
         gan.build(gan.Settings(), ModelOptions(), networks, data, Precision())
 
 
@@ -318,11 +339,16 @@ def test_labels_of_the_batch_reach_both_networks() -> None:
     other = {**batch, "label": (batch["label"] + 1) % 10}
     assert not torch.equal(task.fake_side(batch)[0], task.fake_side(other)[0])
     side = task.real_side(batch)
-    assert not torch.equal(task.judge(side, batch, real=True).score, task.judge(side, other, real=True).score)
+    assert not torch.equal(
+        task.judge(side, batch, real=True).score, task.judge(side, other, real=True).score
+    )
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="float16 kernels and autocast are checked on a CUDA device")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="float16 kernels and autocast are checked on a CUDA device",
+)
 @pytest.mark.parametrize("name", ADVERSARIAL)
 @pytest.mark.parametrize("mode", ["amp", "O1", "O2"])
 def test_float16_on_a_gpu_takes_twenty_finite_steps(name: str, mode: str) -> None:

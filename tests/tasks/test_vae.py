@@ -36,14 +36,20 @@ def test_the_losses_are_reconstruction_and_divergence_of_the_drawn_posterior() -
     mean, log_variance = task.encoder(batch["image"])
     logits = task.decoder(mean + (0.5 * log_variance).exp() * noise)
     reconstruction, kl = task.losses({**batch, "posterior": noise})
-    assert torch.allclose(reconstruction.value, variational.bernoulli_reconstruction(logits, batch["image"]))
+    assert torch.allclose(
+        reconstruction.value, variational.bernoulli_reconstruction(logits, batch["image"])
+    )
     assert torch.allclose(kl.value, variational.gaussian_divergence(mean, log_variance))
     assert (reconstruction.name, kl.name) == ("reconstruction", "kl")
 
 
 def test_a_denoising_model_sees_noise_and_answers_for_the_clean_image() -> None:
     task, batch = task_of("dvae")
-    drawn = {**batch, "posterior": torch.zeros(16, 4), "corruption": torch.zeros_like(batch["image"])}
+    drawn = {
+        **batch,
+        "posterior": torch.zeros(16, 4),
+        "corruption": torch.zeros_like(batch["image"]),
+    }
     clean = task.bound(drawn)[0]
     noisy = task.bound({**drawn, "corruption": 10 * torch.ones_like(batch["image"])})[0]
     assert clean != noisy
@@ -52,18 +58,26 @@ def test_a_denoising_model_sees_noise_and_answers_for_the_clean_image() -> None:
 def test_a_conditional_model_uses_the_label_on_both_sides() -> None:
     task, batch = task_of("cvae")
     other = (batch["label"] + 1) % 10
-    assert not torch.equal(task.encode(batch["image"], batch["label"]), task.encode(batch["image"], other))
-    assert not torch.equal(task.reconstruct(batch["image"], batch["label"]), task.reconstruct(batch["image"], other))
+    assert not torch.equal(
+        task.encode(batch["image"], batch["label"]), task.encode(batch["image"], other)
+    )
+    assert not torch.equal(
+        task.reconstruct(batch["image"], batch["label"]), task.reconstruct(batch["image"], other)
+    )
 
 
 @torch.no_grad()
 def test_evaluation_weighs_batches_by_their_size() -> None:
     task, batch = task_of("vae")
     small = {name: value[:4] for name, value in batch.items()}
-    figures = task.conclude([*map(task.evaluate_batch, (batch, small)), task.evaluate_samples(0, 64)])
+    figures = task.conclude(
+        [*map(task.evaluate_batch, (batch, small)), task.evaluate_samples(0, 64)]
+    )
     both = [task.evaluate_batch(one)["divergence"].mean() for one in (batch, small)]
     assert figures["divergence"] == pytest.approx(float(16 * both[0] + 4 * both[1]) / 20, rel=1e-5)
-    assert figures["negative_elbo"] == pytest.approx(figures["reconstruction"] + figures["divergence"])
+    assert figures["negative_elbo"] == pytest.approx(
+        figures["reconstruction"] + figures["divergence"]
+    )
     assert {"frechet_distance", "diversity"} < set(figures)
 
 
@@ -141,7 +155,9 @@ def test_micro_batches_change_nothing() -> None:
         run.adaptation.micro_batch_size = size
         torch.manual_seed(3)
         take_step(run)
-        finals.append(torch.cat([p.detach().flatten() for p in run.task.trainable["vae"].parameters()]))
+        finals.append(
+            torch.cat([p.detach().flatten() for p in run.task.trainable["vae"].parameters()])
+        )
     assert torch.allclose(finals[0], finals[1], atol=1e-6)  # sums in another order
 
 

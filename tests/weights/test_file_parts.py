@@ -17,7 +17,11 @@ pytestmark = pytest.mark.tier("fast")
 
 def write(folder: Path, places: dict[str, str]) -> Path:
     for part in set(places.values()):
-        own = {name: torch.full((2,), float(len(name))) for name, where in places.items() if where == part}
+        own = {
+            name: torch.full((2,), float(len(name)))
+            for name, where in places.items()
+            if where == part
+        }
         save_file(own, str(folder / Path(part).name))
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
@@ -25,9 +29,16 @@ def write(folder: Path, places: dict[str, str]) -> Path:
 
 
 def test_the_tensors_of_all_parts_are_read(tmp_path: Path) -> None:
-    index = write(tmp_path, {"a": "model-1.safetensors", "bb": "model-2.safetensors", "ccc": "model-1.safetensors"})
+    index = write(
+        tmp_path,
+        {"a": "model-1.safetensors", "bb": "model-2.safetensors", "ccc": "model-1.safetensors"},
+    )
     found = load_weights_file(index)
-    assert {name: value[0].item() for name, value in found.items()} == {"a": 1.0, "bb": 2.0, "ccc": 3.0}
+    assert {name: value[0].item() for name, value in found.items()} == {
+        "a": 1.0,
+        "bb": 2.0,
+        "ccc": 3.0,
+    }
 
 
 def test_a_missing_part_a_foreign_one_and_one_elsewhere_are_refused(tmp_path: Path) -> None:

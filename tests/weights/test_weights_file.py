@@ -35,7 +35,10 @@ def network() -> nn.Module:
 
 
 def write_zip(
-    path: Path, pickled: bytes, storages: dict[str, bytes] | None = None, method: int = zipfile.ZIP_STORED
+    path: Path,
+    pickled: bytes,
+    storages: dict[str, bytes] | None = None,
+    method: int = zipfile.ZIP_STORED,
 ) -> None:
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("archive/data.pkl", pickled)
@@ -66,8 +69,15 @@ def test_a_state_dict_comes_back_bit_for_bit(tmp_path, dtype: torch.dtype) -> No
 
 def test_the_usual_wrappers_parameters_and_odd_views_are_understood(tmp_path) -> None:
     base = torch.arange(24.0)
-    weights = {"a": nn.Parameter(base[4:10].view(2, 3).t()), "b": base, "c": torch.ones((), dtype=torch.bool)}
-    torch.save({"epoch": 3, "lr": [1e-3, None], "state_dict": collections.OrderedDict(weights)}, tmp_path / "w.pth")
+    weights = {
+        "a": nn.Parameter(base[4:10].view(2, 3).t()),
+        "b": base,
+        "c": torch.ones((), dtype=torch.bool),
+    }
+    torch.save(
+        {"epoch": 3, "lr": [1e-3, None], "state_dict": collections.OrderedDict(weights)},
+        tmp_path / "w.pth",
+    )
     found = load_weights_file(tmp_path / "w.pth")
     assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
 
@@ -120,7 +130,9 @@ def test_pickles_that_no_state_dict_needs_are_refused_at_once(tmp_path, pickled:
         load_weights_file(tmp_path / "w.pt")
 
 
-def tensor_pickle(count: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> bytes:
+def tensor_pickle(
+    count: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0
+) -> bytes:
     """Return the pickle of one float tensor, with whatever it claims."""
 
     class Storage:
@@ -132,7 +144,11 @@ def tensor_pickle(count: int, shape: tuple[int, ...], stride: tuple[int, ...], o
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, value: Any) -> Any:
-            return ("storage", torch.FloatStorage, "0", "cpu", count) if isinstance(value, Storage) else None
+            return (
+                ("storage", torch.FloatStorage, "0", "cpu", count)
+                if isinstance(value, Storage)
+                else None
+            )
 
     buffer = io.BytesIO()
     Pickler(buffer, 2).dump({"a": Tensor()})
@@ -172,10 +188,13 @@ def test_a_deflate_bomb_is_refused_before_it_is_unpacked(tmp_path) -> None:
         load_weights_file(path)
 
 
-@pytest.mark.parametrize(("mark", "kind"), [("constants.pkl", "TorchScript"), ("archive_format", "torch.export")])
+@pytest.mark.parametrize(
+    ("mark", "kind"), [("constants.pkl", "TorchScript"), ("archive_format", "torch.export")]
+)
 def test_a_program_that_torch_saved_is_refused_by_its_kind(tmp_path, mark: str, kind: str) -> None:
     path = tmp_path / "program.pt"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:  # the code in it is compressed
+    # the code in it is compressed
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("program/code/net.py", "x" * 100)
         archive.writestr(f"program/{mark}", "")
     with pytest.raises(CheckpointError, match=f"it is a {kind} program, and weights are wanted"):
@@ -213,9 +232,14 @@ def test_a_link_or_a_folder_is_no_weights_file(tmp_path) -> None:
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_objects_beside_the_weights_are_left_alone_and_never_made(tmp_path, zipped: bool, protocol: int) -> None:
+def test_objects_beside_the_weights_are_left_alone_and_never_made(
+    tmp_path, zipped: bool, protocol: int
+) -> None:
     state = network().state_dict()
-    beside = {"args": argparse.Namespace(lr=[1e-3], out=Path("x")), "numbers": {1: collections.Counter("ab")}}
+    beside = {
+        "args": argparse.Namespace(lr=[1e-3], out=Path("x")),
+        "numbers": {1: collections.Counter("ab")},
+    }
     optimizer = torch.optim.AdamW(network().parameters()).state_dict()
     path = tmp_path / "w.pt"
     content = {"epoch": 3, "model": state, "optimizer": optimizer, **beside}
@@ -226,9 +250,13 @@ def test_objects_beside_the_weights_are_left_alone_and_never_made(tmp_path, zipp
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-def test_a_network_that_was_saved_whole_gives_its_weights_without_its_class(tmp_path, zipped: bool) -> None:
+def test_a_network_that_was_saved_whole_gives_its_weights_without_its_class(
+    tmp_path, zipped: bool
+) -> None:
     model = nn.ModuleDict({"a": network(), "b": nn.MultiheadAttention(4, 2)})
-    torch.save({"ema": None, "model": model}, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
+    torch.save(
+        {"ema": None, "model": model}, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped
+    )
     found = load_weights_file(tmp_path / "w.pt")
     state = model.state_dict()
     assert set(found) == set(state)
@@ -253,7 +281,9 @@ def test_dtypes_without_a_storage_class_of_their_own_are_read(tmp_path) -> None:
 
 
 def test_only_the_storages_of_the_weights_are_read(tmp_path, monkeypatch) -> None:
-    torch.save({"state_dict": {"a": torch.ones(3)}, "optimizer": torch.zeros(1000)}, tmp_path / "w.pt")
+    torch.save(
+        {"state_dict": {"a": torch.ones(3)}, "optimizer": torch.zeros(1000)}, tmp_path / "w.pt"
+    )
     read = []
     honest = weights_file.as_numbers
 
@@ -294,19 +324,33 @@ def test_a_zip_that_hides_behind_a_legacy_file_is_not_what_is_read(tmp_path) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["os system", "posix system", "builtins eval", "__builtin__ __import__", "subprocess Popen", "sys exit"]
+    "name",
+    [
+        "os system",
+        "posix system",
+        "builtins eval",
+        "__builtin__ __import__",
+        "subprocess Popen",
+        "sys exit",
+    ],
 )
 def test_a_program_beside_good_weights_refuses_the_file_by_its_name(tmp_path, name: str) -> None:
     pickled = tensor_pickle(4, (2, 2), (2, 1))
     hidden = pickled[:-2] + b"X\x01\x00\x00\x00xc" + name.replace(" ", "\n").encode() + b"\n)Rs."
     write_zip(tmp_path / "w.pt", hidden, {"0": bytes(16)})
-    with pytest.raises(CheckpointError, match=re.escape(f"it would run '{name.replace(' ', '.')}'")):
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"it would run '{name.replace(' ', '.')}'")
+    ):
         load_weights_file(tmp_path / "w.pt")
 
 
 def legacy(pickled: bytes, storages: bytes = b"") -> bytes:
     """Return a file of the format before PyTorch 1.6."""
-    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    system = {
+        "protocol_version": 1001,
+        "little_endian": True,
+        "type_sizes": {"short": 2, "int": 4, "long": 4},
+    }
     head = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, system))
     return head + pickled + pickle.dumps(["0"] if storages else [], 2) + storages
 
@@ -316,7 +360,14 @@ def test_a_legacy_file_must_have_the_storages_that_it_claims(tmp_path) -> None:
     good = (4).to_bytes(8, "little") + bytes(16)
     path.write_bytes(legacy(tensor_pickle(4, (2, 2), (2, 1)), good))
     assert load_weights_file(path)["a"].shape == (2, 2)
-    for claimed, storages in [(4, good[:-1]), (4, good + b"x"), (5, good), (2**40, good), (4, bytes(8)), (4, b"")]:
+    for claimed, storages in [
+        (4, good[:-1]),
+        (4, good + b"x"),
+        (5, good),
+        (2**40, good),
+        (4, bytes(8)),
+        (4, b""),
+    ]:
         path.write_bytes(legacy(tensor_pickle(claimed, (2, 2), (2, 1)), storages))
         with pytest.raises(CheckpointError):
             load_weights_file(path)
@@ -393,21 +444,28 @@ ONE_STORAGE, NO_STORAGE = b"\x80\x02]X\x01\x00\x00\x000a.", b"\x80\x02]."
 ONE_NUMBER = (1).to_bytes(8, "little") + bytes(4)
 ENDLESS = {
     "keys that double": legacy_with_keys(b"\x80\x02}.", DOUBLING + b"]h\x3ca."),
-    "keys that are numbers": legacy_with_keys(tensor_pickle(4, (4,), (1,)), b"\x80\x02]K\x00a.") + bytes(24),
-    "a network that is its own child": legacy_with_keys(network_pickle(300_000, 1), ONE_STORAGE) + ONE_NUMBER,
-    "one weight under many names": legacy_with_keys(network_pickle(40, 150_000), ONE_STORAGE) + ONE_NUMBER,
+    "keys that are numbers": legacy_with_keys(tensor_pickle(4, (4,), (1,)), b"\x80\x02]K\x00a.")
+    + bytes(24),
+    "a network that is its own child": legacy_with_keys(network_pickle(300_000, 1), ONE_STORAGE)
+    + ONE_NUMBER,
+    "one weight under many names": legacy_with_keys(network_pickle(40, 150_000), ONE_STORAGE)
+    + ONE_NUMBER,
     "long names": legacy_with_keys(
-        b"\x80\x02" + LONG + b"q\x01h\x01\x93q\x0200(" + b"h\x01h\x01\x93" * 20_000 + b"t.", NO_STORAGE
+        b"\x80\x02" + LONG + b"q\x01h\x01\x93q\x0200(" + b"h\x01h\x01\x93" * 20_000 + b"t.",
+        NO_STORAGE,
     ),
     "two long keys that are equal": legacy_with_keys(
-        b"\x80\x02" + LONG + b"q\x01" + LONG + b"q\x0200}(" + b"h\x01Nh\x02N" * 300_000 + b"u.", NO_STORAGE
+        b"\x80\x02" + LONG + b"q\x01" + LONG + b"q\x0200}(" + b"h\x01Nh\x02N" * 300_000 + b"u.",
+        NO_STORAGE,
     ),
 }
 
 
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("name", ENDLESS)
-def test_a_legacy_file_that_unfolds_is_refused_in_bounded_time_and_memory(tmp_path, name: str) -> None:
+def test_a_legacy_file_that_unfolds_is_refused_in_bounded_time_and_memory(
+    tmp_path, name: str
+) -> None:
     path = tmp_path / "w.pt"
     path.write_bytes(ENDLESS[name])
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -421,6 +479,7 @@ def test_a_legacy_file_that_unfolds_is_refused_in_bounded_time_and_memory(tmp_pa
         resource.setrlimit(resource.RLIMIT_AS, limits)
     assert len(str(caught.value)) < 400 + len(str(path))
     assert re.search(
-        "its storages are not|deeper or of more modules|a name that is none|neither short", str(caught.value)
+        "its storages are not|deeper or of more modules|a name that is none|neither short",
+        str(caught.value),
     )
     assert time.process_time() - started < 20  # measured: 3 s for 300,000 names

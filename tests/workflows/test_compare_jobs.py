@@ -13,7 +13,13 @@ from mpt.workflows.compare_jobs import CARDS, busy_cores, choose_jobs, visible_c
 
 
 def config(**train: Any) -> Config:
-    return load_config({"model": "small_cnn", "dataset": "digits", "train": {"threads": 1, "device": "cpu", **train}})
+    return load_config(
+        {
+            "model": "small_cnn",
+            "dataset": "digits",
+            "train": {"threads": 1, "device": "cpu", **train},
+        }
+    )
 
 
 @pytest.fixture
@@ -44,7 +50,9 @@ def test_there_are_as_many_as_cores_are_free(
     machine: pytest.MonkeyPatch, train: dict[str, Any], busy: float, expected: int, said: str
 ) -> None:
     machine.setattr(compare_jobs, "busy_cores", lambda: busy)
-    jobs = choose_jobs([config(), config(**train)] if train.get("device") is None else [config(**train)], 3)
+    jobs = choose_jobs(
+        [config(), config(**train)] if train.get("device") is None else [config(**train)], 3
+    )
     assert jobs.count == expected
     assert said in jobs.describe(2)
     assert jobs.times_alone == (expected > 1)
@@ -52,7 +60,10 @@ def test_there_are_as_many_as_cores_are_free(
 
 def test_runs_do_not_share_an_intel_gpu(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(compare_jobs, "version", lambda package: "2.13.0+xpu")
-    assert choose_jobs([config(device="auto")], 3).describe(2) == "one run at a time (runs would share an Intel GPU)"
+    assert (
+        choose_jobs([config(device="auto")], 3).describe(2)
+        == "one run at a time (runs would share an Intel GPU)"
+    )
     assert choose_jobs([config(device="auto")], 3, 2).count == 2
     assert choose_jobs([config(device="cpu")], 3).count == 8
 
@@ -63,7 +74,9 @@ def test_what_is_asked_for_is_what_is_done(machine: pytest.MonkeyPatch) -> None:
     assert choose_jobs([config()], 1).count == 1, "with one seed every run is timed"
 
 
-def test_the_first_seed_is_timed_alone_and_the_others_say_that_they_were_not(machine: pytest.MonkeyPatch) -> None:
+def test_the_first_seed_is_timed_alone_and_the_others_say_that_they_were_not(
+    machine: pytest.MonkeyPatch,
+) -> None:
     jobs = choose_jobs([config()], 3, 2)
     assert jobs.environment(1, beside=False) == {}
     assert jobs.environment(1, beside=True) == {SIDE_BY_SIDE: "2"}
@@ -87,7 +100,9 @@ def test_each_run_has_a_card_of_its_own_and_all_are_timed(machine: pytest.Monkey
     assert choose_jobs([config(device="auto"), config(device="cpu")], 3).count == 1
 
 
-def test_cards_are_those_that_torch_counts_and_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_are_those_that_torch_counts_and_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(compare_jobs, "COUNT", "print(2)")
     monkeypatch.setenv(CARDS, "GPU-1, GPU-2,GPU-3")
     assert visible_cards() == ("GPU-1", "GPU-2")
@@ -99,7 +114,9 @@ def test_cards_are_those_that_torch_counts_and_the_environment_names(monkeypatch
     assert visible_cards() == ()
 
 
-def test_programs_that_give_way_are_not_counted_as_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_give_way_are_not_counted_as_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "stat"
     ticks = iter([(100, 0, 10), (130, 999, 20)])
 

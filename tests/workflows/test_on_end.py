@@ -52,15 +52,27 @@ def test_an_address_gets_the_summary_and_a_line_for_people(
     assert posted[0]["status"] == "finished"
     assert posted[0]["summary"]["steps"] == 2
     assert posted[0]["text"].startswith("run finished at step 2 of 2, accuracy ")
-    train(load_config(CONFIG, [f"train.on_end={address}/bad", "name=other"]), runs=tmp_path, reports=False)
+    train(
+        load_config(CONFIG, [f"train.on_end={address}/bad", "name=other"]),
+        runs=tmp_path,
+        reports=False,
+    )
     assert "warning: train.on_end: HTTP Error 500" in capsys.readouterr().err
 
 
-def test_a_command_is_run_after_a_failure_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_is_run_after_a_failure_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "told.json"
     command = f"cat > {out}; test $MPT_STATUS = failed"
     config = load_config(
-        CONFIG, [f"train.on_end='{command}'", "train.on_non_finite=stop", "optimizer.lr=1e30", "train.steps=9"]
+        CONFIG,
+        [
+            f"train.on_end='{command}'",
+            "train.on_non_finite=stop",
+            "optimizer.lr=1e30",
+            "train.steps=9",
+        ],
     )
     with pytest.raises(NonFiniteError):
         train(config, runs=tmp_path, reports=False)
@@ -77,4 +89,6 @@ def test_the_command_of_a_file_is_run_only_where_that_is_allowed(tmp_path: Path)
         read_config(TrainArguments(path))
     assert read_config(TrainArguments(path, allow=("on_end",))).train.on_end == "rm -rf /tmp/x"
     assert read_config(TrainArguments(path, ("train.on_end=date",))).train.on_end == "date"
-    assert load_config(path).train.on_end == "rm -rf /tmp/x", "what only reads a run's configuration runs nothing"
+    assert load_config(path).train.on_end == "rm -rf /tmp/x", (
+        "what only reads a run's configuration runs nothing"
+    )

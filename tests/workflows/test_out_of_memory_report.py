@@ -127,9 +127,15 @@ def test_python_is_told_what_to_call(config: Path, refuse_above: Callable[[int],
     assert again.is_finished
 
 
-@pytest.mark.parametrize(("program", "reason"), [("/bin/false", "ended"), ("/no/python", "No such file")])
+@pytest.mark.parametrize(
+    ("program", "reason"), [("/bin/false", "ended"), ("/no/python", "No such file")]
+)
 def test_planning_that_fails_is_one_line_and_the_reason_why_training_stopped_is_kept(
-    config: Path, refuse_above: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, program: str, reason: str
+    config: Path,
+    refuse_above: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    program: str,
+    reason: str,
 ) -> None:
     """Planning processes end at once, or cannot be started."""
     refuse_above(16)
@@ -157,10 +163,18 @@ def test_planning_that_takes_too_long_is_ended(
 
 
 @pytest.mark.usefixtures("one_planner")
-def test_a_move_that_would_not_help_is_passed_over(config: Path, refuse_above: Callable[[int], None]) -> None:
+def test_a_move_that_would_not_help_is_passed_over(
+    config: Path, refuse_above: Callable[[int], None]
+) -> None:
     """Wide layers on few samples: the peak is in the optimizer, and smaller micro-batches do not lower it."""
     refuse_above(1)
-    lines = fail(config, "model.features=64", "train.batch_size=4", "optimizer.name=adam", "memory.on_oom=stop")
+    lines = fail(
+        config,
+        "model.features=64",
+        "train.batch_size=4",
+        "optimizer.name=adam",
+        "memory.on_oom=stop",
+    )
     peak = next(line for line in lines if "planned peak" in line)
     assert "phase net, step" in peak
     assert not any("try " in line for line in lines[1:]), lines
@@ -169,7 +183,9 @@ def test_a_move_that_would_not_help_is_passed_over(config: Path, refuse_above: C
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_planner")
-def test_an_adapted_run_is_planned_as_it_was_adapted(config: Path, refuse_above: Callable[[int], None]) -> None:
+def test_an_adapted_run_is_planned_as_it_was_adapted(
+    config: Path, refuse_above: Callable[[int], None]
+) -> None:
     refuse_above(0)
     lines = fail(config, "memory.on_oom=adapt")
     assert "a micro-batch of 1 is too much already" in lines[0]
@@ -194,7 +210,9 @@ def recipe(patch: dict[str, Any], seconds: float, **changes: Any) -> Recipe:
         "context_bytes": 2**28,
         "fits": True,
     }
-    return Recipe(patch, load_config(CONFIG), make_plan(**{**figures, "step_seconds": seconds, **changes}))
+    return Recipe(
+        patch, load_config(CONFIG), make_plan(**{**figures, "step_seconds": seconds, **changes})
+    )
 
 
 def test_the_smallest_change_that_fits_is_chosen_and_that_nothing_fits_is_said() -> None:
@@ -215,7 +233,9 @@ def test_the_smallest_change_that_fits_is_chosen_and_that_nothing_fits_is_said()
     assert findings.verdict.startswith("recompute all: fits in 6,144 MiB, exact")
     nothing = report.Findings(plan=stood)
     report.choose_recipe(nothing, stood, found[-1:], 6 * 2**30)
-    assert nothing.verdict.startswith("nothing fits: the smallest of 1 recipes needs 8,448 MiB (recompute sqrt)")
+    assert nothing.verdict.startswith(
+        "nothing fits: the smallest of 1 recipes needs 8,448 MiB (recompute sqrt)"
+    )
     assert not nothing.patch
 
 
@@ -223,7 +243,10 @@ def test_the_smallest_change_that_fits_is_chosen_and_that_nothing_fits_is_said()
     ("message", "words"),
     [
         ("Tried to allocate 2.00 GiB. GPU 0", "2.00 GiB were refused"),
-        ("can't allocate memory: you tried to allocate 1073741824 bytes.", "1,024 MiB were refused"),
+        (
+            "can't allocate memory: you tried to allocate 1073741824 bytes.",
+            "1,024 MiB were refused",
+        ),
         ("you tried to allocate 512 bytes", "512 bytes were refused"),
         ("no room", "unknown on this device"),
     ],
@@ -233,7 +256,9 @@ def test_on_a_cpu_the_budget_is_what_was_refused(message: str, words: str) -> No
 
 
 @pytest.mark.usefixtures("one_planner")
-def test_memory_that_runs_out_elsewhere_says_where(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_elsewhere_says_where(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no room")
 

@@ -40,7 +40,9 @@ def test_a_run_whose_comparison_is_killed_saves_and_ends(tmp_path: Path) -> None
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     run = tmp_path / "runs" / "run"
     metrics, summary = run / "metrics.jsonl", run / "summary.json"
-    with subprocess.Popen([sys.executable, "-c", COMPARE], cwd=tmp_path, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", COMPARE], cwd=tmp_path, stdin=subprocess.DEVNULL
+    ) as process:
         wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
         process.kill()
     wait_for(summary.is_file)
@@ -63,9 +65,15 @@ def test_two_runs_at_a_time_leave_the_bits_of_a_run_that_is_alone(tmp_path: Path
     assert (ended[0], ended[1]) == ((0, ""), (0, ""))
     assert (ended[2][0], "absent.yaml" in ended[2][1]) == (2, True)
     assert 50e6 < memory.most_bytes < 5e9
-    assert train_in_process(Surroundings())(tmp_path / "config.yaml", tmp_path / "alone", "run", False) == (0, "")
+    assert train_in_process(Surroundings())(
+        tmp_path / "config.yaml", tmp_path / "alone", "run", False
+    ) == (0, "")
     saved = "checkpoints/step-00000003/state.safetensors"
-    files = [tmp_path / "together" / "slot-0", tmp_path / "together" / "slot-1", tmp_path / "alone" / "run"]
+    files = [
+        tmp_path / "together" / "slot-0",
+        tmp_path / "together" / "slot-1",
+        tmp_path / "alone" / "run",
+    ]
     assert len({(path / saved).read_bytes() for path in files}) == 1
     environments = [json.loads((path / "env.json").read_text("utf-8")) for path in files]
     assert [found["command"][1:2] for found in environments] == [["train"]] * 3

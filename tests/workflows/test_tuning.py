@@ -57,7 +57,9 @@ def is_fused(config: Config) -> bool:
 
 def factors(config: Config) -> float:
     fused, foreach = (config.optimizer.settings.model_dump()[name] for name in ("fused", "foreach"))
-    return (0.8 if fused else 1.0) * (0.9 if foreach else 1.0) * (0.5 if config.memory.tricks else 1.0)
+    return (
+        (0.8 if fused else 1.0) * (0.9 if foreach else 1.0) * (0.5 if config.memory.tricks else 1.0)
+    )
 
 
 def test_the_best_of_each_kind_is_joined_and_measured_once_more(measure: Measure) -> None:
@@ -139,8 +141,20 @@ def test_steps_that_are_all_skipped_are_not_timed(measure: Measure) -> None:
 @pytest.mark.parametrize(
     ("changes", "device", "expected"),
     [
-        ((), "cuda", [{"optimizer.fused": True}, {"optimizer.foreach": False}, {"memory.channels_last": True}]),
-        (("optimizer.fused=false",), "cpu", [{"optimizer.foreach": True}, {"memory.channels_last": True}]),
+        (
+            (),
+            "cuda",
+            [
+                {"optimizer.fused": True},
+                {"optimizer.foreach": False},
+                {"memory.channels_last": True},
+            ],
+        ),
+        (
+            ("optimizer.fused=false",),
+            "cpu",
+            [{"optimizer.foreach": True}, {"memory.channels_last": True}],
+        ),
         (("optimizer.fused=true", "memory.channels_last=true"), "cpu", []),
         (("optimizer.foreach=true", "memory.channels_last=true"), "cpu", []),
         (("optimizer=lion", "memory.channels_last=true"), "cpu", []),
@@ -156,7 +170,10 @@ def test_only_what_the_configuration_leaves_open_is_tried(
 
 
 def test_the_command_writes_a_patch_that_trains_and_overwrites_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measure: Measure
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    measure: Measure,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text(CONFIG)

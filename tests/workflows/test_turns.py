@@ -45,7 +45,11 @@ def test_they_are_never_more_than_so_many_and_each_slot_is_one_s_own() -> None:
         return -number
 
     ended: dict[int, int] = {}
-    take_turns([partial(work, number) for number in range(12)], 3, lambda index, result: ended.update({index: result}))
+    take_turns(
+        [partial(work, number) for number in range(12)],
+        3,
+        lambda index, result: ended.update({index: result}),
+    )
     assert most == 3
     assert ended == {number: -number for number in range(12)}
 
@@ -87,7 +91,14 @@ def test_memory_that_holds_one_is_given_to_one_at_a_time(monkeypatch: pytest.Mon
     for used, expected in ((400, 2), (600, 1)):
         memory, running, most = HostMemory(), [], []
 
-        def work(slot: int, stop: Stop, used: int, memory: HostMemory, running: list[int], most: list[int]) -> None:
+        def work(
+            slot: int,
+            stop: Stop,
+            used: int,
+            memory: HostMemory,
+            running: list[int],
+            most: list[int],
+        ) -> None:
             running.append(slot)
             time.sleep(0.01)
             most.append(len(running))

@@ -15,7 +15,12 @@ from typing import Annotated, Any
 
 import typer
 
-from mpt.commands.cli.completion import complete_config, complete_override, complete_planned, complete_run
+from mpt.commands.cli.completion import (
+    complete_config,
+    complete_override,
+    complete_planned,
+    complete_run,
+)
 
 
 def config_argument(complete: Callable[..., list[str]]) -> Any:
@@ -27,7 +32,8 @@ def config_argument(complete: Callable[..., list[str]]) -> Any:
 ConfigFile = Annotated[Path, config_argument(complete_config)]
 PlannedFile = Annotated[Path, config_argument(complete_planned)]
 NewestRun = Annotated[
-    str | None, typer.Argument(metavar="RUN", show_default="the newest run", autocompletion=complete_run)
+    str | None,
+    typer.Argument(metavar="RUN", show_default="the newest run", autocompletion=complete_run),
 ]
 Overrides = Annotated[
     tuple[str, ...],
@@ -38,20 +44,33 @@ Overrides = Annotated[
         autocompletion=complete_override,
     ),
 ]
-Patches = Annotated[tuple[Path, ...], typer.Option("--with", metavar="FILE", help="A YAML file to lay over CONFIG.")]
-Allow = Annotated[tuple[str, ...], typer.Option("--allow", metavar="PACKAGE", help="Let models come from a package.")]
+Patches = Annotated[
+    tuple[Path, ...], typer.Option("--with", metavar="FILE", help="A YAML file to lay over CONFIG.")
+]
+Allow = Annotated[
+    tuple[str, ...],
+    typer.Option("--allow", metavar="PACKAGE", help="Let models come from a package."),
+]
 Runs = Annotated[str, typer.Option("--runs", metavar="DIR", help="The folder of the runs.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
 Best = Annotated[
-    bool, typer.Option("--best", help="The run's best checkpoint by its metric; the default if it was evaluated.")
+    bool,
+    typer.Option(
+        "--best", help="The run's best checkpoint by its metric; the default if it was evaluated."
+    ),
 ]
 Newest = Annotated[bool, typer.Option("--newest", help="The run's newest checkpoint.")]
-StepOfCheckpoint = Annotated[int | None, typer.Option("--step", min=0, help="The run's checkpoint of this step.")]
+StepOfCheckpoint = Annotated[
+    int | None, typer.Option("--step", min=0, help="The run's checkpoint of this step.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
-Output = Annotated[str | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")
+]
 Card = Annotated[
-    str | None, typer.Option("--gpu", metavar="NAME", help="A card to plan for, such as rtx2060, or auto.")
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help="A card to plan for, such as rtx2060, or auto."),
 ]
 Desktop = Annotated[
     str | None,
@@ -70,7 +89,11 @@ AllowLossy = Annotated[
 ]
 Strategy = Annotated[
     str | None,
-    typer.Option("--strategy", metavar="NAME", help="How cards share the work: ddp or fsdp; else as in CONFIG."),
+    typer.Option(
+        "--strategy",
+        metavar="NAME",
+        help="How cards share the work: ddp or fsdp; else as in CONFIG.",
+    ),
 ]
 Network = Annotated[
     str | None,
@@ -80,7 +103,9 @@ Network = Annotated[
         help="Between machines: ethernet-10, -25, -100, infiniband-hdr or -ndr; else what is usual for the card.",
     ),
 ]
-PerMachine = Annotated[int, typer.Option("--per-machine", min=1, metavar="N", help="Cards in a machine.")]
+PerMachine = Annotated[
+    int, typer.Option("--per-machine", min=1, metavar="N", help="Cards in a machine.")
+]
 
 
 @dataclass(frozen=True)

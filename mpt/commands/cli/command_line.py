@@ -18,7 +18,14 @@ from mpt.config.options import DatasetOptions, OptimizerOptions, Options
 from mpt.config.registry import INSTALLED
 from mpt.config.schema import GeneralOptions, Train
 from mpt.errors import ConfigError
-from mpt.importers.shared.command_words import COMMANDS, OF_RUN, OPTIONS, OTHER_COMMANDS, SPELT, explain_unit
+from mpt.importers.shared.command_words import (
+    COMMANDS,
+    OF_RUN,
+    OPTIONS,
+    OTHER_COMMANDS,
+    SPELT,
+    explain_unit,
+)
 
 FURTHER = {
     "mpt infer": "--input {value}",
@@ -38,7 +45,11 @@ WAYS = {
 PARTS = "--parts"
 Parts = Annotated[
     list[str] | None,
-    typer.Option(PARTS, metavar="DIR", help="A folder with parts of your own; also in the variable MPT_PARTS."),
+    typer.Option(
+        PARTS,
+        metavar="DIR",
+        help="A folder with parts of your own; also in the variable MPT_PARTS.",
+    ),
 ]
 """Every command has this option. `mpt.cli` takes it out of the words before the command sees them."""
 
@@ -63,7 +74,12 @@ def declare(
         if get_origin(kind) is tuple:
             tuples.add(field.name)
             kind = list[get_args(kind)[0]]  # type: ignore[misc]
-        if kind is bool and isinstance(info, OptionInfo) and info.default is ... and not info.param_decls:
+        if (
+            kind is bool
+            and isinstance(info, OptionInfo)
+            and info.default is ...
+            and not info.param_decls
+        ):
             info.param_decls = (f"--{field.name.replace('_', '-')}",)  # without --no-...
         info.help = info.help or notes.get(field.name)
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
@@ -102,14 +118,20 @@ def spell(arguments: Any, names: Collection[str] | None = None) -> list[str]:
     options: list[str] = []
     for field in dataclasses.fields(arguments):
         value = getattr(arguments, field.name)
-        if (names is not None and field.name not in names) or value is None or value == field.default:
+        if (
+            (names is not None and field.name not in names)
+            or value is None
+            or value == field.default
+        ):
             continue
         _, info = split_annotation(hints[field.name])
         values = [str(one) for one in value] if isinstance(value, tuple | list) else [str(value)]
         if isinstance(info, ArgumentInfo):
             words += values
             continue
-        option = info.default if isinstance(info.default, str) else f"--{field.name.replace('_', '-')}"
+        option = (
+            info.default if isinstance(info.default, str) else f"--{field.name.replace('_', '-')}"
+        )
         options += [option] if value is True else [word for one in values for word in (option, one)]
     return [*words, *options]
 
@@ -132,7 +154,10 @@ class OverridableCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as any command does. Raises ConfigError for an option that is a setting."""
-        known = {"--help", *(option for one in self.params for option in (*one.opts, *one.secondary_opts))}
+        known = {
+            "--help",
+            *(option for one in self.params for option in (*one.opts, *one.secondary_opts)),
+        }
         for place, word in enumerate(args[: args.index("--")] if "--" in args else args):
             option, _, value = word.partition("=")
             name = option.removeprefix("--").replace("-", "_")
@@ -147,7 +172,9 @@ class OverridableCommand(Command):
             value = value or ("VALUE" if following.startswith("-") else following)
             override = setting if "=" in setting else f"{setting}={value}"
             override = explain_unit(name, value, options_in(args), config_in(args)) or override
-            raise ConfigError(f"no such option: {option}. Settings are given as overrides: {override}")
+            raise ConfigError(
+                f"no such option: {option}. Settings are given as overrides: {override}"
+            )
         return super().parse_args(ctx, args)
 
 
@@ -169,7 +196,9 @@ def options_in(words: Sequence[str]) -> dict[str, str]:
 
 def config_in(words: Sequence[str]) -> str | None:
     """Return the configuration that a command line names."""
-    return next((word for word in words if word.startswith("@") or word.endswith((".yaml", ".yml"))), None)
+    return next(
+        (word for word in words if word.startswith("@") or word.endswith((".yaml", ".yml"))), None
+    )
 
 
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -187,20 +216,31 @@ def explain_usage(error: Any) -> str | None:
     command = error.ctx.command_path
     if said.startswith("no such command") and command == "mpt":
         word = said.split("'")[1]
-        parts = (f"mpt {part.package.name} {part.name}" for part in INSTALLED.commands() if part.name == word)
+        parts = (
+            f"mpt {part.package.name} {part.name}"
+            for part in INSTALLED.commands()
+            if part.name == word
+        )
         if ours := COMMANDS.get(word) or next(parts, None):
             help_of = ours.partition(" --")[0]
             return f"mpt: no such command '{word}'; `{ours}` does that, `{help_of} -h` explains it"
-    elif said.startswith("no such command") and (word := said.split("'")[1]) in error.ctx.find_root().command.commands:
+    elif (
+        said.startswith("no such command")
+        and (word := said.split("'")[1]) in error.ctx.find_root().command.commands
+    ):
         return f"{command}: no such command '{word}'; `mpt {word}` does that, `mpt {word} -h` explains it"
     if said.startswith("no such option") and (ours := option_called(said, error.ctx)):
         return f"{command}: {said.partition(' (')[0].partition('. ')[0]}; here it is {ours}"
-    if (found := re.search(r"unexpected extra argument\S* \((.*)\)", said)) and (ours := FURTHER.get(command)):
+    if (found := re.search(r"unexpected extra argument\S* \((.*)\)", said)) and (
+        ours := FURTHER.get(command)
+    ):
         return f"{command}: found {found[1]}, where nothing more is expected; write {ours.format(value=found[1])}"
     if said.startswith("missing argument"):
         name = said.split("'")[1]
         return f"{command}: {name} is missing: {WAYS.get(name, f'`{command} -h` explains it')}"
-    return f"{command}: {said}{'' if said.endswith('?') else f'; `{command} -h` lists what there is'}"
+    return (
+        f"{command}: {said}{'' if said.endswith('?') else f'; `{command} -h` lists what there is'}"
+    )
 
 
 def option_called(said: str, context: Any) -> str | None:
@@ -222,12 +262,23 @@ def option_called(said: str, context: Any) -> str | None:
 
 def setting_called(name: str) -> str | None:
     """Return the full name of the setting that is called so, or None."""
-    sections: dict[str, type[Options]] = {"train": Train, "optimizer": OptimizerOptions, "dataset": DatasetOptions}
+    sections: dict[str, type[Options]] = {
+        "train": Train,
+        "optimizer": OptimizerOptions,
+        "dataset": DatasetOptions,
+    }
     if name in SPELT:
         return SPELT[name]
     if name in (*SECTIONS, *GeneralOptions.model_fields):
         return name
-    return next((f"{section}.{name}" for section, fields in sections.items() if name in fields.model_fields), None)
+    return next(
+        (
+            f"{section}.{name}"
+            for section, fields in sections.items()
+            if name in fields.model_fields
+        ),
+        None,
+    )
 
 
 def split_annotation(annotation: Any) -> tuple[Any, OptionInfo | ArgumentInfo]:
@@ -243,4 +294,6 @@ def split_annotation(annotation: Any) -> tuple[Any, OptionInfo | ArgumentInfo]:
 
 def make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     """Return a keyword of the function that typer calls."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )

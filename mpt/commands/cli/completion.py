@@ -33,15 +33,26 @@ def complete_config(incomplete: str) -> list[str]:
 def complete_planned(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the sub-commands of `mpt plan` that begin so, and configurations."""
     above: Any = ctx.parent.command if ctx.parent is not None else None
-    names = set(above.commands[ctx.info_name].commands) - {ctx.info_name} if above is not None else set()
-    return [*sorted(name for name in names if name.startswith(incomplete)), *complete_config(incomplete)]
+    names = (
+        set(above.commands[ctx.info_name].commands) - {ctx.info_name}
+        if above is not None
+        else set()
+    )
+    return [
+        *sorted(name for name in names if name.startswith(incomplete)),
+        *complete_config(incomplete),
+    ]
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return runs by name, and the files and folders that begin so."""
     folder = Path(str(ctx.params.get("runs") or "runs"))
     try:
-        names = sorted(path.name for path in folder.iterdir() if path.name.startswith(incomplete) and is_run(path))
+        names = sorted(
+            path.name
+            for path in folder.iterdir()
+            if path.name.startswith(incomplete) and is_run(path)
+        )
     except OSError:
         names = []
     return [*names, *files(incomplete, (*YAML, ".onnx", ".safetensors", ".pt"))]
@@ -53,7 +64,8 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
     chosen = chosen_parts(ctx.params.get("config"), before)
     if before[-1:] == ["="] and len(before) > 1:
         return values(schema, before[-2], incomplete, chosen)
-    if not incomplete and before and "=" not in before[-1]:  # the typed word is the sign itself, which typer takes away
+    # the typed word is the sign itself, which typer takes away
+    if not incomplete and before and "=" not in before[-1]:
         return values(schema, before[-1], "", chosen)
     key, equals, value = incomplete.partition("=")
     if equals:
@@ -68,8 +80,16 @@ def files(incomplete: str, suffixes: Sequence[str]) -> list[str]:
         found = sorted(start.iterdir())
     except OSError:
         return []
-    texts = [str(path) + ("/" if path.is_dir() else "") for path in found if path.is_dir() or path.suffix in suffixes]
-    return [text for text in texts if text.startswith(incomplete) and not Path(text).name.startswith(".")]
+    texts = [
+        str(path) + ("/" if path.is_dir() else "")
+        for path in found
+        if path.is_dir() or path.suffix in suffixes
+    ]
+    return [
+        text
+        for text in texts
+        if text.startswith(incomplete) and not Path(text).name.startswith(".")
+    ]
 
 
 def chosen_parts(config: Any, words: Sequence[str]) -> dict[str, str]:
@@ -102,7 +122,11 @@ def keys(schema: Schema, typed: str, chosen: dict[str, str]) -> list[str]:
                 holds = any(part.get("properties") for part in alternatives(setting, schema))
                 found[name] = found.get(name, False) or holds
     prefix = f"{parent}." if parent else ""
-    return [f"{prefix}{name}{end}" for name, holds in found.items() for end in ((".", "=") if holds else ("=",))]
+    return [
+        f"{prefix}{name}{end}"
+        for name, holds in found.items()
+        for end in ((".", "=") if holds else ("=",))
+    ]
 
 
 def values(schema: Schema, key: str, start: str, chosen: dict[str, str]) -> list[str]:
@@ -131,7 +155,9 @@ def at(schema: Schema, key: str, chosen: dict[str, str]) -> Iterator[Schema]:
 def is_of(schema: Schema, key: str, name: str) -> bool:
     """Return whether this is the mapping of the part with this name."""
     named = schema.get("properties", {}).get(key, {})
-    return isinstance(named, dict) and (name in named.get("enum", ()) or (":" in name and "pattern" in named))
+    return isinstance(named, dict) and (
+        name in named.get("enum", ()) or (":" in name and "pattern" in named)
+    )
 
 
 def alternatives(schema: Any, root: Schema) -> Iterator[Schema]:

@@ -31,5 +31,7 @@ def columns(*titles: str, is_boxed: bool = False) -> Table:
 
     table = Table() if is_boxed else Table(box=None, pad_edge=False)
     for title in titles:
-        table.add_column(title.removeprefix(">"), justify="right" if title.startswith(">") else "left")
+        table.add_column(
+            title.removeprefix(">"), justify="right" if title.startswith(">") else "left"
+        )
     return table

@@ -27,7 +27,18 @@ from mpt.run.checkpoints.choice import load_wanted, read_wish
 from mpt.run.records.ending import newest_finished_run
 from mpt.run.records.layout import RunDirectory, find_run
 
-ALIKE = ("half", "dtype", "batch_size", "vram", "overwrite", "device", "runs", "count", "seed", "truncation")
+ALIKE = (
+    "half",
+    "dtype",
+    "batch_size",
+    "vram",
+    "overwrite",
+    "device",
+    "runs",
+    "count",
+    "seed",
+    "truncation",
+)
 """Options that mean the same in `mpt infer` and in a system's command that has them."""
 CHOICES = ("best", "newest", "step")
 """Options that choose a checkpoint, which goes to the command as its run."""
@@ -44,7 +55,11 @@ def hand_over(arguments: Any) -> bool:
         return True
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
     for part in INSTALLED.commands():
-        own = [name for name in options_of(part) if getattr(arguments, name, defaults.get(name)) != defaults.get(name)]
+        own = [
+            name
+            for name in options_of(part)
+            if getattr(arguments, name, defaults.get(name)) != defaults.get(name)
+        ]
         if own:
             raise ConfigError(
                 f"{', '.join(map(as_option, own))}: goes with a run and inputs that are for `{words_of(part)}`; "
@@ -124,14 +139,23 @@ def run_part(part: CommandPart, own: Mapping[str, Any], arguments: Any, run: str
     asked = {
         field.name: getattr(arguments, field.name)
         for field in dataclasses.fields(arguments)
-        if field.name not in ("run", "input", "allow", *CHOICES) and getattr(arguments, field.name) != field.default
+        if field.name not in ("run", "input", "allow", *CHOICES)
+        and getattr(arguments, field.name) != field.default
     }
     if "output" not in asked and fields["output"].default is dataclasses.MISSING:
-        raise ConfigError(f"--output: these inputs are for `{words}`, which needs to know where to write; add -o PATH")
-    foreign = [name for name in asked if name != "output" and name not in {*ALIKE, *options_of(part)} & set(fields)]
+        raise ConfigError(
+            f"--output: these inputs are for `{words}`, which needs to know where to write; add -o PATH"
+        )
+    foreign = [
+        name
+        for name in asked
+        if name != "output" and name not in {*ALIKE, *options_of(part)} & set(fields)
+    ]
     if foreign:
         options = ", ".join(as_option(name) for name in foreign)
-        raise ConfigError(f"{options}: these inputs are for `{words}`, which has no such option; see `{words} --help`")
+        raise ConfigError(
+            f"{options}: these inputs are for `{words}`, which has no such option; see `{words} --help`"
+        )
     for name, value in asked.items():
         wants_path = "Path" in str(fields[name].type)
         values[name] = Path(value) if wants_path and value is not None else value

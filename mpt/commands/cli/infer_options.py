@@ -35,5 +35,7 @@ def with_options_of(
     if not added:
         return declared, notes
     described = {"__doc__": declared.__doc__}
-    kind = dataclasses.make_dataclass(declared.__name__, added, bases=(declared,), namespace=described, frozen=True)
+    kind = dataclasses.make_dataclass(
+        declared.__name__, added, bases=(declared,), namespace=described, frozen=True
+    )
     return kind, notes

@@ -42,7 +42,9 @@ RENAMED = {"--lock": "--output"}
 class PlanGroup(TyperGroup):
     """A command with sub-commands: words that begin with none of these are the command's own."""
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
         """Return the context of a sub-command, or of the command that is called like the group."""
         own = self.commands.get(str(self.name))
         names = set(self.commands) - {str(self.name)}
@@ -60,7 +62,9 @@ class PlanCommand(OverridableCommand):
         """Parse as any command does. Raises ConfigError for an option of before, with the command in its place."""
         for option in COMMAND_OF:
             if option in (word.partition("=")[0] for word in args):
-                raise ConfigError(f"mpt plan: {option} belongs to a sub-command now: {spell_anew(option, args)}")
+                raise ConfigError(
+                    f"mpt plan: {option} belongs to a sub-command now: {spell_anew(option, args)}"
+                )
         return super().parse_args(ctx, args)
 
 

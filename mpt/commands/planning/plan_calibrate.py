@@ -23,7 +23,9 @@ from mpt.run.records.used_parts import missing_parts_explained
 class Command:
     """Learn from a run's measured peak and time the figures that plans of its card lack."""
 
-    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False, autocompletion=complete_run)]
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", show_default=False, autocompletion=complete_run)
+    ]
     """A run that trained on the card."""
     allow: Allow = ()
     runs: Runs = "runs"
@@ -45,7 +47,9 @@ def run(arguments: Command) -> None:
     error = plan.allocated / measured.allocated - 1
     planned, seen = describe_bytes(plan.allocated), describe_bytes(measured.allocated)
     print(f"{gpu.name}: planned {planned}, measured {seen} ({error:+.1%})")
-    print(f"context {describe_bytes(found.context_bytes)}, cuDNN share {found.cudnn_share}, time x{found.time_factor}")
+    print(
+        f"context {describe_bytes(found.context_bytes)}, cuDNN share {found.cudnn_share}, time x{found.time_factor}"
+    )
     factor, (low, high) = measured.step_seconds / plan.step_seconds, ALLOWED["time_factor"]
     if not low <= factor <= high:
         print(
@@ -54,5 +58,7 @@ def run(arguments: Command) -> None:
         )
     left = measured.allocated / plan.allocated - 1
     if left > UNEXPLAINED and found.cudnn_share == 0:
-        print(f"{left:.1%} more than planned, and no convolution whose scratch could be it: that is not taken either")
+        print(
+            f"{left:.1%} more than planned, and no convolution whose scratch could be it: that is not taken either"
+        )
     print(path)

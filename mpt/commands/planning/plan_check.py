@@ -25,7 +25,8 @@ class Command:
     lock: Annotated[Path, typer.Argument(metavar="LOCK", show_default=False)]
     """A file of mpt plan lock."""
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", show_default="the lock's", autocompletion=complete_config)
+        Path | None,
+        typer.Argument(metavar="CONFIG", show_default="the lock's", autocompletion=complete_config),
     ] = None
     """A YAML file to plan in place of the lock's."""
     overrides: Overrides = ()
@@ -60,7 +61,9 @@ def run(arguments: Command) -> None:
     if arguments.json:
         print(json.dumps({"before": vars(before), "after": vars(after), "grown": grown}, indent=1))
     if grown:
-        raise GateError(f"{'; '.join(grown)}{other_versions(before, after)}. To accept it: {before.command} {path}")
+        raise GateError(
+            f"{'; '.join(grown)}{other_versions(before, after)}. To accept it: {before.command} {path}"
+        )
     if not arguments.json:
         peak, step = describe_bytes(after.peak_bytes), show_seconds(after.step_seconds)
         print(
@@ -76,5 +79,7 @@ def parse_tolerance(text: str) -> float:
         raise ConfigError(f"--tolerance: found {text!r}; write a share such as 1% or 0.01")
     share = float(found[1]) / (100 if found[2] else 1)
     if not found[2] and share > 1:
-        raise ConfigError(f"--tolerance: found {text!r}, which is {100 * share:.6g} %; write {share:g}%")
+        raise ConfigError(
+            f"--tolerance: found {text!r}, which is {100 * share:.6g} %; write {share:g}%"
+        )
     return share

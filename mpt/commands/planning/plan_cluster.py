@@ -11,7 +11,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mpt.commands.cli.arguments import AllowLossy, Card, Desktop, Network, PerMachine, PlannedConfig, Strategy
+from mpt.commands.cli.arguments import (
+    AllowLossy,
+    Card,
+    Desktop,
+    Network,
+    PerMachine,
+    PlannedConfig,
+    Strategy,
+)
 from mpt.commands.cli.command_line import given
 from mpt.commands.cli.console import columns, open_console
 from mpt.commands.planning.plan_config import common_words, load_planned, progress, sharded
@@ -62,11 +70,15 @@ def run(arguments: Command) -> None:
     """Print the plan. Raises ConfigError if the subject is missing, MemoryBudgetError for no set."""
     if arguments.cards:
         for option in given(arguments, OF_SCALING):
-            raise ConfigError(f"{option}: --cards names the cards and finds how many and how; leave it out")
+            raise ConfigError(
+                f"{option}: --cards names the cards and finds how many and how; leave it out"
+            )
         show_cheapest(load_planned(arguments), arguments)
         return
     if arguments.scaling is None:
-        raise ConfigError("mpt plan cluster: add --scaling weak or strong, or --cards NAME:COUNT@PRICE")
+        raise ConfigError(
+            "mpt plan cluster: add --scaling weak or strong, or --cards NAME:COUNT@PRICE"
+        )
     if arguments.allow_lossy:
         raise ConfigError("--allow-lossy: no recipes are searched with --scaling; leave it out")
     show_scaling(load_planned(arguments, *sharded(arguments.strategy)), arguments)
@@ -76,7 +88,11 @@ def show_scaling(config: Config, arguments: Command) -> None:
     """Plan from one card to many, and print and draw them."""
     gpu = choose_gpu(arguments.gpu)
     capacity = find_capacity(gpu, arguments.gpu is not None, arguments.vram, arguments.desktop)
-    base = Placement(arguments.nproc or scaling.LARGEST, network=arguments.network, per_machine=arguments.per_machine)
+    base = Placement(
+        arguments.nproc or scaling.LARGEST,
+        network=arguments.network,
+        per_machine=arguments.per_machine,
+    )
     check_placement(replace(base, strategy=arguments.strategy or base.strategy))
     cluster = base.cluster(gpu)
     picture = free_path(Path("scaling.png"))
@@ -87,7 +103,11 @@ def show_scaling(config: Config, arguments: Command) -> None:
     title = f"{config.heading} on {gpu.name}, {arguments.scaling} scaling, {cluster.link} and {cluster.network}"
     scaling.write_picture(picture, found, title, capacity.budget_bytes)
     if arguments.json:
-        print(json.dumps({**scaling.as_data(found), "gpu": asdict(gpu), "written": [str(picture)]}, indent=1))
+        print(
+            json.dumps(
+                {**scaling.as_data(found), "gpu": asdict(gpu), "written": [str(picture)]}, indent=1
+            )
+        )
         return
     console = open_console()
     for statement in capacity.statements:
@@ -114,7 +134,9 @@ def show_cheapest(config: Config, arguments: Command) -> None:
     else:
         print_cheapest(open_console(), found, config, arguments)
     if found.best is None:
-        raise MemoryBudgetError("no set of these cards trains this; use more of them, or a smaller train.batch_size")
+        raise MemoryBudgetError(
+            "no set of these cards trains this; use more of them, or a smaller train.batch_size"
+        )
 
 
 def print_cheapest(console: Console, found: Cheapest, config: Config, arguments: Command) -> None:
@@ -123,7 +145,9 @@ def print_cheapest(console: Console, found: Cheapest, config: Config, arguments:
     for one in found.candidates:
         cards = f"{one.nproc} x {one.gpu.name}"
         if one.error:
-            table.add_row(f"{one.price:g}", cards, one.words, "", one.error.split(": ", 1)[-1][:60], "", "")
+            table.add_row(
+                f"{one.price:g}", cards, one.words, "", one.error.split(": ", 1)[-1][:60], "", ""
+            )
             continue
         seconds = one.plan.step_seconds
         table.add_row(
@@ -135,7 +159,9 @@ def print_cheapest(console: Console, found: Cheapest, config: Config, arguments:
             show_seconds(seconds),
             f"{config.train.batch_size / seconds:,.0f}",
         )
-    console.print(f"{config.heading}, batch {config.train.batch_size} of all cards together", style="bold")
+    console.print(
+        f"{config.heading}, batch {config.train.batch_size} of all cards together", style="bold"
+    )
     console.print(table)
     best = found.best
     if best is not None:
@@ -149,13 +175,24 @@ def print_cheapest(console: Console, found: Cheapest, config: Config, arguments:
 def command_for(best: Candidate, arguments: Command) -> str:
     """Return the command that starts the training on a set of cards; of several machines, on each of them."""
     settings = [write_override(key, value) for key, value in flatten(best.settings).items()]
-    words = common_words(arguments, [*without_conflicts(arguments.overrides, best.settings), *settings])
+    words = common_words(
+        arguments, [*without_conflicts(arguments.overrides, best.settings), *settings]
+    )
     if best.nproc == 1:
         return shlex.join(["mpt", "train", *words])
     if best.nproc <= arguments.per_machine:
         return shlex.join(["mpt", "train", *words, "--nproc", str(best.nproc)])
     fewest = -(-best.nproc // arguments.per_machine)
-    machines = next(number for number in range(fewest, best.nproc + 1) if best.nproc % number == 0)  # all alike
+    # all alike
+    machines = next(number for number in range(fewest, best.nproc + 1) if best.nproc % number == 0)
     return shlex.join(
-        ["torchrun", f"--nnodes={machines}", f"--nproc-per-node={best.nproc // machines}", "-m", "mpt", "train", *words]
+        [
+            "torchrun",
+            f"--nnodes={machines}",
+            f"--nproc-per-node={best.nproc // machines}",
+            "-m",
+            "mpt",
+            "train",
+            *words,
+        ]
     )

@@ -30,7 +30,9 @@ def load_planned(arguments: PlannedConfig, *first: str) -> Config:
     changed.
     """
     overrides = (*first, *arguments.overrides)
-    config = load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
+    config = load_config(
+        arguments.config, overrides, allow=arguments.allow, patches=arguments.patches
+    )
     for warning in find_strange_patches(arguments.patches, config):
         print(f"warning: {warning}", file=sys.stderr)
     return config
@@ -41,7 +43,9 @@ def sharded(strategy: str | None) -> tuple[str, ...]:
     return ("parallel.strategy=fsdp",) if strategy == "fsdp" else ()
 
 
-def choose_output(arguments: PlannedConfig, output: str | None, stem: str, is_written: bool = True) -> Path:
+def choose_output(
+    arguments: PlannedConfig, output: str | None, stem: str, is_written: bool = True
+) -> Path:
     """Return the path of the patch, never that of an existing file.
 
     Raises ConfigError if that was asked for, and InputOutputError if nothing can be written, before anything is
@@ -53,15 +57,21 @@ def choose_output(arguments: PlannedConfig, output: str | None, stem: str, is_wr
     else:
         path = Path(output)
         if path.resolve() in given:
-            raise ConfigError(f"--output: {path} is given with --with, and the recipe builds on it: name another file")
+            raise ConfigError(
+                f"--output: {path} is given with --with, and the recipe builds on it: name another file"
+            )
         if os.path.lexists(path) and not path.is_dir():
             raise ConfigError(f"--output: {path} exists; name another file, or remove it first")
     if is_written and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-        raise InputOutputError(f"{path}: cannot be written: it is a folder, or its folder is missing or read-only")
+        raise InputOutputError(
+            f"{path}: cannot be written: it is a folder, or its folder is missing or read-only"
+        )
     return path
 
 
-def write_patch(path: Path, patch: Mapping[str, Any], heading: Sequence[str], origin: str | None = None) -> None:
+def write_patch(
+    path: Path, patch: Mapping[str, Any], heading: Sequence[str], origin: str | None = None
+) -> None:
     """Write a patch below comments on its origin. Raises InputOutputError."""
     lines = [f"# {line}".rstrip() for line in heading] + ([] if origin is None else [origin])
     write_atomically(path, "\n".join([*lines, write_text(dict(patch))]))
@@ -69,7 +79,9 @@ def write_patch(path: Path, patch: Mapping[str, Any], heading: Sequence[str], or
 
 def common_words(arguments: PlannedConfig, overrides: Sequence[str]) -> list[str]:
     """Return the words of a command about the same configuration: the file, changes, packages and patches."""
-    return spell(replace(arguments, overrides=tuple(overrides)), ("config", "overrides", "patches", "allow"))
+    return spell(
+        replace(arguments, overrides=tuple(overrides)), ("config", "overrides", "patches", "allow")
+    )
 
 
 @contextlib.contextmanager

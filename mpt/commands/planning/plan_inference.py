@@ -69,12 +69,21 @@ def run(arguments: Command) -> None:
         ).get()
     if arguments.json:
         print(
-            json.dumps({"gpu": asdict(gpu), "calibration": asdict(calibration), "inference": plan.as_data()}, indent=1)
+            json.dumps(
+                {
+                    "gpu": asdict(gpu),
+                    "calibration": asdict(calibration),
+                    "inference": plan.as_data(),
+                },
+                indent=1,
+            )
         )
     else:
         print_inference(open_console(), config, gpu, capacity, plan, frame)
     if frame is not None and plan.tile is None:
-        raise MemoryBudgetError(f"not even the smallest tile of a frame fits in {describe_bytes(plan.budget)}")
+        raise MemoryBudgetError(
+            f"not even the smallest tile of a frame fits in {describe_bytes(plan.budget)}"
+        )
     if plan.largest_batch == 0:
         raise MemoryBudgetError(f"not even one sample fits in {describe_bytes(plan.budget)}")
 
@@ -90,7 +99,12 @@ def parse_frame(text: str | None) -> tuple[int, int] | None:
 
 
 def print_inference(
-    console: Console, config: Config, gpu: Gpu, capacity: Capacity, plan: InferencePlan, frame: tuple[int, int] | None
+    console: Console,
+    config: Config,
+    gpu: Gpu,
+    capacity: Capacity,
+    plan: InferencePlan,
+    frame: tuple[int, int] | None,
 ) -> None:
     console.print(inference_headline(config, gpu, plan, frame), style="bold")
     for statement in capacity.statements:
@@ -99,7 +113,11 @@ def print_inference(
         table = memory_table(plan)
         table.add_row("context", describe_bytes(plan.context_bytes), "")
         table.add_row("weights", describe_bytes(plan.weight_bytes), "of all networks")
-        table.add_row("batch", show_seconds(plan.batch_seconds), describe_range(plan.batch_seconds, plan.time_band))
+        table.add_row(
+            "batch",
+            show_seconds(plan.batch_seconds),
+            describe_range(plan.batch_seconds, plan.time_band),
+        )
         console.print(table)
         console.print()
         console.print(held_tables(plan))

@@ -26,7 +26,11 @@ class Command(PlannedConfig):
 
 def run(arguments: Command) -> None:
     path, patches = Path(arguments.output), tuple(str(patch) for patch in arguments.patches)
-    asked = Lock(str(arguments.config), tuple(arguments.overrides), patches, arguments.gpu or DEFAULT)
+    asked = Lock(
+        str(arguments.config), tuple(arguments.overrides), patches, arguments.gpu or DEFAULT
+    )
     lock = plan_again(asked, arguments.allow)
     write_lock(lock, path)
-    print(f"{path}: peak {describe_bytes(lock.peak_bytes)}, step {show_seconds(lock.step_seconds)} on {lock.gpu}")
+    print(
+        f"{path}: peak {describe_bytes(lock.peak_bytes)}, step {show_seconds(lock.step_seconds)} on {lock.gpu}"
+    )

@@ -47,24 +47,40 @@ def run(arguments: Command) -> None:
     Raises MemoryBudgetError if nothing fits even the largest size.
     """
     config = load_planned(arguments)
-    stem, folder = Path(str(arguments.config).removeprefix("@")).stem, Path(arguments.output or "presets")
+    stem, folder = (
+        Path(str(arguments.config).removeprefix("@")).stem,
+        Path(arguments.output or "presets"),
+    )
     taken = [path for size in SIZES if (path := folder / f"{stem}_{size}gb.yaml").exists()]
     if taken:
-        raise ConfigError(f"mpt plan presets: {taken[0]} exists; remove it first, or name another folder with --output")
+        raise ConfigError(
+            f"mpt plan presets: {taken[0]} exists; remove it first, or name another folder with --output"
+        )
     gpu = find_gpu(arguments.gpu or REFERENCE)
     with progress() as told:
         presets = find_presets(config, gpu, allow_lossy=arguments.allow_lossy, on_answer=told)
     command = ["mpt", "train", *common_words(arguments, arguments.overrides)]
-    written = [write_preset(one, folder / f"{stem}_{one.size_gb}gb.yaml", config, gpu, command) for one in presets]
+    written = [
+        write_preset(one, folder / f"{stem}_{one.size_gb}gb.yaml", config, gpu, command)
+        for one in presets
+    ]
     if arguments.json:
-        print(json.dumps({"gpu": asdict(gpu), "presets": [preset_as_data(one) for one in written]}, indent=1))
+        print(
+            json.dumps(
+                {"gpu": asdict(gpu), "presets": [preset_as_data(one) for one in written]}, indent=1
+            )
+        )
     else:
         print_presets(open_console(), config, gpu, written)
     if all(one.recipe is None for one in written):
-        raise MemoryBudgetError(f"nothing fits even {SIZES[-1]} GB; use a smaller train.batch_size or image")
+        raise MemoryBudgetError(
+            f"nothing fits even {SIZES[-1]} GB; use a smaller train.batch_size or image"
+        )
 
 
-def write_preset(preset: Preset, path: Path, config: Config, gpu: Gpu, command: Sequence[str]) -> Preset:
+def write_preset(
+    preset: Preset, path: Path, config: Config, gpu: Gpu, command: Sequence[str]
+) -> Preset:
     """Write a preset's patch and return it with its path; nothing is written if nothing fits or is to be changed."""
     recipe = preset.recipe
     if recipe is None or not recipe.patch:
@@ -95,5 +111,13 @@ def print_presets(console: Console, config: Config, gpu: Gpu, presets: Sequence[
             continue
         seconds = show_seconds(one.recipe.plan.step_seconds)
         words, cost = describe_patch(one.recipe.patch), describe_cost(one.recipe)
-        table.add_row(card, words, describe_bytes(one.recipe.total), budget, seconds, cost, str(one.path or ""))
+        table.add_row(
+            card,
+            words,
+            describe_bytes(one.recipe.total),
+            budget,
+            seconds,
+            cost,
+            str(one.path or ""),
+        )
     console.print(table)

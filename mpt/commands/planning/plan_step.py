@@ -33,7 +33,9 @@ class Command:
 
     factory: Annotated[str, typer.Argument(metavar="FACTORY", show_default=False)]
     """The function's file or module."""
-    overrides: Annotated[tuple[str, ...], typer.Argument(metavar="[NAME=VALUE]...", show_default=False)] = ()
+    overrides: Annotated[
+        tuple[str, ...], typer.Argument(metavar="[NAME=VALUE]...", show_default=False)
+    ] = ()
     """Arguments for it; with batch_size among them --largest can vary it."""
     vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
     """The memory to fit into, such as 6GiB."""
@@ -67,7 +69,9 @@ def run(arguments: Command) -> None:
     else:
         show(open_console(), planned, arguments)
     if planned.plan.fits is False and not any(way.plan.fits for way in planned.ways):
-        raise MemoryBudgetError(f"nothing that was tried fits in {describe_bytes(planned.plan.budget)}")
+        raise MemoryBudgetError(
+            f"nothing that was tried fits in {describe_bytes(planned.plan.budget)}"
+        )
 
 
 def as_data(planned: OwnPlanned) -> dict[str, Any]:
@@ -87,7 +91,9 @@ def show(console: Console, planned: OwnPlanned, arguments: Command) -> None:
         console.print(statement)
     print_plan(console, name, planned.gpu, planned.calibration, plan, is_verbose=True)
     if plan.growing and plan.fits is False and plan.growing.fits:
-        console.print("it fits as it stands with PYTORCH_ALLOC_CONF=expandable_segments:True in the environment")
+        console.print(
+            "it fits as it stands with PYTORCH_ALLOC_CONF=expandable_segments:True in the environment"
+        )
     if planned.ways:
         print_ways(console, planned.ways)
     if arguments.snapshot is not None:
@@ -97,15 +103,25 @@ def show(console: Console, planned: OwnPlanned, arguments: Command) -> None:
 def print_ways(console: Console, ways: list[Way]) -> None:
     """Print a row for each way, and the lines of code that its letters represent."""
     console.print("\nwith a change to the script", style="bold")
-    lines = sorted({line for way in ways for line in way.lines}, key=lambda line: not line.startswith("for"))
+    lines = sorted(
+        {line for way in ways for line in way.lines}, key=lambda line: not line.startswith("for")
+    )
     letters = dict(zip(lines, string.ascii_uppercase, strict=False))
     table = columns("", ">memory", ">chance", ">step", "")
     for way in ways:
         judged = judge(way.plan)
         chance = f"{judged.percent} %" if judged else ""
-        kept = "the same result, to rounding" if way.exact else "changes rounding: compare the results"
+        kept = (
+            "the same result, to rounding" if way.exact else "changes rounding: compare the results"
+        )
         change = " + ".join(sorted(letters[line] for line in way.lines))
-        table.add_row(change, describe_bytes(way.plan.total), chance, show_seconds(way.plan.step_seconds), kept)
+        table.add_row(
+            change,
+            describe_bytes(way.plan.total),
+            chance,
+            show_seconds(way.plan.step_seconds),
+            kept,
+        )
     console.print(table)
     for line, letter in letters.items():
         console.print(f"{letter}  {line}", soft_wrap=True)

@@ -32,7 +32,9 @@ REASONS = 3
 MODULES = 10
 
 
-def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, plan: Plan, is_verbose: bool) -> None:
+def print_plan(
+    console: Console, name: str, gpu: Gpu, calibration: Calibration, plan: Plan, is_verbose: bool
+) -> None:
     """Print the plan of a configuration, or a step, unchanged; with details also the memory at the peak."""
     console.print(f"{described(name, plan)}, on {gpu.name}, as it stands", style="bold")
     table = memory_table(plan)
@@ -42,7 +44,9 @@ def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, 
         source += f"; {describe_bytes(ranks.communicator_bytes)} of it are NCCL's buffers"
     table.add_row("context", describe_bytes(plan.context_bytes), source)
     if plan.assumed_workspace:
-        table.add_row("cuDNN", f"up to {describe_bytes(plan.assumed_workspace)}", describe_workspace(plan))
+        table.add_row(
+            "cuDNN", f"up to {describe_bytes(plan.assumed_workspace)}", describe_workspace(plan)
+        )
     table.add_row("total", describe_bytes(plan.total), verdict(plan))
     table.add_row("peak", "", plan.moment)
     for name, moment in plan.moments.items():
@@ -52,14 +56,20 @@ def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, 
             grown = f"{describe_bytes(moment.grown)} more reserved than by the steps"
             said = grown if moment.grown else "in what is reserved"
             said += "; values that it reads taken as 0" if moment.reads_values else ""
-            said += f"; and {describe_bytes(moment.host_bytes)} of host memory" if moment.host_bytes else ""
+            said += (
+                f"; and {describe_bytes(moment.host_bytes)} of host memory"
+                if moment.host_bytes
+                else ""
+            )
             table.add_row(name, describe_bytes(moment.allocated), said)
     if plan.moments:
         table.add_row("export", describe_bytes(0), "mpt convert builds the networks on the host")
     if plan.largest_batch is not None:
         table.add_row("largest batch", *describe_largest(plan))
     table.add_row(
-        "step", show_seconds(plan.step_seconds), describe_range(plan.step_seconds, plan.time_band) + moved(calibration)
+        "step",
+        show_seconds(plan.step_seconds),
+        describe_range(plan.step_seconds, plan.time_band) + moved(calibration),
     )
     if plan.host_bytes:
         table.add_row("host memory", describe_bytes(plan.host_bytes), describe_host(plan))
@@ -78,7 +88,9 @@ def memory_table(plan: Plan | InferencePlan) -> Table:
     table = columns("", ">", "")
     table.show_header = False
     table.add_row("allocated", describe_bytes(plan.allocated), "tensors and scratch at the peak")
-    table.add_row("reserved", describe_bytes(plan.reserved), "by the caching allocator, where there is room")
+    table.add_row(
+        "reserved", describe_bytes(plan.reserved), "by the caching allocator, where there is room"
+    )
     return table
 
 
@@ -115,7 +127,9 @@ def add_rank_rows(table: Table, ranks: PlannedRanks) -> None:
         f"of a step, over {where}: {show_seconds(seconds.overlapped)} beside computing, "
         f"{show_seconds(seconds.exposed)} exposed",
     )
-    table.add_row("efficiency", f"{seconds.computing / seconds.total:.0%}", "of the step is computing")
+    table.add_row(
+        "efficiency", f"{seconds.computing / seconds.total:.0%}", "of the step is computing"
+    )
     samples = f"{ranks.samples} samples, {ranks.words}"
     if ranks.last_total is not None:
         last = f"the last has {ranks.last_samples} and needs {describe_bytes(ranks.last_total)}"
@@ -126,7 +140,9 @@ def add_rank_rows(table: Table, ranks: PlannedRanks) -> None:
 def print_scaling(console: Console, found: Scaling, title: str) -> None:
     """Print one line for each number of cards and strategy, and the fewest cards that it fits on."""
     console.print(title, style="bold")
-    table = columns(">cards", "", ">batch", ">memory", "fits", ">step", ">exposed", ">efficiency", "limited by")
+    table = columns(
+        ">cards", "", ">batch", ">memory", "fits", ">step", ">exposed", ">efficiency", "limited by"
+    )
     for row in found.planned:
         table.add_row(
             str(row.nproc),
@@ -143,7 +159,10 @@ def print_scaling(console: Console, found: Scaling, title: str) -> None:
     for reason in found.refused():
         console.print(f"not planned: {reason}")
     if found.fewest is not None:
-        console.print(f"the fewest cards that train this: {found.fewest.nproc} ({found.fewest.words})", style="bold")
+        console.print(
+            f"the fewest cards that train this: {found.fewest.nproc} ({found.fewest.words})",
+            style="bold",
+        )
     elif any(row.plan.fits is False for row in found.planned):
         console.print("none of these fits", style="bold")
 
@@ -159,12 +178,20 @@ def print_search(console: Console, found: Search, plan: Plan) -> None:
     else:
         shown = sorted(found.recipes, key=lambda recipe: recipe.total)[:SHOWN]
         console.print(f"\nnone fits in {budget}; the smallest", style="bold")
-    table = columns("recipe", ">memory", ">chance", f">step {describe_band(plan.time_band)}", "cost")
+    table = columns(
+        "recipe", ">memory", ">chance", f">step {describe_band(plan.time_band)}", "cost"
+    )
     for recipe in shown:
         seconds = show_seconds(recipe.plan.step_seconds)
         verdict_of = judge(recipe.plan)
         chance = f"{verdict_of.percent} %" if verdict_of else ""
-        words = describe_patch(recipe.patch), describe_bytes(recipe.total), chance, seconds, describe_cost(recipe)
+        words = (
+            describe_patch(recipe.patch),
+            describe_bytes(recipe.total),
+            chance,
+            seconds,
+            describe_cost(recipe),
+        )
         table.add_row(*words)
     console.print(table)
     spoken = " ".join(f"{describe_cost(recipe)} {describe_patch(recipe.patch)}" for recipe in shown)

@@ -59,8 +59,14 @@ def show_tuning(config: Config, arguments: Command, path: Path, words: list[str]
     elif tuning.chosen is not None:
         print(f"wrote {path}; train with\n  {shlex.join([*words, '--with', str(path)])}")
     else:
-        tried = "nothing gains beyond what the times vary by" if tuning.trials else "there is nothing to choose"
-        print(f"{tried}; a step takes {show_seconds(tuning.step_seconds)} as it stands on {tuning.device_name}")
+        tried = (
+            "nothing gains beyond what the times vary by"
+            if tuning.trials
+            else "there is nothing to choose"
+        )
+        print(
+            f"{tried}; a step takes {show_seconds(tuning.step_seconds)} as it stands on {tuning.device_name}"
+        )
 
 
 def describe(trial: Trial) -> str:

@@ -41,11 +41,15 @@ class Train(Protocol):
     ) -> Path | None: ...
 
 
-def smoke(config: Config, steps: int, device: str | None, train: Train, world: World | None) -> None:
+def smoke(
+    config: Config, steps: int, device: str | None, train: Train, world: World | None
+) -> None:
     """Run N steps in two halves with a resume between them, then inference. Raises the errors of a real run."""
     from mpt.commands import infer
 
-    short = dataclasses.replace(config, train=config.train.model_copy(update={"steps": steps, **SMOKE}))
+    short = dataclasses.replace(
+        config, train=config.train.model_copy(update={"steps": steps, **SMOKE})
+    )
     with temporary_folder(THROWN_AWAY) as own:
         folder = str(own) if world is None else world.tell(str(own))
         try:
@@ -53,7 +57,13 @@ def smoke(config: Config, steps: int, device: str | None, train: Train, world: W
                 train(short, runs=folder, resume=None, stop_after=steps // 2)
             path = train(short, runs=folder, resume="auto" if steps > 1 else None)
         except Interrupted as stop:  # the run was saved in the folder that goes now
-            raise Interrupted("smoke: interrupted; nothing of it is kept", stop.exit_code - 128) from stop
+            raise Interrupted(
+                "smoke: interrupted; nothing of it is kept", stop.exit_code - 128
+            ) from stop
         if world is None or world.is_first:
             with contextlib.redirect_stdout(io.StringIO()):
-                infer.run(infer.Command(run=str(path), output=str(Path(folder) / "out"), runs=folder, device=device))
+                infer.run(
+                    infer.Command(
+                        run=str(path), output=str(Path(folder) / "out"), runs=folder, device=device
+                    )
+                )

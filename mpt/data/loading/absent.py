@@ -23,4 +23,6 @@ class AbsentDataset(Dataset):
 
     def fetch(self, indices: Sequence[int], epoch: int) -> NoReturn:
         """Raise DataError."""
-        raise DataError(f"{self.reason}. The run is here and its data set is not; give --input to infer without it")
+        raise DataError(
+            f"{self.reason}. The run is here and its data set is not; give --input to infer without it"
+        )

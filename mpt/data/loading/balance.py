@@ -18,7 +18,8 @@ def balanced_order(labels: Sequence[int], generator: torch.Generator) -> list[in
     label = torch.as_tensor(labels)
     classes = torch.tensor(sorted(set(labels)))
     share, rest = divmod(len(label), len(classes))
-    more = torch.randperm(len(classes), generator=generator)[:rest].tolist()  # who gets the places that are left over
+    # who gets the places that are left over
+    more = torch.randperm(len(classes), generator=generator)[:rest].tolist()
     chosen: list[Tensor] = []
     for number, name in enumerate(classes):
         members = (label == name).nonzero().flatten()

@@ -33,7 +33,9 @@ class Fingerprint:
             digest = hashlib.blake2b(f"{first + row}".encode(), digest_size=BYTES)
             for name, values in fields:
                 digest.update(name.encode())
-                digest.update(values[row].reshape(-1).view(torch.uint8).numpy().tobytes().rstrip(b"\0"))
+                digest.update(
+                    values[row].reshape(-1).view(torch.uint8).numpy().tobytes().rstrip(b"\0")
+                )
             self.value ^= int.from_bytes(digest.digest(), "big")
 
 

@@ -14,11 +14,15 @@ import torch
 def cut(count: int, groups: Sequence[int] | None, batch_size: int) -> list[range]:
     """Return the batches of samples in their own order, none across two groups."""
     if groups is None:
-        return [range(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
+        return [
+            range(first, min(first + batch_size, count)) for first in range(0, count, batch_size)
+        ]
     ends = [index for index in range(1, count) if groups[index] != groups[index - 1]]
     pairs = zip([0, *ends], [*ends, count], strict=True)
     return [
-        range(first, min(first + batch_size, stop)) for start, stop in pairs for first in range(start, stop, batch_size)
+        range(first, min(first + batch_size, stop))
+        for start, stop in pairs
+        for first in range(start, stop, batch_size)
     ]
 
 
@@ -30,4 +34,8 @@ def grouped_order(groups: Sequence[int], batch_size: int, generator: torch.Gener
         missing = -len(order) % batch_size
         order += (order * (missing // len(order) + 1))[:missing]
         batches += [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
-    return [index for number in torch.randperm(len(batches), generator=generator) for index in batches[number]]
+    return [
+        index
+        for number in torch.randperm(len(batches), generator=generator)
+        for index in batches[number]
+    ]

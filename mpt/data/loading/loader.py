@@ -81,7 +81,10 @@ class Loader:
     def order(self, epoch: int) -> list[int]:
         """Return the order of all samples in an epoch of a loader that shuffles."""
         if self.latest[0] != epoch:
-            count, generator = len(self.dataset), torch.Generator().manual_seed(mix(self.seed, epoch))
+            count, generator = (
+                len(self.dataset),
+                torch.Generator().manual_seed(mix(self.seed, epoch)),
+            )
             if self.labels is not None:
                 order = balanced_order(self.labels, generator)
             elif self.groups is not None:
@@ -99,7 +102,11 @@ class Loader:
         """
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
-        batch = self.order(epoch)[first : first + self.batch_size] if self.shuffle else list(self.cuts[place])
+        batch = (
+            self.order(epoch)[first : first + self.batch_size]
+            if self.shuffle
+            else list(self.cuts[place])
+        )
         if self.place is not None:
             start, stop = self.place(len(batch))
             batch = batch[start:stop]
@@ -118,7 +125,9 @@ class Loader:
         stream = self._from_workers(steps) if self.workers else self._in_process(steps)
         return map(pin, stream) if self.pin_memory else stream
 
-    def evaluation_batches(self, first: int = 0, every: int = 1, *, is_even: bool = False) -> Iterator[Batch]:
+    def evaluation_batches(
+        self, first: int = 0, every: int = 1, *, is_even: bool = False
+    ) -> Iterator[Batch]:
         """Yield every sample once, in the data set's own order; the last batch may be smaller.
 
         Of the batches from number `first` on, each `every`-th, if processes share them out; `is_even` gives all of
@@ -146,7 +155,9 @@ class Loader:
         with WorkerPool(self.dataset, self.workers, self.timeout_seconds) as pool:
             asked = 0
             while True:
-                for step in itertools.islice(steps, self.workers * BATCHES_AHEAD_PER_WORKER - asked):
+                for step in itertools.islice(
+                    steps, self.workers * BATCHES_AHEAD_PER_WORKER - asked
+                ):
                     pool.send(*self.indices(step), self.looks_at(step))
                     asked += 1
                 if not asked:
@@ -165,7 +176,9 @@ def to_device(batch: Batch, device: torch.device | str, spec: DataSpec) -> Batch
 
     Images that a data set delivers as uint8 cross as such and become float32 there.
     """
-    return spec.as_floats({name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()})
+    return spec.as_floats(
+        {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    )
 
 
 def prefetch(batches: Iterable[Batch], device: torch.device, spec: DataSpec) -> Iterator[Batch]:

@@ -59,14 +59,18 @@ class WorkerPool:
         try:
             for number in range(count):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=serve, args=(dataset, theirs), name=f"data-{number}", daemon=True)
+                process = context.Process(
+                    target=serve, args=(dataset, theirs), name=f"data-{number}", daemon=True
+                )
                 with interrupts_held_back():
                     process.start()
                 theirs.close()
                 self.workers.append(Worker(number, process, ours, deque()))
         except OSError as error:
             self.close()
-            raise DataError(f"cannot start {count} data workers: {error}; lower dataset.workers") from error
+            raise DataError(
+                f"cannot start {count} data workers: {error}; lower dataset.workers"
+            ) from error
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -88,7 +92,9 @@ class WorkerPool:
         """Return the oldest batch asked for. Raises DataError when its worker failed, and when any died or it hangs."""
         worker = self.workers[self.received % len(self.workers)]
         if not worker.has_started:
-            self.answer_of(worker, max(STARTING_SECONDS, self.timeout_seconds), "has not started within")
+            self.answer_of(
+                worker, max(STARTING_SECONDS, self.timeout_seconds), "has not started within"
+            )
             worker.has_started = True
         answer = self.answer_of(worker, self.timeout_seconds, "gave no batch for")
         worker.pending.popleft()
@@ -110,7 +116,9 @@ class WorkerPool:
                 "dataset.workers=0 to see where it hangs"
             )
         if worker.pipe not in ready:
-            raise self.dead(next(other for other in self.workers if other.process.sentinel in ready))
+            raise self.dead(
+                next(other for other in self.workers if other.process.sentinel in ready)
+            )
         try:
             return worker.pipe.recv()
         except (EOFError, OSError) as error:
@@ -122,9 +130,16 @@ class WorkerPool:
         code = worker.process.exitcode
         killer = signal.Signals(-code).name if code is not None and code < 0 else ""
         how = f"was killed by {killer}" if killer else f"ended with code {code}"
-        hints = {"SIGKILL": "out of memory, perhaps", "SIGBUS": "shared memory (/dev/shm) is full, perhaps"}
+        hints = {
+            "SIGKILL": "out of memory, perhaps",
+            "SIGBUS": "shared memory (/dev/shm) is full, perhaps",
+        }
         hint = hints.get(killer, "see its output above")
-        owing = f" before it delivered the samples {preview(worker.pending[0])}" if worker.pending else ""
+        owing = (
+            f" before it delivered the samples {preview(worker.pending[0])}"
+            if worker.pending
+            else ""
+        )
         return DataError(
             f"data worker {worker.number} (process {worker.process.pid}) {how}{owing} ({hint}). "
             "Lower dataset.workers, or set dataset.workers=0 to read in the main process"
@@ -151,8 +166,10 @@ def preview(indices: Sequence[int]) -> str:
 def serve(dataset: Dataset, pipe: Connection) -> None:
     """Answer requests until the parent closes the pipe or is gone: the body of a worker process."""
     ignore_interrupts()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker would otherwise run the parent's handler
-    torch.set_num_threads(1)  # the cores belong to the workers together; and OpenMP's pool does not survive a fork
+    # a forked worker would otherwise run the parent's handler
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # the cores belong to the workers together; and OpenMP's pool does not survive a fork
+    torch.set_num_threads(1)
     try:
         pipe.send(None)  # it has started
     except OSError:
@@ -170,7 +187,9 @@ def serve(dataset: Dataset, pipe: Connection) -> None:
             return
 
 
-def answer_to(dataset: Dataset, indices: list[int], epoch: int, looks: bool) -> tuple[Batch, dict[str, str]] | MptError:
+def answer_to(
+    dataset: Dataset, indices: list[int], epoch: int, looks: bool
+) -> tuple[Batch, dict[str, str]] | MptError:
     """Return a batch with the bad files newly met, or the error to raise in the parent."""
     known = set(dataset.bad_files)
     try:
@@ -179,5 +198,7 @@ def answer_to(dataset: Dataset, indices: list[int], epoch: int, looks: bool) -> 
         return error
     except Exception as error:  # whatever a data set raises, the parent must hear of it
         told = explain_own_code(error) or traceback.format_exc()
-        return DataError(f"data worker {os.getpid()} failed on the samples {preview(indices)}:\n{told}")
+        return DataError(
+            f"data worker {os.getpid()} failed on the samples {preview(indices)}:\n{told}"
+        )
     return batch, {path: reason for path, reason in dataset.bad_files.items() if path not in known}

@@ -70,7 +70,12 @@ class Augmentation:
         """Draw the part of a picture that RandomResizedCrop, the first transform, cuts. Call after `begin`."""
         first: Any = self.transforms[0]
         drawn = first.make_params([torch.empty((1, height, width), device="meta")])
-        return drawn["left"], drawn["top"], drawn["left"] + drawn["width"], drawn["top"] + drawn["height"]
+        return (
+            drawn["left"],
+            drawn["top"],
+            drawn["left"] + drawn["width"],
+            drawn["top"] + drawn["height"],
+        )
 
     def apply_to_cut(self, cut_chw: Tensor, as_bytes: bool) -> Tensor:
         """Return the image that `apply` makes of the picture which uint8 `cut_chw` was cut from, drawing on.
@@ -90,7 +95,10 @@ class Augmentation:
         """Return a batch of images, each changed by its own draws; torch's generator is left as it was."""
         with preserved_generator():
             return torch.stack(
-                [self.apply(image, epoch, index) for image, index in zip(image_bchw, indices, strict=True)]
+                [
+                    self.apply(image, epoch, index)
+                    for image, index in zip(image_bchw, indices, strict=True)
+                ]
             )
 
 
@@ -113,26 +121,38 @@ def build_transform(entry: Entry, image_size: int) -> Callable[[Tensor], Tensor]
     """Return one transform from its YAML form. A `size` that it needs and was not given is the image size."""
     name, arguments = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
     if name not in AUGMENTATIONS:
-        raise ConfigError(f"dataset.augment: no augmentation {name!r}; allowed: {', '.join(AUGMENTATIONS)}")
+        raise ConfigError(
+            f"dataset.augment: no augmentation {name!r}; allowed: {', '.join(AUGMENTATIONS)}"
+        )
     kind = getattr(import_torchvision("transforms.v2"), name)
     parameters = inspect.signature(kind).parameters
     unknown = sorted(set(arguments) - set(parameters))
     if unknown:
-        raise ConfigError(f"dataset.augment: {name} has no argument {unknown[0]!r}; it has {', '.join(parameters)}")
+        raise ConfigError(
+            f"dataset.augment: {name} has no argument {unknown[0]!r}; it has {', '.join(parameters)}"
+        )
     arguments = dict(arguments)
     if "size" in parameters:
         arguments.setdefault("size", image_size)
     missing = sorted(
         key
         for key, parameter in parameters.items()
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD and key not in arguments
+        if parameter.default is parameter.empty
+        and parameter.kind is not parameter.VAR_KEYWORD
+        and key not in arguments
     )
     if missing:
-        raise ConfigError(f"dataset.augment: {name} needs {missing[0]!r}: write {{{name}: {{{missing[0]}: ...}}}}")
+        raise ConfigError(
+            f"dataset.augment: {name} needs {missing[0]!r}: write {{{name}: {{{missing[0]}: ...}}}}"
+        )
     try:
         if isinstance(arguments.get("interpolation"), str):
-            arguments["interpolation"] = import_torchvision("transforms").InterpolationMode(arguments["interpolation"])
+            arguments["interpolation"] = import_torchvision("transforms").InterpolationMode(
+                arguments["interpolation"]
+            )
         transform: Callable[[Tensor], Tensor] = kind(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"dataset.augment: {name} refuses its arguments {arguments}: {error}") from error
+        raise ConfigError(
+            f"dataset.augment: {name} refuses its arguments {arguments}: {error}"
+        ) from error
     return transform

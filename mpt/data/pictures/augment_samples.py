@@ -31,7 +31,9 @@ SMALLEST_SIDE = 1.0
 class SampleAugmentation:
     """A list of transforms for samples of these fields. Raises ConfigError for one that cannot be applied to them."""
 
-    def __init__(self, entries: Sequence[Entry], fields: Mapping[str, FieldSpec], seed: int) -> None:
+    def __init__(
+        self, entries: Sequence[Entry], fields: Mapping[str, FieldSpec], seed: int
+    ) -> None:
         images = [name for name, spec in fields.items() if spec.kind == "image"]
         assert images, "an augmentation needs an image"
         self.fields, self.seed = dict(fields), seed
@@ -39,7 +41,9 @@ class SampleAugmentation:
         """Height and width of the first image, to which boxes belong."""
         self.transforms = [(entry, build_transform(entry, self.canvas[0])) for entry in entries]
         self.kinds = import_torchvision("tv_tensors")
-        self.moved = [name for name, spec in fields.items() if spec.kind in ("image", "mask", "boxes")]
+        self.moved = [
+            name for name, spec in fields.items() if spec.kind in ("image", "mask", "boxes")
+        ]
         zeros = {name: torch.zeros(fields[name].shape) for name in self.moved}
         with preserved_generator():
             self.apply(zeros, 0, 0)
@@ -56,8 +60,12 @@ class SampleAugmentation:
                 changed: Any = transform(moving)  # type: ignore[arg-type]
             except (TypeError, ValueError, RuntimeError) as error:
                 name = entry if isinstance(entry, str) else next(iter(entry))
-                sizes = ", ".join(f"{key} {'x'.join(map(str, value.shape))}" for key, value in moving.items())
-                raise ConfigError(f"dataset.augment: {name} fails on samples of {sizes}: {error}") from error
+                sizes = ", ".join(
+                    f"{key} {'x'.join(map(str, value.shape))}" for key, value in moving.items()
+                )
+                raise ConfigError(
+                    f"dataset.augment: {name} fails on samples of {sizes}: {error}"
+                ) from error
             moving = changed
         return {**sample, **self.finish(sample, moving)}
 
@@ -95,4 +103,6 @@ def fit(value_chw: Tensor, spec: FieldSpec) -> Tensor:
         return value_chw
     if spec.kind == "mask":
         return functional.interpolate(value_chw[None], size, mode="nearest")[0]
-    return functional.interpolate(value_chw[None], size, mode="bilinear", antialias=True, align_corners=False)[0]
+    return functional.interpolate(
+        value_chw[None], size, mode="bilinear", antialias=True, align_corners=False
+    )[0]

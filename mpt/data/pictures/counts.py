@@ -78,13 +78,16 @@ def read_counts(path: Path, max_pixels: int) -> Counts:
         except UnidentifiedImageError:
             if path.suffix.lower() not in (".tif", ".tiff"):
                 raise
-            return read_deep_colour(path, most_bytes)  # floats or 16 bits in several channels, unknown to Pillow
+            # floats or 16 bits in several channels, unknown to Pillow
+            return read_deep_colour(path, most_bytes)
         with opened as image:
             check_pixels(path, image, max_pixels)
-            is_deep_colour = holds_deep_colour(image)  # asked first: a PNG is decoded for its orientation
+            # asked first: a PNG is decoded for its orientation
+            is_deep_colour = holds_deep_colour(image)
             turn = turn_of(image)
             if is_deep_colour:
-                orientation = image.getexif().get(ExifTags.Base.Orientation, 1)  # of a TIFF too, not decoded here
+                # of a TIFF too, not decoded here
+                orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
                 return read_deep_colour(path, most_bytes, TURNS.get(orientation))
             grey = image if is_deep_grey(image) else convert_mode(path, image, "L")
             grey = grey if turn is None else grey.transpose(turn)
@@ -98,7 +101,9 @@ def is_deep_grey(image: Image.Image) -> bool:
 
 def holds_deep_colour(image: Image.Image) -> bool:
     """Return whether a file has several channels of 16 bits, of which Pillow would give the upper 8."""
-    return any("16" in str(tile[3]) for tile in cast("ImageFile.ImageFile", image).tile) and not is_deep_grey(image)
+    return any(
+        "16" in str(tile[3]) for tile in cast("ImageFile.ImageFile", image).tile
+    ) and not is_deep_grey(image)
 
 
 def read_deep_colour(path: Path, most_bytes: int, turn: Image.Transpose | None = None) -> Counts:
@@ -115,11 +120,19 @@ def read_deep_colour(path: Path, most_bytes: int, turn: Image.Transpose | None =
     opencv: Any = importlib.import_module("cv2")
     content = numpy.frombuffer(read_bytes(path, most_bytes), numpy.uint8)
     pixels = opencv.imdecode(content, opencv.IMREAD_UNCHANGED)  # not turned either
-    if pixels is None or pixels.dtype == numpy.uint8 or pixels.ndim != 3:  # it reduces values that it cannot hold
-        raise BadImageError(path, "not a picture of 1, 3 or 4 channels of a known kind (jpg, png, ppm, bmp, tif, webp)")
+    # it reduces values that it cannot hold
+    if pixels is None or pixels.dtype == numpy.uint8 or pixels.ndim != 3:
+        raise BadImageError(
+            path,
+            "not a picture of 1, 3 or 4 channels of a known kind (jpg, png, ppm, bmp, tif, webp)",
+        )
     colour = pixels[..., 2::-1].astype(numpy.float64)  # OpenCV's order is blue, green, red
     grey = colour @ numpy.array(LUMINANCE)
-    grey = grey.round().astype(pixels.dtype) if pixels.dtype.kind in "ui" else grey.astype(pixels.dtype)
+    grey = (
+        grey.round().astype(pixels.dtype)
+        if pixels.dtype.kind in "ui"
+        else grey.astype(pixels.dtype)
+    )
     return numpy.ascontiguousarray(grey if turn is None else TURNED[turn](grey))
 
 
@@ -149,7 +162,8 @@ def as_bytes(path: Path, counts: Counts, levels: Levels) -> NDArray[numpy.uint8]
     low, high = range_of(counts, levels)
     if isinstance(levels.range, tuple) and (most <= low or least >= high):
         raise BadImageError(
-            path, f"its pixels from {least:g} to {most:g} lie outside of {levels.setting}={low:g},{high:g}"
+            path,
+            f"its pixels from {least:g} to {most:g} lie outside of {levels.setting}={low:g},{high:g}",
         )
     scaled = (counts.astype(numpy.float32) - low) * (255 / max(high - low, 1e-12))
     return scaled.round().clip(0, 255).astype(numpy.uint8)

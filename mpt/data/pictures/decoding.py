@@ -54,7 +54,16 @@ MOST_PIXEL_BYTES = 16
 """A pixel in a file that is not compressed: four channels of 32 bits."""
 REDUCING_GAP = 2
 """How much larger than wanted, in width and height, a picture is at least decoded: the rest is resized well."""
-DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, struct.error, zlib.error)
+DECODER_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    struct.error,
+    zlib.error,
+)
 """Errors of Pillow's decoders on damaged files, in addition to Image.DecompressionBombError."""
 
 
@@ -88,7 +97,9 @@ def failures_as_bad_image(path: Path, max_pixels: int) -> Iterator[None]:
     except UnfitFileError as error:
         raise BadImageError(path, str(error.strerror)) from error
     except UnidentifiedImageError as error:
-        raise BadImageError(path, "not an image of a known kind (jpg, png, ppm, bmp, tif, webp)") from error
+        raise BadImageError(
+            path, "not an image of a known kind (jpg, png, ppm, bmp, tif, webp)"
+        ) from error
     except DECODER_ERRORS as error:
         raise BadImageError(path, f"cannot be decoded ({error})") from error
 
@@ -97,7 +108,8 @@ def check_pixels(path: Path, image: Image.Image, max_pixels: int) -> None:
     """Raise BadImageError for a picture of more pixels than allowed, before it is decoded."""
     if image.width * image.height > max_pixels:
         raise BadImageError(
-            path, f"{image.width} x {image.height} pixels are more than dataset.max_pixels={max_pixels}"
+            path,
+            f"{image.width} x {image.height} pixels are more than dataset.max_pixels={max_pixels}",
         )
 
 
@@ -249,7 +261,8 @@ def convert_mode(path: Path, image: Image.Image, mode: str) -> Image.Image:
         deep = numpy.asarray(image).astype(numpy.int64)
         if image.mode == "I" and not (deep.min() >= 0 and deep.max() <= 65535):
             raise BadImageError(
-                path, f"32-bit pixels from {deep.min()} to {deep.max()}: save them in 16 bits, from 0 to 65535"
+                path,
+                f"32-bit pixels from {deep.min()} to {deep.max()}: save them in 16 bits, from 0 to 65535",
             )
         image = Image.fromarray((deep >> 8).astype(numpy.uint8))
     if image.mode == "F":
@@ -257,7 +270,8 @@ def convert_mode(path: Path, image: Image.Image, mode: str) -> Image.Image:
         low, high = float(real.min()), float(real.max())
         if not (low >= 0 and high <= 1):  # NaN too
             raise BadImageError(
-                path, f"float pixels from {low:g} to {high:g}: save them from 0 to 1, or in 8 or 16 bits"
+                path,
+                f"float pixels from {low:g} to {high:g}: save them from 0 to 1, or in 8 or 16 bits",
             )
         image = Image.fromarray((real * 255).round().astype(numpy.uint8))
     if image.mode == "P" and "transparency" in image.info:

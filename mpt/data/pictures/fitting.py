@@ -21,7 +21,11 @@ def fit_images(image_bchw: Tensor, image_size: int, channels: int) -> Tensor:
     image_bchw = match_channels(image_bchw, channels)
     if image_bchw.shape[-2:] != (image_size, image_size):
         image_bchw = functional.interpolate(
-            image_bchw, (image_size, image_size), mode="bilinear", antialias=True, align_corners=False
+            image_bchw,
+            (image_size, image_size),
+            mode="bilinear",
+            antialias=True,
+            align_corners=False,
         ).clamp_(0, 1)
     return image_bchw.contiguous()
 
@@ -32,7 +36,9 @@ def match_channels(image_bchw: Tensor, channels: int) -> Tensor:
     if found == channels:
         return image_bchw
     if channels not in (1, 3, 4) or found not in (1, 3, 4):
-        raise DataError(f"images of {found} channels cannot become {channels}; set dataset.channels to 1, 3 or 4")
+        raise DataError(
+            f"images of {found} channels cannot become {channels}; set dataset.channels to 1, 3 or 4"
+        )
     colour = image_bchw[:, :3]
     if channels == 1:
         weights = image_bchw.new_tensor(LUMINANCE).view(1, 3, 1, 1)

@@ -36,7 +36,9 @@ def grid_of(tiles_bchw: Tensor, columns: int | None = None, padding: int = 2) ->
     return Image.fromarray((canvas * 255).round().byte().permute(1, 2, 0).numpy())
 
 
-def write_grid(tiles_bchw: Tensor, path: Path, columns: int | None = None, follow_folder: bool = True) -> None:
+def write_grid(
+    tiles_bchw: Tensor, path: Path, columns: int | None = None, follow_folder: bool = True
+) -> None:
     """Write tiles as one PNG, whole or not at all. Raises InputOutputError when the file cannot be written.
 
     A link under the file's name is replaced; with `follow_folder=False` a folder that is a link is an error.
@@ -46,5 +48,7 @@ def write_grid(tiles_bchw: Tensor, path: Path, columns: int | None = None, follo
     try:
         path.parent.mkdir(parents=follow_folder, exist_ok=True)
     except OSError as error:
-        raise InputOutputError(f"{path}: cannot write the picture: {error.strerror or error}") from error
+        raise InputOutputError(
+            f"{path}: cannot write the picture: {error.strerror or error}"
+        ) from error
     write_atomically(path, content.getvalue(), durable=False, follow_folder=follow_folder)

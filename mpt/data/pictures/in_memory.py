@@ -42,7 +42,9 @@ class InMemory(Dataset):
                 "(images, channels, height, width) in float32 from 0 to 1 or in uint8"
             )
         if len(labels) != len(images):
-            raise DataError(f"labels: found {len(labels)} for {len(images)} images; expected one for each")
+            raise DataError(
+                f"labels: found {len(labels)} for {len(images)} images; expected one for each"
+            )
         self.image_size = image_size or images.shape[-1]
         self.channels = channels or images.shape[1]
         self.labels = labels.long()
@@ -52,11 +54,15 @@ class InMemory(Dataset):
             images = self.prepare(images)
         self.images = images
         self.fits = images.shape[1:] == shape
-        self.augmentation = Augmentation(augment, self.image_size, self.channels, seed) if augment else None
+        self.augmentation = (
+            Augmentation(augment, self.image_size, self.channels, seed) if augment else None
+        )
         self.delivers_bytes = images.dtype == torch.uint8 and self.fits and not augment
         image = FieldSpec(shape, torch.uint8 if self.delivers_bytes else torch.float32, "image")
         counts = class_counts(self.class_labels(), classes)
-        self.spec = DataSpec({"image": image, "label": FieldSpec((), torch.int64)}, len(images), classes, counts)
+        self.spec = DataSpec(
+            {"image": image, "label": FieldSpec((), torch.int64)}, len(images), classes, counts
+        )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -82,8 +88,12 @@ class InMemory(Dataset):
         """Return all images at the wanted size, in their own dtype."""
         if images.dtype is torch.float32:
             return fit_images(images, self.image_size, self.channels)
-        prepared = torch.empty(len(images), self.channels, self.image_size, self.image_size, dtype=torch.uint8)
+        prepared = torch.empty(
+            len(images), self.channels, self.image_size, self.image_size, dtype=torch.uint8
+        )
         for start in range(0, len(images), CHUNK):
-            part = fit_images(images[start : start + CHUNK].float().div_(255), self.image_size, self.channels)
+            part = fit_images(
+                images[start : start + CHUNK].float().div_(255), self.image_size, self.channels
+            )
             prepared[start : start + CHUNK] = part.mul_(255).round_()
         return prepared

@@ -29,7 +29,8 @@ class RamCache:
     def __init__(self, count: int, shape: tuple[int, ...], limit_gib: float, shared: bool) -> None:
         size = count * math.prod(shape)
         needed = (
-            f"dataset.cache=ram: {count} decoded samples of {' x '.join(map(str, shape))} take {size / GIB:.3g} GiB"
+            f"dataset.cache=ram: {count} decoded samples of {' x '.join(map(str, shape))} "
+            f"take {size / GIB:.3g} GiB"
         )
         if size > limit_gib * GIB:
             raise DataError(
@@ -39,7 +40,9 @@ class RamCache:
         free = free_bytes(shared)
         if free is not None and size > SHARE_OF_FREE * free:
             where = f"shared memory ({SHARED_MEMORY})" if shared else "memory"
-            raise DataError(f"{needed}, and {free / GIB:.3g} GiB of {where} are free; leave the cache out")
+            raise DataError(
+                f"{needed}, and {free / GIB:.3g} GiB of {where} are free; leave the cache out"
+            )
         self.samples, self.filled = (room(total, shared) for total in (size, count))
         self.samples = self.samples.view(count, *shape)
         self.filled.zero_()
@@ -65,7 +68,9 @@ def free_bytes(shared: bool) -> int | None:
     found: int | None = None
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        found = int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+        found = (
+            int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+        )
     if shared and SHARED_MEMORY.is_dir():
         free = shutil.disk_usage(SHARED_MEMORY).free
         found = free if found is None else min(found, free)

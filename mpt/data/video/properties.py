@@ -69,12 +69,16 @@ class Properties:
         if len(self.times) < 3:
             return True
         step = self.times[-1] / (len(self.times) - 1)
-        return all(abs(time - number * step) <= EVEN_WITHIN for number, time in enumerate(self.times))
+        return all(
+            abs(time - number * step) <= EVEN_WITHIN for number, time in enumerate(self.times)
+        )
 
     @property
     def longest(self) -> Fraction:
         """Return the longest time between two frames, in seconds."""
-        return max((later - earlier for earlier, later in pairwise(self.times)), default=Fraction(0))
+        return max(
+            (later - earlier for earlier, later in pairwise(self.times)), default=Fraction(0)
+        )
 
 
 def read_properties(path: str | Path) -> Properties:
@@ -93,7 +97,9 @@ def read_properties(path: str | Path) -> Properties:
         chroma = finer_chroma(stream.codec_context.format)
         others = others_of(container)
     times = packet_times(Path(path))
-    return Properties(colour, alpha, bits, audio, subtitles, is_hdr, times, is_interlaced, chroma, others)
+    return Properties(
+        colour, alpha, bits, audio, subtitles, is_hdr, times, is_interlaced, chroma, others
+    )
 
 
 def finer_chroma(layout: Any) -> str | None:
@@ -102,7 +108,9 @@ def finer_chroma(layout: Any) -> str | None:
         return None
     if layout.is_rgb:
         return "RGB"
-    return {(4, 4): "4:4:4", (2, 4): "4:2:2", (4, 2): "4:4:0"}.get((layout.chroma_width(4), layout.chroma_height(4)))
+    return {(4, 4): "4:4:4", (2, 4): "4:2:2", (4, 2): "4:4:0"}.get(
+        (layout.chroma_width(4), layout.chroma_height(4))
+    )
 
 
 def aspect_of(stream: Any, frame: Any) -> Fraction:
@@ -117,7 +125,11 @@ def others_of(container: Any) -> tuple[str, ...]:
     count = len(container.chapters()) if hasattr(container, "chapters") else 0
     chapters = [f"{count} chapter{'s' if count > 1 else ''}"] if count else []
     read = container.streams.video[0].index
-    others = [track for track in container.streams if track.type not in ("audio", "subtitle") and track.index != read]
+    others = [
+        track
+        for track in container.streams
+        if track.type not in ("audio", "subtitle") and track.index != read
+    ]
     return (*chapters, *(f"{track.type} track {track.index}" for track in others))
 
 
@@ -125,7 +137,9 @@ def packet_times(path: Path) -> tuple[Fraction, ...]:
     """Return the times at which frames are shown, from the first one; () if a packet has none."""
     with opened(path) as container:
         stream = video_stream(container, path)
-        packets = [packet for packet in container.demux(stream) if packet.size and not packet.is_discard]
+        packets = [
+            packet for packet in container.demux(stream) if packet.size and not packet.is_discard
+        ]
         if not packets or any(packet.pts is None for packet in packets):
             return ()
         shown = sorted(packet.pts for packet in packets)
@@ -154,7 +168,10 @@ def colour_of(frame: Any, bits: int) -> Colour:
 def mastering_text(data: bytes) -> str | None:
     """Return FFmpeg's `AVMasteringDisplayMetadata` as x265 writes it; None if a part of it is missing."""
     numbers = struct.unpack_from("=22i", data)
-    ratios = [Fraction(top, bottom) if bottom else Fraction(0) for top, bottom in zip(numbers[:20:2], numbers[1:20:2])]
+    ratios = [
+        Fraction(top, bottom) if bottom else Fraction(0)
+        for top, bottom in zip(numbers[:20:2], numbers[1:20:2])
+    ]
     if not all(numbers[20:22]):
         return None
     red, green, blue, white = (ratios[place : place + 2] for place in (0, 2, 4, 6))

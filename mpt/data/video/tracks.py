@@ -22,7 +22,9 @@ SLOWEST_TEMPO = Fraction(1, 2)
 """Of one `atempo`; slower ones are chained."""
 
 
-def lost_tracks(source: Path, ending: str, slow: Fraction = Fraction(1), sound: bool = True) -> list[str]:
+def lost_tracks(
+    source: Path, ending: str, slow: Fraction = Fraction(1), sound: bool = True
+) -> list[str]:
     """Return the tracks that a file with this ending cannot hold, each in words."""
     av = import_av()
     target = av.open(BytesIO(), "w", format=FORMATS.get(ending, ending.removeprefix(".")))
@@ -32,7 +34,9 @@ def lost_tracks(source: Path, ending: str, slow: Fraction = Fraction(1), sound: 
             codec = codec_of(track)
             fits = codec in target.supported_codecs
             if not fits and not (track.type == "audio" and slow != 1):
-                lost.append(f"{track.type} track {track.index} ({codec}), which {ending} does not hold; .mkv may")
+                lost.append(
+                    f"{track.type} track {track.index} ({codec}), which {ending} does not hold; .mkv may"
+                )
     with contextlib.suppress(Exception):  # nothing was written into it
         target.close()
     return lost
@@ -61,7 +65,9 @@ class Track:
 class Tracks:
     """The tracks of one file, muxed into a container as its pictures go along."""
 
-    def __init__(self, source: Path, target: Any, slow: Fraction = Fraction(1), sound: bool = True) -> None:
+    def __init__(
+        self, source: Path, target: Any, slow: Fraction = Fraction(1), sound: bool = True
+    ) -> None:
         self.target, self.open = target, contextlib.ExitStack()
         self.tracks: list[Track] = []
         self.source = source

@@ -23,7 +23,20 @@ from torch import Tensor
 
 from mpt.errors import DataError, MptError
 
-EXTENSIONS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".wmv", ".flv", ".gif")
+EXTENSIONS = (
+    ".mp4",
+    ".mkv",
+    ".mov",
+    ".avi",
+    ".webm",
+    ".m4v",
+    ".mpg",
+    ".mpeg",
+    ".ts",
+    ".wmv",
+    ".flv",
+    ".gif",
+)
 """Endings of videos' names, in lower case."""
 HD_LINES = 720
 BT709, BT601, UNSPECIFIED = 1, 5, 2
@@ -37,7 +50,9 @@ def import_av() -> Any:
     try:
         import av
     except ImportError as error:
-        raise MptError("video files are read and written with PyAV: pip install 'mpt-trainer[video]'") from error
+        raise MptError(
+            "video files are read and written with PyAV: pip install 'mpt-trainer[video]'"
+        ) from error
     return av
 
 
@@ -84,7 +99,13 @@ def describe_video(path: str | Path) -> VideoInfo:
             raise DataError(f"{path}: the video has no frame that can be decoded")
         _, height, width = first.image.shape
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
-        return VideoInfo(width, height, Fraction(rate), _count(container, stream, rate), bool(container.streams.audio))
+        return VideoInfo(
+            width,
+            height,
+            Fraction(rate),
+            _count(container, stream, rate),
+            bool(container.streams.audio),
+        )
 
 
 def read_frames(path: str | Path, first: int = 0, stop: int | None = None) -> Iterator[Tensor]:
@@ -93,7 +114,9 @@ def read_frames(path: str | Path, first: int = 0, stop: int | None = None) -> It
         yield frame.image
 
 
-def read_timed_frames(path: str | Path, first: int = 0, stop: int | None = None, deep: bool = False) -> Iterator[Frame]:
+def read_timed_frames(
+    path: str | Path, first: int = 0, stop: int | None = None, deep: bool = False
+) -> Iterator[Frame]:
     """Yield frames with their times. Those before `first` are decoded and dropped: seeking is not exact in all
     formats. With `deep` pixels have 16 bits.
 
@@ -112,7 +135,9 @@ def read_timed_frames(path: str | Path, first: int = 0, stop: int | None = None,
         promised = _count(container, stream, stream.average_rate)
         # Frames that come at uneven times are fewer than the rate promises, in a file that is whole.
         if promised and count < COMPLETE_SHARE * promised and not _is_whole(path):
-            raise DataError(f"{path}: the file is cut off: {count} of about {promised} frames could be read")
+            raise DataError(
+                f"{path}: the file is cut off: {count} of about {promised} frames could be read"
+            )
 
 
 @contextlib.contextmanager
@@ -147,12 +172,16 @@ def _decoded(container: Any, stream: Any, path: Path, deep: bool = False) -> Ite
         try:
             frame = next(frames, None)
         except (av.error.FFmpegError, ValueError) as error:
-            raise DataError(f"{path}: frame {number} cannot be decoded: {_reason(error)}") from error
+            raise DataError(
+                f"{path}: frame {number} cannot be decoded: {_reason(error)}"
+            ) from error
         if frame is None:
             return
         if frame.is_corrupt:
             raise DataError(f"{path}: frame {number} is damaged")
-        time = number / Fraction(rate) if frame.pts is None else frame.pts * Fraction(frame.time_base)
+        time = (
+            number / Fraction(rate) if frame.pts is None else frame.pts * Fraction(frame.time_base)
+        )
         start = time if start is None else start
         duration = (frame.duration or 0) * Fraction(frame.time_base or 0)
         yield Frame(_upright(frame, deep), time - start, duration)
@@ -169,7 +198,8 @@ def _upright(frame: Any, deep: bool = False) -> Tensor:
     else:
         array = frame.to_ndarray(format=kind)
     image = torch.from_numpy(array.astype("int32") if deep else array).permute(2, 0, 1)
-    quarter_turns = round(getattr(frame, "rotation", 0) / 90) % 4  # counter-clockwise, as rot90 turns
+    # counter-clockwise, as rot90 turns
+    quarter_turns = round(getattr(frame, "rotation", 0) / 90) % 4
     return torch.rot90(image, quarter_turns, (1, 2)).contiguous()
 
 
@@ -195,7 +225,9 @@ def _is_whole(path: Path) -> bool:
             for packet in container.demux()
             if packet.pts is not None
         ]
-        return max(ends, default=begin) - begin >= COMPLETE_SHARE * Fraction(container.duration, 1_000_000)
+        return max(ends, default=begin) - begin >= COMPLETE_SHARE * Fraction(
+            container.duration, 1_000_000
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -58,7 +58,9 @@ class VideoWriter:
         self.audio_from = Path(audio_from) if audio_from else None
         self.frames = 0
         self.size: tuple[int, int] | None = None
-        self._temporary = self.path.with_name(f".tmp-{secrets.token_hex(8)}{self.path.suffix or '.mp4'}")
+        self._temporary = self.path.with_name(
+            f".tmp-{secrets.token_hex(8)}{self.path.suffix or '.mp4'}"
+        )
         self._open = contextlib.ExitStack()
         self._container: Any = None
         self._stream: Any = None
@@ -85,7 +87,9 @@ class VideoWriter:
         if self.size is None:
             self._begin(av, height, width)
         if self.size != (height, width):
-            raise DataError(f"{self.path}: frame {self.frames} is {width}x{height}, those before it were not")
+            raise DataError(
+                f"{self.path}: frame {self.frames} is {width}x{height}, those before it were not"
+            )
         array = pixels_of(image_chw.detach(), self.is_deep)
         frame = av.VideoFrame.from_ndarray(array, format="rgb48le" if self.is_deep else "rgb24")
         matrix = self.colour.matrix if self.is_deep else BT709
@@ -105,11 +109,16 @@ class VideoWriter:
         self.size = (height, width)
         with self._failures():
             self._open_container()
-            stream = self._container.add_stream("libx265" if self.is_deep else "libx264", rate=self.frame_rate)
+            stream = self._container.add_stream(
+                "libx265" if self.is_deep else "libx264", rate=self.frame_rate
+            )
             stream.width, stream.height = width, height
             sampling = "yuv444p" if height % 2 or width % 2 else "yuv420p"
             stream.pix_fmt = f"{sampling}10le" if self.is_deep else sampling
-            stream.options = {"crf": str(self.crf), **(x265_options(self.colour) if self.is_deep else {})}
+            stream.options = {
+                "crf": str(self.crf),
+                **(x265_options(self.colour) if self.is_deep else {}),
+            }
             context = stream.codec_context
             context.time_base = CLOCK if self.timed else 1 / self.frame_rate
             colour = self.colour if self.is_deep else SDR
@@ -140,7 +149,8 @@ class VideoWriter:
                 self._begin_tracks()
             start = self.frames / self.frame_rate if begin is None else begin
             unit = Fraction(video.time_base)
-            packets = [packet for packet in source.demux(video) if packet.size]  # the last one is empty
+            # the last one is empty
+            packets = [packet for packet in source.demux(video) if packet.size]
             # Matroska stores no decoding times, a lone frame has no delay, and some formats begin at the delay instead
             # of 0: so the times to decode at are found anew: those at which the frames two before are shown.
             times = sorted(packet.pts for packet in packets)
@@ -169,7 +179,9 @@ class VideoWriter:
 
     def _end_of_pictures(self) -> float:
         if self._shown:
-            last = self._shown[-1] - self._shown[-2] if len(self._shown) > 1 else 1 / self.frame_rate
+            last = (
+                self._shown[-1] - self._shown[-2] if len(self._shown) > 1 else 1 / self.frame_rate
+            )
             return float(self._shown[-1] + last)
         return float(self.frames / self.frame_rate)
 
@@ -186,7 +198,10 @@ class VideoWriter:
             ) from error
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             if kind is None and self._container is not None:

@@ -20,8 +20,27 @@ from mpt.seams import Batch, Run
 from mpt.seams.phase_losses import draw_batch
 
 DRAWS = {
-    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli"),
-    *("multinomial", "poisson", "normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_"),
+    *(
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "normal",
+        "bernoulli",
+    ),
+    *(
+        "multinomial",
+        "poisson",
+        "normal_",
+        "uniform_",
+        "bernoulli_",
+        "exponential_",
+        "random_",
+        "log_normal_",
+    ),
 }
 """Functions of torch that draw random numbers."""
 TOLERANCE = {"fp32": 2e-3, "tf32": 2e-2}
@@ -46,7 +65,9 @@ class DrawnOnHost(KeptInBackward):
         device = torch.device(kwargs.pop("device", None) or (given[0] if given else "cpu"))
         for setting in ("generator", "pin_memory"):
             kwargs.pop(setting, None)
-        drawn: Tensor = func(*map(to_host, args), **{key: to_host(value) for key, value in kwargs.items()})
+        drawn: Tensor = func(
+            *map(to_host, args), **{key: to_host(value) for key, value in kwargs.items()}
+        )
         if not name.endswith("_"):
             return drawn.to(device)
         with torch.no_grad():
@@ -59,7 +80,12 @@ def to_host(value: Any) -> Any:
 
 
 def dropped(
-    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool | None = None
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    train: bool | None = None,
 ) -> Tensor:
     """Return dropout by its plain formula, with a draw on the CPU; the arguments are those of torch's two functions."""
     if not (training if train is None else train) or not p:
@@ -74,9 +100,16 @@ def compare_losses(name: str, device: torch.device) -> dict[str, Any]:
     data, _ = build_datasets(config)
     batch = first_batch(data)
     host = build_run(config, torch.device("cpu"), data.spec)
-    weights = {key: module_state(host.precision, module) for key, module in host.task.modules.items()}
-    weights = {key: {path: value.clone() for path, value in state.items()} for key, state in weights.items()}
-    expected, expected_norms = losses_of_one_update(host, on_device(batch, data, torch.device("cpu")))
+    weights = {
+        key: module_state(host.precision, module) for key, module in host.task.modules.items()
+    }
+    weights = {
+        key: {path: value.clone() for path, value in state.items()}
+        for key, state in weights.items()
+    }
+    expected, expected_norms = losses_of_one_update(
+        host, on_device(batch, data, torch.device("cpu"))
+    )
     said, wrong = [], []
     for mode in COMPARED_MODES:
         try:
@@ -88,7 +121,10 @@ def compare_losses(name: str, device: torch.device) -> dict[str, Any]:
             load_module_state(run.precision, module, weights[key])
         found, norms = losses_of_one_update(run, on_device(batch, data, device))
         parts = {**found, **(norms if mode == "fp32" else {})}
-        apart = {key: difference(value, {**expected, **expected_norms}[key]) for key, value in parts.items()}
+        apart = {
+            key: difference(value, {**expected, **expected_norms}[key])
+            for key, value in parts.items()
+        }
         worst = max(apart, key=lambda key: apart[key])
         said.append(f"{mode} {apart[worst]:.1e}")
         if not apart[worst] <= TOLERANCE.get(mode, HALF_TOLERANCE):
@@ -114,7 +150,9 @@ def losses_of_one_update(run: Run, batch: Batch) -> tuple[dict[str, float], dict
         for phase in run.phases:
             found = back_propagate(run, phase, draw_batch(run, phase, batch))
             losses |= {f"{phase.name}/{key}": float(value) for key, value in found.items()}
-            gradients = [weight.grad for weight in phase.module.parameters() if weight.grad is not None]
+            gradients = [
+                weight.grad for weight in phase.module.parameters() if weight.grad is not None
+            ]
             total = sum(float(gradient.double().square().sum()) for gradient in gradients)
             norms[f"{phase.name}'s gradient norm"] = total**0.5
             drop_gradients(run, phase)

@@ -83,12 +83,18 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("subject", nargs="?", default="")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="as little as shows that the check runs")
+    parser.add_argument(
+        "--small", action="store_true", help="as little as shows that the check runs"
+    )
     chosen = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # a network's own output is no answer
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once; deterministic runs want it
-    answers.write(json.dumps(make(chosen.kind, chosen.subject, torch.device(chosen.device), chosen.small)) + "\n")
+    # read once; deterministic runs want it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    answers.write(
+        json.dumps(make(chosen.kind, chosen.subject, torch.device(chosen.device), chosen.small))
+        + "\n"
+    )
     answers.flush()
 
 

@@ -20,7 +20,12 @@ from mpt.doctor.card.subjects import BATCH
 
 SECONDS = 3600.0
 """More than any check has: the runner ends a check that takes too long, and with it the processes that it started."""
-QUIET = ("train.evaluate_every=0", "train.sample_every=0", "train.checkpoint_every=0", "train.epochs=null")
+QUIET = (
+    "train.evaluate_every=0",
+    "train.sample_every=0",
+    "train.checkpoint_every=0",
+    "train.epochs=null",
+)
 MEMORY_WITHIN = 0.15
 """How far a planned peak may be off before it counts as wrong. Times are reported, not judged."""
 
@@ -28,16 +33,31 @@ MEMORY_WITHIN = 0.15
 def mpt(*words: str, device: torch.device) -> str:
     """Run a command of mpt and return its output. Raises RuntimeError with its last line if it fails."""
     command = [sys.executable, "-m", "mpt", *words, "--device", device.type]
-    done = run(command, SECONDS, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    done = run(
+        command, SECONDS, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    )
     if done.returncode:
         raise RuntimeError(f"mpt {words[0]}: {reason(done)}")
     return done.stdout + done.stderr
 
 
-def train(folder: str, name: str, run_name: str, *words: str, device: torch.device) -> list[dict[str, Any]]:
+def train(
+    folder: str, name: str, run_name: str, *words: str, device: torch.device
+) -> list[dict[str, Any]]:
     """Train a shipped configuration for a few steps; return its logged lines."""
     fixed = (f"train.batch_size={BATCH}", "train.deterministic=true", *QUIET)
-    mpt("train", f"@{name}", *fixed, *words, "--runs", folder, "--name", run_name, "--quiet", device=device)
+    mpt(
+        "train",
+        f"@{name}",
+        *fixed,
+        *words,
+        "--runs",
+        folder,
+        "--name",
+        run_name,
+        "--quiet",
+        device=device,
+    )
     lines = (Path(folder) / run_name / "metrics.jsonl").read_text("utf-8").splitlines()
     return [row for row in map(json.loads, lines) if row["kind"] == "train"]
 
@@ -49,12 +69,17 @@ def compare_workers(name: str, device: torch.device) -> dict[str, Any]:
         losses = [
             [
                 row["losses"]
-                for row in train(folder, name, f"w{count}", *words, f"dataset.workers={count}", device=device)
+                for row in train(
+                    folder, name, f"w{count}", *words, f"dataset.workers={count}", device=device
+                )
             ]
             for count in (0, 2)
         ]
     wrong = "" if losses[0] == losses[1] else "losses with workers are others than without"
-    return {"said": f"3 steps of {name} with 2 workers and with none", **({"wrong": wrong} if wrong else {})}
+    return {
+        "said": f"3 steps of {name} with 2 workers and with none",
+        **({"wrong": wrong} if wrong else {}),
+    }
 
 
 def resume(name: str, device: torch.device) -> dict[str, Any]:
@@ -62,7 +87,9 @@ def resume(name: str, device: torch.device) -> dict[str, Any]:
     words = (f"train.batch_size={BATCH}", "train.deterministic=true", "dataset.workers=0", *QUIET)
     with tempfile.TemporaryDirectory() as folder:
         mpt("verify-resume", f"@{name}", *words, "--steps", "4", "--runs", folder, device=device)
-    return {"said": f"{name}: stopped after 2 of 4 steps and resumed, it ends bit for bit as in one go"}
+    return {
+        "said": f"{name}: stopped after 2 of 4 steps and resumed, it ends bit for bit as in one go"
+    }
 
 
 def compare_plan(name: str, device: torch.device) -> dict[str, Any]:
@@ -71,14 +98,28 @@ def compare_plan(name: str, device: torch.device) -> dict[str, Any]:
         raise Skipped("needs a CUDA device: on a CPU a run has no allocator to compare with")
     words = ("train.steps=12", "train.log_every=4", "dataset.workers=0", *QUIET)
     with tempfile.TemporaryDirectory() as folder:
-        mpt("train", f"@{name}", *words, "--runs", folder, "--name", "planned", "--quiet", "--no-report", device=device)
+        mpt(
+            "train",
+            f"@{name}",
+            *words,
+            "--runs",
+            folder,
+            "--name",
+            "planned",
+            "--quiet",
+            "--no-report",
+            device=device,
+        )
         directory = Path(folder) / "planned"
         summary = json.loads((directory / "summary.json").read_text("utf-8"))
         plan = json.loads((directory / "plan.json").read_text("utf-8"))
     memory = summary["peak_memory"]
     measured, seconds = memory["steps_peak_bytes"], summary["median_step_seconds"]
     if "error" in plan:
-        return {"said": f"peak {describe_bytes(measured)}", "wrong": f"no plan was made: {plan['error']}"}
+        return {
+            "said": f"peak {describe_bytes(measured)}",
+            "wrong": f"no plan was made: {plan['error']}",
+        }
     off, times = plan["peak_bytes"] / measured - 1, seconds / plan["step_seconds"]
     reserved = describe_bytes(memory["steps_reserved_bytes"])
     said = (
@@ -87,7 +128,11 @@ def compare_plan(name: str, device: torch.device) -> dict[str, Any]:
     )
     figures = {"allocated_off": off, "step_over_planned": times}
     is_wrong = not -MEMORY_WITHIN <= off <= MEMORY_WITHIN
-    return {"said": said, "figures": figures, **({"wrong": f"the plan is {off:+.0%} off"} if is_wrong else {})}
+    return {
+        "said": said,
+        "figures": figures,
+        **({"wrong": f"the plan is {off:+.0%} off"} if is_wrong else {}),
+    }
 
 
 def sum_over_nccl(device: torch.device) -> dict[str, Any]:
@@ -96,7 +141,9 @@ def sum_over_nccl(device: torch.device) -> dict[str, Any]:
         raise Skipped("needs a CUDA device")
     if not dist.is_nccl_available():
         raise Skipped("this torch has no NCCL")
-    card = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    card = torch.device(
+        "cuda", torch.cuda.current_device() if device.index is None else device.index
+    )
     dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=card)
     try:
         values = torch.arange(8.0, device=device)
@@ -109,4 +156,7 @@ def sum_over_nccl(device: torch.device) -> dict[str, Any]:
     finally:
         dist.destroy_process_group()
     version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return {"said": f"NCCL {version}, one rank", **({} if right else {"wrong": "sums of one rank are others"})}
+    return {
+        "said": f"NCCL {version}, one rank",
+        **({} if right else {"wrong": "sums of one rank are others"}),
+    }

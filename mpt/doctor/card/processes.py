@@ -51,5 +51,9 @@ def end_with_parent() -> None:
 def reason(done: subprocess.CompletedProcess[str]) -> str:
     """Return in one line why a process failed: its last error, not the hints that torch writes behind it."""
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed|Interrupt)\b|error:", line)]
+    errors = [
+        line
+        for line in lines
+        if re.match(r"[\w.]*(Error|Exception|Failed|Interrupt)\b|error:", line)
+    ]
     return [f"exit {done.returncode}", *lines[-1:], *errors[-1:]][-1].strip()

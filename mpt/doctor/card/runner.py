@@ -76,7 +76,9 @@ def run_check(row: Row, command: Sequence[str | Path], left: float) -> Row:
 
 def faults(rows: Sequence[Row]) -> list[str]:
     """Return in words which checks failed or found something wrong."""
-    found = [(row["name"], row.get("error") or row.get("wrong")) for row in rows if not is_late(row)]
+    found = [
+        (row["name"], row.get("error") or row.get("wrong")) for row in rows if not is_late(row)
+    ]
     return [f"{name}: {words}" for name, words in found if words]
 
 
@@ -91,6 +93,8 @@ def as_markdown(title: str, rows: Sequence[Row]) -> list[str]:
     for row in rows:
         said = f"skipped: {row['skipped']}" if "skipped" in row else row.get("said", "")
         wrong = row.get("error") or row.get("wrong") or ""
-        words = wrong if is_late(row) else "; ".join(filter(None, (said, wrong and f"WRONG: {wrong}")))
+        words = (
+            wrong if is_late(row) else "; ".join(filter(None, (said, wrong and f"WRONG: {wrong}")))
+        )
         lines.append(f"| {row['name']} | {words.replace('|', '/')} |")
     return [*lines, ""]

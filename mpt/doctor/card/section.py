@@ -24,7 +24,9 @@ SECONDS = 480.0
 NO_CARD = "needs a CUDA device"
 
 
-def examine_device(device: torch.device, file: Path, seconds: float = SECONDS, small: bool = False) -> Section:
+def examine_device(
+    device: torch.device, file: Path, seconds: float = SECONDS, small: bool = False
+) -> Section:
     """Run the checks that the file does not hold yet, and write them to it. Raises InputOutputError."""
     about = describe_machine(device)
     save = saver(file, about)
@@ -41,7 +43,9 @@ def examine_device(device: torch.device, file: Path, seconds: float = SECONDS, s
     if left:
         text = f"{len(left)} checks are left: {', '.join(left)}"
         section.add("note", "time", text, "the same command goes on with them")
-    section.add("note", "file", f"{file} holds what was measured", "docs/how-to/help.md says how to send it")
+    section.add(
+        "note", "file", f"{file} holds what was measured", "docs/how-to/help.md says how to send it"
+    )
     return section
 
 

@@ -35,7 +35,12 @@ def subject_names() -> list[str]:
 
 def small_config(name: str, mode: str | None = None, **sections: Any) -> Config:
     """Return a shipped configuration with a small batch and deterministic kernels. Raises ConfigError."""
-    overrides = [f"train.batch_size={BATCH}", "dataset.workers=0", "train.deterministic=true", "train.epochs=null"]
+    overrides = [
+        f"train.batch_size={BATCH}",
+        "dataset.workers=0",
+        "train.deterministic=true",
+        "train.epochs=null",
+    ]
     overrides += ["train.steps=1000"]
     config = load_config(shipped_configs()[name], overrides)
     data = config.to_data()

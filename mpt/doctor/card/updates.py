@@ -69,7 +69,9 @@ def hash_after_steps(config: Config, device: torch.device, plainly: bool) -> str
             yield batch if plainly or device.type != "cuda" else pin(batch)
 
     stream = (
-        (to_device(one, device, data.spec) for one in batches()) if plainly else prefetch(batches(), device, data.spec)
+        (to_device(one, device, data.spec) for one in batches())
+        if plainly
+        else prefetch(batches(), device, data.spec)
     )
     for step, batch in enumerate(stream):
         take_step(built, batch, step)
@@ -78,7 +80,9 @@ def hash_after_steps(config: Config, device: torch.device, plainly: bool) -> str
     digest = hashlib.sha256()
     for module in built.task.modules.values():
         for value in module.state_dict().values():
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(
+                value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
     return digest.hexdigest()
 
 
@@ -93,7 +97,11 @@ def compare_streams(device: torch.device) -> dict[str, Any]:
     """Train plainly, with side streams, and with blocking launches: all must end with the same bits."""
     require_card(device)
     plain = hash_after_steps(stream_config({}), device, plainly=True)
-    wrong = [way for way, memory in WAYS.items() if hash_after_steps(stream_config(memory), device, False) != plain]
+    wrong = [
+        way
+        for way, memory in WAYS.items()
+        if hash_after_steps(stream_config(memory), device, False) != plain
+    ]
     if "CUDA_LAUNCH_BLOCKING" in os.environ:
         return {"said": plain, **({"wrong": ", ".join(wrong)} if wrong else {})}
     command = [sys.executable, "-m", "mpt.doctor.card.checks", "streams", "--device", str(device)]
@@ -122,10 +130,17 @@ def find_waits(name: str, device: torch.device) -> dict[str, Any]:
             take_step(built, batch, 2)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    places = {f"{Path(one.filename).name}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)}
+    places = {
+        f"{Path(one.filename).name}:{one.lineno}"
+        for one in caught
+        if "synchroniz" in str(one.message)
+    }
     unexpected = sorted(place for place in places if not place.startswith(EXPECTED_WAITS))
     said = f"waits at {', '.join(sorted(places)) or 'no line'}"
-    return {"said": said, **({"wrong": f"a step waits at {', '.join(unexpected)}"} if unexpected else {})}
+    return {
+        "said": said,
+        **({"wrong": f"a step waits at {', '.join(unexpected)}"} if unexpected else {}),
+    }
 
 
 def poison(device: torch.device) -> dict[str, Any]:
@@ -151,8 +166,14 @@ def poison(device: torch.device) -> dict[str, Any]:
             wrong += [] if is_finite else [f"{mode}: skipped, and the weights are not finite"]
         else:
             shown.append(mode)
-            wrong += [f"{mode}: a gradient of NaN left finite weights, and no step was skipped"] if is_finite else []
-    said = f"skipped in {', '.join(skipped) or 'none'}; in the weights in {', '.join(shown) or 'none'}"
+            wrong += (
+                [f"{mode}: a gradient of NaN left finite weights, and no step was skipped"]
+                if is_finite
+                else []
+            )
+    said = (
+        f"skipped in {', '.join(skipped) or 'none'}; in the weights in {', '.join(shown) or 'none'}"
+    )
     said += f"; refused here: {', '.join(refused)}" if refused else ""
     return {"said": said, **({"wrong": "; ".join(wrong)} if wrong else {})}
 
@@ -164,7 +185,9 @@ def offload_for_long(device: torch.device, small: bool) -> dict[str, Any]:
     model = {"name": "small_cnn", "features": features, "image_size": side}
     seconds, peaks, grown = [], [], 0.0
     for memory in ({}, {"offload_activations": 0.001 if small else 1.0}):
-        config = mode_config("fp32", model=model, memory=memory, train={"batch_size": batch, "steps": 100})
+        config = mode_config(
+            "fp32", model=model, memory=memory, train={"batch_size": batch, "steps": 100}
+        )
         data, _ = build_datasets(config)
         built = build_run(config, device, data.spec)
         inputs = on_device(first_batch(data, batch), data, device)
@@ -181,7 +204,9 @@ def offload_for_long(device: torch.device, small: bool) -> dict[str, Any]:
         peaks.append(torch.cuda.max_memory_allocated(device))
         grown = reserved[-1] / reserved[SETTLED_STEP] - 1
         del built, inputs
-    wrong = [f"reserved memory grew by {grown:.0%} after step {SETTLED_STEP}"] if grown > GROWTH else []
+    wrong = (
+        [f"reserved memory grew by {grown:.0%} after step {SETTLED_STEP}"] if grown > GROWTH else []
+    )
     wrong += ["the peak is no lower"] if peaks[1] >= peaks[0] else []
     said = (
         f"peak {describe_bytes(peaks[1])}, without {describe_bytes(peaks[0])}; a step takes "

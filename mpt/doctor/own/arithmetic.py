@@ -86,7 +86,9 @@ def _raised(value: Any) -> Any:
 class LossScale:
     """A GradScaler's work at one scale that does not move, in place of the methods of torch's."""
 
-    def __init__(self, how: Arithmetic, seen: Seen, on_skipped: Callable[[Optimizer], None]) -> None:
+    def __init__(
+        self, how: Arithmetic, seen: Seen, on_skipped: Callable[[Optimizer], None]
+    ) -> None:
         self.how, self.seen, self.on_skipped = how, seen, on_skipped
         self._unscaled: set[int] = set()
         self.values: dict[int, float] = {}
@@ -97,7 +99,9 @@ class LossScale:
         return {
             "scale": lambda scaler, outputs: self.scaled(scaler, outputs),
             "unscale_": lambda scaler, optimizer: self.unscale(scaler, optimizer),
-            "step": lambda scaler, optimizer, *args, **kwargs: self.step(scaler, optimizer, *args, **kwargs),
+            "step": lambda scaler, optimizer, *args, **kwargs: self.step(
+                scaler, optimizer, *args, **kwargs
+            ),
             "update": lambda scaler, new_scale=None: self._unscaled.clear(),
         }
 
@@ -126,7 +130,9 @@ class LossScale:
     def step(self, scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step if gradients are finite, as torch's does."""
         self.unscale(scaler, optimizer)
-        if not scaler.is_enabled() or all(bool(torch.isfinite(one).all()) for one in gradients_of(optimizer)):
+        if not scaler.is_enabled() or all(
+            bool(torch.isfinite(one).all()) for one in gradients_of(optimizer)
+        ):
             return optimizer.step(*args, **kwargs)
         self.on_skipped(optimizer)
         return None
@@ -141,7 +147,12 @@ class Scope:
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     """Return the gradients that an optimizer would use; a sparse one's values."""
-    found = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    found = [
+        one.grad
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if one.grad is not None
+    ]
     return [one._values() if one.is_sparse else one for one in found]
 
 
@@ -156,18 +167,30 @@ def arithmetic(
         if how.is_reference:
             stack.enter_context(InFloat32())
             set_dtype = torch.set_default_dtype
-            replaced = mock.patch.object(torch, "set_default_dtype", lambda dtype: set_dtype(_raised(dtype)))
+            replaced = mock.patch.object(
+                torch, "set_default_dtype", lambda dtype: set_dtype(_raised(dtype))
+            )
             stack.enter_context(replaced)
         start = _autocast_start(how, seen, device, scope)
         stack.enter_context(mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", start))
-        stack.enter_context(mock.patch.multiple(torch.amp.grad_scaler.GradScaler, **scale.methods()))
+        stack.enter_context(
+            mock.patch.multiple(torch.amp.grad_scaler.GradScaler, **scale.methods())
+        )
         yield scale, scope
 
 
-def _autocast_start(how: Arithmetic, seen: Seen, device: torch.device, scope: Scope) -> Callable[..., None]:
+def _autocast_start(
+    how: Arithmetic, seen: Seen, device: torch.device, scope: Scope
+) -> Callable[..., None]:
     original = torch.amp.autocast_mode.autocast.__init__
 
-    def start(self: Any, device_type: Any, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+    def start(
+        self: Any,
+        device_type: Any,
+        dtype: Any = None,
+        enabled: bool = True,
+        cache_enabled: Any = None,
+    ) -> None:
         kind = device_type.type if isinstance(device_type, torch.device) else device_type
         chosen = dtype or torch.get_autocast_dtype(kind)
         if kind == "cuda":
@@ -204,14 +227,18 @@ def scaled_backward(how: Arithmetic, weights: Sequence[Tensor], seen: Seen) -> I
             handle.remove()
 
 
-def change_modules(how: Arithmetic, modules: Mapping[str, nn.Module], device: torch.device, scope: Scope) -> None:
+def change_modules(
+    how: Arithmetic, modules: Mapping[str, nn.Module], device: torch.device, scope: Scope
+) -> None:
     """Keep modules in float32, put autocast around networks alone, move weights and inputs by rounding."""
     for path in how.float32_modules:
         keep_in_float32(module_at(modules, path), device.type, casts_back=False)
     for module in modules.values():
         if how.only_networks is None:
             break
-        forward = functools.partial(_autocast_inside, module.forward, device, how.only_networks, scope)
+        forward = functools.partial(
+            _autocast_inside, module.forward, device, how.only_networks, scope
+        )
         setattr(module, "forward", forward)  # noqa: B010 - mypy calls it a method
     if not how.moved:
         return
@@ -228,12 +255,18 @@ def change_modules(how: Arithmetic, modules: Mapping[str, nn.Module], device: to
             for weight in module.parameters():
                 weight.copy_(moved(weight))
             module.register_forward_pre_hook(
-                lambda _, args, kwargs: (tree_map(moved, args), tree_map(moved, kwargs)), with_kwargs=True
+                lambda _, args, kwargs: (tree_map(moved, args), tree_map(moved, kwargs)),
+                with_kwargs=True,
             )
 
 
 def _autocast_inside(
-    forward: Callable[..., Any], device: torch.device, dtype: torch.dtype, scope: Scope, *args: Any, **kwargs: Any
+    forward: Callable[..., Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    scope: Scope,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     was_inside, scope.is_inside = scope.is_inside, True
     try:

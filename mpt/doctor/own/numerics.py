@@ -18,7 +18,13 @@ from mpt.doctor.culprits import find_culprits
 from mpt.doctor.cure import DEFAULT_SCALE, blamed_modules
 from mpt.doctor.findings import Finding, Level, Section
 from mpt.doctor.numerics import Examination, Mode, faults_of, judge, refused
-from mpt.doctor.numerics_section import KEEP_SAFE, KEEP_WEIGHTS, LARGER_SCALE, MOST_PLACES, describe_phase
+from mpt.doctor.numerics_section import (
+    KEEP_SAFE,
+    KEEP_WEIGHTS,
+    LARGER_SCALE,
+    MOST_PLACES,
+    describe_phase,
+)
 from mpt.doctor.own.arithmetic import Arithmetic
 from mpt.doctor.own.step import OwnSubject, Taken, take
 from mpt.doctor.refusals import Refusal
@@ -58,7 +64,9 @@ class OwnVerdict:
             self._moved[dtype] = finished(take(self.subject, how, watched=True))
         return self._moved[dtype]
 
-    def at_best_scale(self, how: Arithmetic, *, watched: bool = False, forms: Sequence[str] = ()) -> Taken:
+    def at_best_scale(
+        self, how: Arithmetic, *, watched: bool = False, forms: Sequence[str] = ()
+    ) -> Taken:
         """Take a step at the largest power of two as its loss scale, from the initial one down, that is finite."""
         if how.adds_scaler and how.scale is None:
             how = replace(how, scale=DEFAULT_SCALE)
@@ -79,7 +87,9 @@ class OwnVerdict:
     def examine(self, taken: Taken, how: Arithmetic) -> list[Examination]:
         """Compare each phase of a step with the float32 one."""
         dtype = taken.seen.dtype
-        names = ["autocast"] * bool(taken.seen.autocast) + ["half weights"] * bool(taken.seen.half_weights)
+        names = ["autocast"] * bool(taken.seen.autocast) + ["half weights"] * bool(
+            taken.seen.half_weights
+        )
         mode = Mode(" and ".join(names) or "float32", dtype, bool(taken.seen.half_weights))
         moved, found = self.moved(dtype), []
         for name, true in self.true.phases.items():
@@ -119,7 +129,8 @@ def overflows(taken: Taken) -> bool:
 def are_same(one: dict[str, float], other: dict[str, float]) -> bool:
     """Return whether losses are equal; one that is not finite equals any such."""
     return one.keys() == other.keys() and all(
-        math.isclose(value, other[name], rel_tol=1e-5) or not math.isfinite(value) for name, value in one.items()
+        math.isclose(value, other[name], rel_tol=1e-5) or not math.isfinite(value)
+        for name, value in one.items()
     )
 
 
@@ -137,7 +148,12 @@ def describe_own(subject: OwnSubject, dtype: torch.dtype | None = None) -> Secti
     verdict = OwnVerdict(subject)
     if not verdict.repeats:
         text = "two float32 steps from the same seeds differ, so that the precision's share in a difference is unknown"
-        section.add("warning", "step", text, "its data or random numbers do not follow the seeds of torch and numpy")
+        section.add(
+            "warning",
+            "step",
+            text,
+            "its data or random numbers do not follow the seeds of torch and numpy",
+        )
         return section
     how = Arithmetic(dtype)
     plain = verdict.at_best_scale(how, watched=True)
@@ -147,7 +163,11 @@ def describe_own(subject: OwnSubject, dtype: torch.dtype | None = None) -> Secti
         how = Arithmetic(tried, adds_autocast=True, adds_scaler=tried == torch.float16)
         plain = verdict.at_best_scale(how, watched=True)
         name = str(tried).removeprefix("torch.")
-        section.add("note", "precision", f"the script computes in float32; {name} was tried with autocast added")
+        section.add(
+            "note",
+            "precision",
+            f"the script computes in float32; {name} was tried with autocast added",
+        )
     found = verdict.examine(plain, how)
     for one in found:
         describe_phase(section, one, subject, many=False, is_last=True)
@@ -155,9 +175,14 @@ def describe_own(subject: OwnSubject, dtype: torch.dtype | None = None) -> Secti
         if all(one.is_finite_in_float32 for one in found):
             add_cure(section, find_own_cure(verdict, how, plain, found), verdict.tried)
         else:
-            section.add("warning", "cure", "none was found that helps", "mend the model or the loss")
+            section.add(
+                "warning", "cure", "none was found that helps", "mend the model or the loss"
+            )
     elif not has_half:
-        lines = [f'with torch.autocast("cuda", {how.dtype}):  # around forward and loss', SCALER * how.adds_scaler]
+        lines = [
+            f'with torch.autocast("cuda", {how.dtype}):  # around forward and loss',
+            SCALER * how.adds_scaler,
+        ]
         section.tables["lines"] = [{"line": line} for line in lines if line]
     section.findings = [of_script(one, has_half=has_half) for one in section.findings]
     return section
@@ -174,13 +199,17 @@ def add_cure(section: Section, cure: OwnCure | None, trials: int) -> None:
     if cure is None:
         section.add("warning", "cure", "none was found that helps", "compute the step in float32")
         return
-    section.add("note", "cure", f"{cure.text}; {trials} {'step was' if trials == 1 else 'steps were'} tried")
+    section.add(
+        "note", "cure", f"{cure.text}; {trials} {'step was' if trials == 1 else 'steps were'} tried"
+    )
     for line in cure.lines:
         section.add("note", "to write", line)
     section.tables["lines"] = [{"line": line} for line in cure.lines]
 
 
-def find_own_cure(verdict: OwnVerdict, how: Arithmetic, plain: Taken, found: Sequence[Examination]) -> OwnCure | None:
+def find_own_cure(
+    verdict: OwnVerdict, how: Arithmetic, plain: Taken, found: Sequence[Examination]
+) -> OwnCure | None:
     """Return the smallest change of a script that was seen to help, or None."""
     dtype = plain.seen.dtype
     is_unscaled = dtype == torch.float16 and not (plain.seen.has_scaler or how.adds_scaler)
@@ -189,7 +218,11 @@ def find_own_cure(verdict: OwnVerdict, how: Arithmetic, plain: Taken, found: Seq
     culprits = [culprit for one in found for culprit in one.culprits]
     places: dict[Place, None] = {}
     take(verdict.subject, how, forms=STABLE_FORMS, on_form=lambda place: places.setdefault(place))
-    forms = fewest_forms(list(places), culprits, lambda some: verdict.is_healthy(how, some)) if places else None
+    forms = (
+        fewest_forms(list(places), culprits, lambda some: verdict.is_healthy(how, some))
+        if places
+        else None
+    )
     if forms is not None:
         chosen = [place for place in places if place.form in forms]
         lines = tuple(place.describe() for place in chosen[:MOST_PLACES])
@@ -200,7 +233,9 @@ def find_own_cure(verdict: OwnVerdict, how: Arithmetic, plain: Taken, found: Seq
     if plain.seen.autocast:
         blamed = blamed_modules(found)
         kept = smallest_list(
-            plain.modules, blamed, lambda names: verdict.is_healthy(replace(how, float32_modules=tuple(names)))
+            plain.modules,
+            blamed,
+            lambda names: verdict.is_healthy(replace(how, float32_modules=tuple(names))),
         )
         if kept is not None:
             lines = tuple(
@@ -211,5 +246,7 @@ def find_own_cure(verdict: OwnVerdict, how: Arithmetic, plain: Taken, found: Seq
     may_widen = dtype == torch.float16 and plain.seen.autocast
     if may_widen and verdict.is_healthy(replace(how, dtype=torch.bfloat16, adds_scaler=False)):
         line = 'torch.autocast("cuda", torch.bfloat16), without a GradScaler'
-        return OwnCure((line,), "use bfloat16: float16's range is too small here, and no list of modules helps")
+        return OwnCure(
+            (line,), "use bfloat16: float16's range is too small here, and no list of modules helps"
+        )
     return None

@@ -11,7 +11,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from mpt.accelerator import synchronize
@@ -37,7 +40,9 @@ def own_speed(subject: OwnSubject) -> Section:
 def _timed(subject: OwnSubject) -> Section:
     section = Section("speed")
     seed_everything(SEED)
-    made = call(lambda: call_factory(subject.source, find_factory(subject.source), subject.arguments))
+    made = call(
+        lambda: call_factory(subject.source, find_factory(subject.source), subject.arguments)
+    )
     seconds: dict[str, list[float]] = defaultdict(list)
     begun = time.perf_counter()
     for step in range(WARM_UP + STEPS):
@@ -55,16 +60,29 @@ def _timed(subject: OwnSubject) -> Section:
             break
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     for name, value in medians.items():
-        section.tables.setdefault("step", []).append({"part": name, "milliseconds": round(1e3 * value, 3)})
+        section.tables.setdefault("step", []).append(
+            {"part": name, "milliseconds": round(1e3 * value, 3)}
+        )
     whole = medians.pop("whole step")
     said = ", ".join(f"{name} {show_seconds(value)}" for name, value in medians.items())
     count = subject.batch_size
-    section.add("ok", "step", f"{show_seconds(whole)}{f' for {count} samples' if count else ''}: {said}")
+    section.add(
+        "ok", "step", f"{show_seconds(whole)}{f' for {count} samples' if count else ''}: {said}"
+    )
     data = medians.get("data")
     if data is not None:
         is_slow = data > SLOW_DATA * whole
-        advice = "more workers of the DataLoader, smaller files, or a set that fits in memory" if is_slow else ""
-        section.add("warning" if is_slow else "ok", "data", f"fetching a batch takes {show_seconds(data)}", advice)
+        advice = (
+            "more workers of the DataLoader, smaller files, or a set that fits in memory"
+            if is_slow
+            else ""
+        )
+        section.add(
+            "warning" if is_slow else "ok",
+            "data",
+            f"fetching a batch takes {show_seconds(data)}",
+            advice,
+        )
     return section
 
 

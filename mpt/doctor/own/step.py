@@ -16,10 +16,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._dynamo  # optimizers import it, and it must not see the functions that take the place of torch.cuda's
+
+# optimizers import it, and it must not see the functions that take the place of torch.cuda's
+import torch._dynamo
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from mpt.doctor.cuda_lists import CudaLists
 from mpt.doctor.half_arithmetic import RoundedHalf
@@ -146,7 +151,10 @@ class _Watch:
     def weights_of(self, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
         """Return an optimizer's weights by name."""
         updated = [one for group in optimizer.param_groups for one in group["params"]]
-        return [(self.names.get(id(one), f"parameter {number}"), one) for number, one in enumerate(updated)]
+        return [
+            (self.names.get(id(one), f"parameter {number}"), one)
+            for number, one in enumerate(updated)
+        ]
 
     def skip(self, optimizer: Optimizer) -> None:
         """End a phase whose gradients are not finite."""
@@ -190,14 +198,20 @@ def take(
             stack.enter_context(cuda_stands_in(subject.gpu, subject.device))
             stack.enter_context(one_of_several(None))
         skipped: list[Callable[[Optimizer], None]] = []
-        scale, scope = stack.enter_context(arithmetic(how, seen, subject.device, lambda one: skipped[0](one)))
+        scale, scope = stack.enter_context(
+            arithmetic(how, seen, subject.device, lambda one: skipped[0](one))
+        )
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         seed_everything(SEED)
         created = stack.enter_context(noting_what_is_made())
-        made = call(lambda: call_factory(subject.source, find_factory(subject.source), subject.arguments))
+        made = call(
+            lambda: call_factory(subject.source, find_factory(subject.source), subject.arguments)
+        )
         modules = name_modules(created, made.named)
-        trained = [one for module in modules.values() for one in module.parameters() if one.requires_grad]
+        trained = [
+            one for module in modules.values() for one in module.parameters() if one.requires_grad
+        ]
         seen.half_weights = {one.dtype for one in trained if one.dtype in HALVES}
         change_modules(how, modules, subject.device, scope)
         watch = _Watch(modules, seen)
@@ -219,7 +233,9 @@ def take(
 
 
 @contextmanager
-def _stable(forms: Sequence[str], modules: Mapping[str, nn.Module], on_form: Callable[[Place], None]) -> Iterator[None]:
+def _stable(
+    forms: Sequence[str], modules: Mapping[str, nn.Module], on_form: Callable[[Place], None]
+) -> Iterator[None]:
     with module_places(modules) as places:
 
         def found(form: str, rewrite: Rewrite) -> None:
@@ -230,7 +246,12 @@ def _stable(forms: Sequence[str], modules: Mapping[str, nn.Module], on_form: Cal
 
 
 def step_once(
-    made: Made, how: Arithmetic, watch: _Watch, scale: LossScale, trained: Sequence[Tensor], device: torch.device
+    made: Made,
+    how: Arithmetic,
+    watch: _Watch,
+    scale: LossScale,
+    trained: Sequence[Tensor],
+    device: torch.device,
 ) -> Exception | None:
     """Take the step; return its exception."""
     seed_everything(SEED)
@@ -245,8 +266,11 @@ def step_once(
         stack.enter_context(added_autocast(how, device))
         try:
             call(made.step)
-            if not watch.phases:  # it leaves the optimizer to somebody else, or has one that is not torch's
-                found = [(name, one) for one in trained if (name := watch.names.get(id(one))) is not None]
+            # it leaves the optimizer to somebody else, or has one that is not torch's
+            if not watch.phases:
+                found = [
+                    (name, one) for one in trained if (name := watch.names.get(id(one))) is not None
+                ]
                 watch.finish([(name, one) for name, one in found if one.grad is not None])
         except Exception as error:
             return error

@@ -36,7 +36,18 @@ from mpt.nn.shared.no_values import WithoutValues
 from mpt.nn.shared.synchronised_norm import synchronise
 from mpt.parallel.world import ALONE, World
 from mpt.precision.stable.stable_forms import make_stable_forms
-from mpt.seams import Adaptation, Dataset, DataSpec, Game, HoldsWeights, MemoryTrick, Phase, Precision, Run, Task
+from mpt.seams import (
+    Adaptation,
+    Dataset,
+    DataSpec,
+    Game,
+    HoldsWeights,
+    MemoryTrick,
+    Phase,
+    Precision,
+    Run,
+    Task,
+)
 from mpt.seams.samples import Adopted
 from mpt.seams.task_kinds import differentiates_twice
 from mpt.seams.undo import BufferCopies
@@ -100,7 +111,9 @@ def build_run(
         prepare_ranks(config, task, world)
     for trick in tricks:
         trick.apply(task, precision)
-    begun = [trick.begin(task) for trick in tricks if isinstance(trick, HoldsWeights)] if begins else []
+    begun = (
+        [trick.begin(task) for trick in tricks if isinstance(trick, HoldsWeights)] if begins else []
+    )
     prepare_precision(config, task, precision, device, world)
     settings = {name: optimizer_settings(config, name) for name in task.trainable}
     made: dict[str, Optimizer] = {}
@@ -138,10 +151,15 @@ def build_run(
     return run
 
 
-def says_foreach(config: Config, task: Task, device: torch.device, fake: bool, world: World) -> bool:
+def says_foreach(
+    config: Config, task: Task, device: torch.device, fake: bool, world: World
+) -> bool:
     """Whether optimizers must be given a GPU's foreach path: if they cannot see that weights lie on one."""
-    is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses alone
-    return device.type != "cpu" and (fake or any_waits(task.trainable.values())) and not is_offloaded
+    # then the CPU steps, and chooses alone
+    is_offloaded = world.is_sharded and config.parallel.offload
+    return (
+        device.type != "cpu" and (fake or any_waits(task.trainable.values())) and not is_offloaded
+    )
 
 
 def trained_buffers(task: Task) -> list[Tensor]:
@@ -193,7 +211,9 @@ def build_tricks(config: Config) -> list[MemoryTrick]:
     return tricks
 
 
-def build_task(config: Config, networks: dict[str, nn.Module], data: DataSpec, precision: Precision) -> Task:
+def build_task(
+    config: Config, networks: dict[str, nn.Module], data: DataSpec, precision: Precision
+) -> Task:
     """Build the configured task around networks that are on their device."""
     modules = Networks(config.model.name, config.task.name, networks)
     made = config.task.member("build")(
@@ -208,7 +228,9 @@ def build_task(config: Config, networks: dict[str, nn.Module], data: DataSpec, p
     return task
 
 
-def prepare_precision(config: Config, task: Task, precision: Precision, device: torch.device, world: World) -> None:
+def prepare_precision(
+    config: Config, task: Task, precision: Precision, device: torch.device, world: World
+) -> None:
     """Give the weights the mode's dtypes and casts, and share them out over the processes if they are sharded."""
     if not world.is_sharded:
         precision.prepare(task)
@@ -229,7 +251,10 @@ def prepare_precision(config: Config, task: Task, precision: Precision, device: 
 
 
 def replace_optimizers(
-    tricks: Sequence[MemoryTrick], optimizers: dict[str, Optimizer], phases: list[Phase], precision: Precision
+    tricks: Sequence[MemoryTrick],
+    optimizers: dict[str, Optimizer],
+    phases: list[Phase],
+    precision: Precision,
 ) -> tuple[dict[str, Optimizer], list[Phase]]:
     """Return the optimizers, and the phases with them, after tricks have put others in their places."""
     for trick in tricks:
@@ -266,7 +291,11 @@ def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.M
 
     def on(device: str) -> dict[str, nn.Module]:
         with torch.device(device), WithoutValues():
-            built = build(settings, data, config.model.name) if ":" in config.model.name else build(settings, data)
+            built = (
+                build(settings, data, config.model.name)
+                if ":" in config.model.name
+                else build(settings, data)
+            )
         return check_networks(config.model.name, built)
 
     if not fake:
@@ -275,7 +304,8 @@ def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.M
         try:
             return on("meta")
         except (RuntimeError, NotImplementedError):
-            return on("cpu")  # a builder that needs values, such as `torch.linspace(...).tolist()` for its rates
+            # a builder that needs values, such as `torch.linspace(...).tolist()` for its rates
+            return on("cpu")
 
 
 def other_weights(phases: Sequence[Phase], task: Task) -> dict[str, list[nn.Parameter]]:
@@ -285,7 +315,9 @@ def other_weights(phases: Sequence[Phase], task: Task) -> dict[str, list[nn.Para
         own = {id(parameter) for parameter in phase.module.parameters()}
         others = [module for module in task.trainable.values() if module is not phase.module]
         weights = [parameter for module in others for parameter in module.parameters()]
-        found[phase.name] = [weight for weight in weights if weight.requires_grad and id(weight) not in own]
+        found[phase.name] = [
+            weight for weight in weights if weight.requires_grad and id(weight) not in own
+        ]
     return found
 
 
@@ -294,7 +326,9 @@ def trained_weights(phases: Sequence[Phase]) -> dict[str, list[nn.Parameter]]:
     found: dict[str, list[nn.Parameter]] = {}
     for phase in phases:
         masters = [weight for group in phase.optimizer.param_groups for weight in group["params"]]
-        found[phase.name] = list({id(one): one for one in (*phase.module.parameters(), *masters)}.values())
+        found[phase.name] = list(
+            {id(one): one for one in (*phase.module.parameters(), *masters)}.values()
+        )
     return found
 
 

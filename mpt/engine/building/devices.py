@@ -24,10 +24,18 @@ def choose_device(wanted: str) -> torch.device:
         return device
     if device.type != kind:
         found = "CUDA device" if device.type == "cuda" else f"{device.type} device"
-        instead = f"torch's accelerator here is {kind}" if kind else "use --device cpu, or see `mpt doctor`"
-        raise ConfigError(f"device: {device.type} is asked for, but torch sees no {found}; {instead}")
+        instead = (
+            f"torch's accelerator here is {kind}"
+            if kind
+            else "use --device cpu, or see `mpt doctor`"
+        )
+        raise ConfigError(
+            f"device: {device.type} is asked for, but torch sees no {found}; {instead}"
+        )
     if (device.index or 0) >= (count := torch.accelerator.device_count()):
         shown = "CUDA" if kind == "cuda" else kind
-        raise ConfigError(f"device: found {wanted!r}; torch sees {count} {shown} device(s), from {kind}:0")
+        raise ConfigError(
+            f"device: found {wanted!r}; torch sees {count} {shown} device(s), from {kind}:0"
+        )
     accelerator.select(device)
     return device

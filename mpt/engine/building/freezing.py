@@ -34,12 +34,23 @@ def freeze(task: Task, globs: Sequence[str], norm: str) -> str | None:
                 parameter.requires_grad_(False)
                 frozen += parameter.numel()
         if not any(parameter.requires_grad for parameter in network.parameters()):
-            raise ConfigError(f"train.freeze: nothing of {name!r} is left to train; leave a part of it out")
-    layers = [layer for name, network in task.trainable.items() for layer in frozen_norms(name, network, globs)]
+            raise ConfigError(
+                f"train.freeze: nothing of {name!r} is left to train; leave a part of it out"
+            )
+    layers = [
+        layer
+        for name, network in task.trainable.items()
+        for layer in frozen_norms(name, network, globs)
+    ]
     if norm == "eval":
         for layer in layers:
-            layer.eval()  # nothing puts networks in training mode again; evaluations put modes back as they were
-    said = f"; {len(layers)} BatchNorm layers keep their statistics" if layers and norm == "eval" else ""
+            # nothing puts networks in training mode again; evaluations put modes back as they were
+            layer.eval()
+    said = (
+        f"; {len(layers)} BatchNorm layers keep their statistics"
+        if layers and norm == "eval"
+        else ""
+    )
     return f"train.freeze: {frozen:,} of {total:,} parameters stay as they are{said}"
 
 

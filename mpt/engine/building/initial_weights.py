@@ -72,7 +72,10 @@ class Start:
 
 
 def load_initial_weights(
-    modules: Mapping[str, nn.Module], path: Path, translate: Translate | None = None, read: Read | None = None
+    modules: Mapping[str, nn.Module],
+    path: Path,
+    translate: Translate | None = None,
+    read: Read | None = None,
 ) -> Start:
     """Copy a file's tensors into networks that were just built.
 
@@ -86,10 +89,14 @@ def load_initial_weights(
         looked = "" if path.is_absolute() else f" in {Path.cwd()}, nor beside the configuration"
         raise CheckpointError(f"model.weights: there is no file {path}{looked}")
     foreign = read(path) if read is not None else None
-    path, file, passed_over = read_start(path) if foreign is None else (path, WeightsFile(foreign), ())
+    path, file, passed_over = (
+        read_start(path) if foreign is None else (path, WeightsFile(foreign), ())
+    )
     refuse_packed(path, file)
     translated = translate(modules, file.tensors) if translate is not None else None
-    given, twins = split_averages(modules, file.tensors if translated is None else translated, translated is not None)
+    given, twins = split_averages(
+        modules, file.tensors if translated is None else translated, translated is not None
+    )
     match = best_match(modules, given)
     refuse_misfit(modules, match, path, LEAST_SHARE if translated is None else LEAST_TRANSLATED)
     check(modules, match.found, path)
@@ -154,7 +161,11 @@ def best_match(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) 
     """Return the match of most tensors over the ways in which names may be written."""
     own = own_tensors(modules)
     prefixes = dict.fromkeys(("", *(f"{name}." for name in modules)))
-    children = [f"{name}.{child}." for name, module in modules.items() for child, _ in module.named_children()]
+    children = [
+        f"{name}.{child}."
+        for name, module in modules.items()
+        for child, _ in module.named_children()
+    ]
     best, best_name_of = Match({}), {name: name for name in tensors}
     for renamed in renamings(tensors):
         for prefix in (*prefixes, *children):
@@ -170,19 +181,31 @@ def best_match(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) 
 
 
 def complete(
-    match: Match, name_of: Mapping[str, str], own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+    match: Match,
+    name_of: Mapping[str, str],
+    own: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
 ) -> Match:
     """Fill in the rest on either side, in the networks that the match touches."""
-    touched = {name.partition(".")[0] for name in match.found or own}  # without any match all is to be shown
+    # without any match all is to be shown
+    touched = {name.partition(".")[0] for name in match.found or own}
     for name, tensor in own.items():
         if name in match.found or name.partition(".")[0] not in touched:
             continue
         there = tensors.get(name_of.get(name, ""))
-        if there is not None and match.found and (resized := resample(name, there, tensor)) is not None:
+        if (
+            there is not None
+            and match.found
+            and (resized := resample(name, there, tensor)) is not None
+        ):
             match.found[name], grids = resized
             match.resampled.append(f"{name} ({grids})")
             continue
-        reason = f" (the file's is {shown_shape(there)}, not {shown_shape(tensor)})" if there is not None else ""
+        reason = (
+            f" (the file's is {shown_shape(there)}, not {shown_shape(tensor)})"
+            if there is not None
+            else ""
+        )
         match.new.append(name + reason)
     used = {name_of[name] for name in match.found}
     tried = {name_of[name] for name in own if name in name_of}
@@ -201,7 +224,11 @@ def renamings(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, str]]:
         dotted = {new: old for new, old in names.items() if "." in new}
         if len({new.partition(".")[0] for new in dotted}) != 1:
             # Of a checkpoint with several networks and averages, "modules." may not be all that there is.
-            names = {new.removeprefix("modules."): old for new, old in names.items() if new.startswith("modules.")}
+            names = {
+                new.removeprefix("modules."): old
+                for new, old in names.items()
+                if new.startswith("modules.")
+            }
             if not names:
                 return
             continue
@@ -228,7 +255,9 @@ def check(modules: Mapping[str, nn.Module], found: Mapping[str, Tensor], path: P
             )
         # A buffer may hold infinity, as attention masks do.
         if isinstance(own[name], nn.Parameter) and not bool(torch.isfinite(tensor.float()).all()):
-            raise CheckpointError(f"model.weights: {name} in {path} holds NaN or infinity; use an earlier checkpoint")
+            raise CheckpointError(
+                f"model.weights: {name} in {path} holds NaN or infinity; use an earlier checkpoint"
+            )
 
 
 def kind(tensor: Tensor) -> str:
@@ -244,7 +273,11 @@ def never_learnt(networks: Mapping[str, nn.Module], made: Sequence[str]) -> list
     frozen = [
         name
         for module_name, module in networks.items()
-        for name in (f"{module_name}.{key}" for key, one in module.named_parameters() if not one.requires_grad)
+        for name in (
+            f"{module_name}.{key}"
+            for key, one in module.named_parameters()
+            if not one.requires_grad
+        )
         if name in made
     ]
     if not frozen:
@@ -266,7 +299,11 @@ def details(match: Match) -> str:
     """Return the resampled, the new and the omitted tensors."""
     parts = [
         f"{title}: {few(names, SHOWN)}"
-        for title, names in (("resampled", match.resampled), ("new", match.new), ("left out", match.unused))
+        for title, names in (
+            ("resampled", match.resampled),
+            ("new", match.new),
+            ("left out", match.unused),
+        )
         if names
     ]
     return "".join(f"; {part}" for part in parts)

@@ -20,7 +20,11 @@ SMALLEST_HALF = 2.0**-24
 
 
 def build_optimizers(
-    config: Config, settings: Mapping[str, OptimizerOptions], task: Task, precision: Precision, says_foreach: bool
+    config: Config,
+    settings: Mapping[str, OptimizerOptions],
+    task: Task,
+    precision: Precision,
+    says_foreach: bool,
 ) -> dict[str, Optimizer]:
     """Build an optimizer per trained module, over the parameters that the precision mode says."""
     unknown = sorted(set(config.optimizer.settings.phases) - set(task.trainable))
@@ -30,7 +34,9 @@ def build_optimizers(
         )
     check_globs(dict(task.trainable), list(config.optimizer.settings.parts))
     eps = setting_of(config.optimizer.settings, "eps", 1.0)
-    half_state = any(p.dtype == torch.float16 for m in task.trainable.values() for p in precision.parameters(m))
+    half_state = any(
+        p.dtype == torch.float16 for m in task.trainable.values() for p in precision.parameters(m)
+    )
     if half_state and not precision.numerics.lifts_state and eps < SMALLEST_HALF:
         raise ConfigError(
             f"optimizer.eps: {eps:g} is zero in float16, so {config.precision.mode} would divide by zero at the second "
@@ -39,11 +45,21 @@ def build_optimizers(
     optimizers: dict[str, Optimizer] = {}
     for name, module in task.trainable.items():
         own: Any = config.optimizer.plugin.native_settings(settings[name])
-        if precision.numerics.lifts_state and own.gains_by_fusing and own.foreach is None and own.fused is None:
-            own = own.model_copy(update={"fused": True})  # its steps are on float32, whatever the weights are
+        if (
+            precision.numerics.lifts_state
+            and own.gains_by_fusing
+            and own.foreach is None
+            and own.fused is None
+        ):
+            # its steps are on float32, whatever the weights are
+            own = own.model_copy(update={"fused": True})
         # Optimizers choose the foreach path by their parameters' devices, which fakes hide, and avoid it if one is the
         # CPU, as with weights that wait there: ask for the path that a GPU would take.
-        if says_foreach and setting_of(own, "foreach", False) is None and not setting_of(own, "fused"):
+        if (
+            says_foreach
+            and setting_of(own, "foreach", False) is None
+            and not setting_of(own, "fused")
+        ):
             own = own.model_copy(update={"foreach": True})
         parameters = group_parameters(name, module, precision.parameters(module), own)
         made = config.optimizer.member("build")(own, parameters)
@@ -55,10 +71,16 @@ def optimizer_settings(config: Config, name: str) -> OptimizerOptions:
     """Return the settings of one network's optimizer: the common ones, changed by `optimizer.phases`."""
     settings: OptimizerOptions = config.optimizer.settings
     changes = settings.phases.get(name, {})
-    return type(settings).model_validate({**settings.model_dump(), **changes}) if changes else settings
+    return (
+        type(settings).model_validate({**settings.model_dump(), **changes}) if changes else settings
+    )
 
 
 def clip_norm(
     phase: Phase, optimizers: Mapping[str, Optimizer], settings: Mapping[str, OptimizerOptions]
 ) -> float | None:
-    return next(settings[name].clip_grad_norm for name, optimizer in optimizers.items() if optimizer is phase.optimizer)
+    return next(
+        settings[name].clip_grad_norm
+        for name, optimizer in optimizers.items()
+        if optimizer is phase.optimizer
+    )

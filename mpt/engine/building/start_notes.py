@@ -25,10 +25,16 @@ MOST_NAMED = 3
 
 def start_notes(config: Config, task: Task, start: Start) -> list[str]:
     damaged = [f"model.weights: {note}" for note in start.passed_over]
-    return [*damaged, *never_learnt(task.trainable, start.newly_made), *other_scaling(config, start)]
+    return [
+        *damaged,
+        *never_learnt(task.trainable, start.newly_made),
+        *other_scaling(config, start),
+    ]
 
 
-def lost_decay(config: Config, settings: Mapping[str, OptimizerOptions], numerics: Numerics) -> list[str]:
+def lost_decay(
+    config: Config, settings: Mapping[str, OptimizerOptions], numerics: Numerics
+) -> list[str]:
     """Return a warning for each network whose weight decay the rounding of its weights takes whole.
 
     Seen by a step without gradients on weights from 1 to 2, which decay alone should move.
@@ -44,8 +50,12 @@ def lost_decay(config: Config, settings: Mapping[str, OptimizerOptions], numeric
         probe.weight.data = torch.linspace(1, 2, 256).reshape(16, 16).to(numerics.dtype)
         probe.weight.grad = torch.zeros_like(probe.weight)
         before = probe.weight.detach().clone()
-        plain: Any = config.optimizer.plugin.native_settings(own).model_copy(update={"parts": {}, "no_decay": ()})
-        config.optimizer.member("build")(plain, group_parameters(name, probe, list(probe.parameters()), plain)).step()
+        plain: Any = config.optimizer.plugin.native_settings(own).model_copy(
+            update={"parts": {}, "no_decay": ()}
+        )
+        config.optimizer.member("build")(
+            plain, group_parameters(name, probe, list(probe.parameters()), plain)
+        ).step()
         if torch.equal(probe.weight, before):
             kind = str(numerics.dtype).removeprefix("torch.")
             found.append(
@@ -75,7 +85,9 @@ def other_scaling(config: Config, start: Start) -> list[str]:
     ):
         return []
     found = published(config.model.name)
-    if found is None or found == tuple(RGB * setting_of(settings, name) for name in ("mean", "std")):
+    if found is None or found == tuple(
+        RGB * setting_of(settings, name) for name in ("mean", "std")
+    ):
         return []
     mean, std = (f"[{', '.join(f'{one:g}' for one in numbers)}]" for numbers in found)
     return [

@@ -16,7 +16,8 @@ def prepare_torch(config: Config) -> None:
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     for name, value in environment(config.memory.plugins).items():
-        if OLD_NAMES.get(name, name) not in os.environ:  # else the user's own settings would be lost
+        # else the user's own settings would be lost
+        if OLD_NAMES.get(name, name) not in os.environ:
             os.environ.setdefault(name, value)
     import torch
 

@@ -41,16 +41,29 @@ def check_alike(run: Run, train_data: Dataset, test_data: Dataset) -> None:
 
 def describe(run: Run, train_data: Dataset, test_data: Dataset) -> tuple[str, dict[str, Any]]:
     """Return this process's host and the values that must be the same everywhere, the most telling first."""
-    settings = {name: value for name, value in flatten(run.config.to_data()).items() if name != "name"}
+    settings = {
+        name: value for name, value in flatten(run.config.to_data()).items() if name != "name"
+    }
     digest = hashlib.sha256()
     for module in run.task.trainable.values():
         for parameter in module.parameters():
-            digest.update(full(parameter).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(
+                full(parameter)
+                .detach()
+                .cpu()
+                .contiguous()
+                .reshape(-1)
+                .view(torch.uint8)
+                .numpy()
+                .tobytes()
+            )
     return run.world.host, {
         "the version of mpt": VERSION,
         "the version of torch": torch.__version__,
         **settings,
-        "what the files of the program come to": digest_files([MPT, *(one.folder for one in outside_packages())]),
+        "what the files of the program come to": digest_files(
+            [MPT, *(one.folder for one in outside_packages())]
+        ),
         "the number of training samples": len(train_data),
         "the number of test samples": len(test_data),
         "what a sample holds": str(run.data.to_record()["fields"]),
@@ -75,5 +88,7 @@ def digest_samples(data: Dataset) -> str:
     with torch.random.fork_rng(devices=[]):
         samples = data.fetch(sorted({0, len(data) // 2, len(data) - 1}), 0)
     for name, value in sorted(samples.items()):
-        digest.update(name.encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            name.encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()[:12]

@@ -42,7 +42,9 @@ def supply(config: Config, world: World = ALONE) -> Supply:
     check_installed(board_names(config))
     device = choose_device(world.choose_device(config.train.device))
     train_data, test_data = build_datasets(config)
-    loader = supply_batches(config, train_data, device, config.dataset.settings.workers, world.place)
+    loader = supply_batches(
+        config, train_data, device, config.dataset.settings.workers, world.place
+    )
     return Supply(device, train_data, test_data, loader, count_steps(config, loader))
 
 
@@ -75,7 +77,11 @@ def count_steps(config: Config, loader: Loader) -> int:
 
 
 def build_explained(
-    config: Config, device: torch.device, data: DataSpec, restores: bool = False, world: World = ALONE
+    config: Config,
+    device: torch.device,
+    data: DataSpec,
+    restores: bool = False,
+    world: World = ALONE,
 ) -> Run:
     """Build the run.
 
@@ -101,7 +107,14 @@ def open_training(
     names = board_names(run.config) if run.world.is_first else []
     boards = Boards(names, directory, run.config.to_data())
     return Training(
-        run, directory, recorder, console, supplied.loader, supplied.test_data, supplied.total_steps, boards
+        run,
+        directory,
+        recorder,
+        console,
+        supplied.loader,
+        supplied.test_data,
+        supplied.total_steps,
+        boards,
     )
 
 

@@ -61,7 +61,9 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
     stream, window = training.stream(), Window(progress.step)
     while progress.step < end and not training.stops_early:
         goal = min(training.next_side_job(), end)
-        is_on_course = advance_to(training, stop, stream, goal) and do_side_jobs(training, stop, window, end)
+        is_on_course = advance_to(training, stop, stream, goal) and do_side_jobs(
+            training, stop, window, end
+        )
         if not is_on_course:  # rolled back: go on from the restored step
             stream, window = training.stream(), Window(progress.step)
     training.tell_early_end()
@@ -89,7 +91,12 @@ def do_side_jobs(training: Training, stop: StopRequest, window: Window, end: int
     signal_number = training.run.world.agreed_stop(stop)
     ends = progress.step == end or training.stops_early
     is_best = evaluates and progress.best_step == progress.step
-    if due(progress.step, training.periods.checkpoint) or is_best or ends or signal_number is not None:
+    if (
+        due(progress.step, training.periods.checkpoint)
+        or is_best
+        or ends
+        or signal_number is not None
+    ):
         with stop.undisturbed():
             saved = save_or_roll_back(training)
             if ends or signal_number is not None:
@@ -146,7 +153,9 @@ def advance_to(training: Training, stop: StopRequest, stream: Iterator[Batch], g
 def raise_unsaved(training: Training, stop: StopRequest) -> NoReturn:
     """Say that a step was cut short. Raises Interrupted."""
     step = training.progress.step
-    stop.raise_if_requested(f"Step {step + 1} took too long to be waited for; go on from the last checkpoint.")
+    stop.raise_if_requested(
+        f"Step {step + 1} took too long to be waited for; go on from the last checkpoint."
+    )
     raise AssertionError("only a signal hurries")
 
 
@@ -169,7 +178,11 @@ def advance(training: Training, batch: Batch) -> bool:
         training.journal.event("skipped_batch", f"the batch of step {step} was passed over")
         return True
     phases = [phase for phase in run.phases if phase.is_due(step)]
-    updates = measured(training, phases, batch) if progress.unmeasured else perform(training, phases, batch)
+    updates = (
+        measured(training, phases, batch)
+        if progress.unmeasured
+        else perform(training, phases, batch)
+    )
     if updates is None:
         return False
     for name, done in updates.items():
@@ -183,7 +196,9 @@ def measured(training: Training, phases: list[Phase], batch: Batch) -> dict[str,
     """Perform updates as `perform` does, and track the memory of a step of phases that were not tracked before."""
     progress, names = training.progress, {phase.name for phase in phases}
     tracks = training.whole_steps >= TRACKED_STEP and not progress.unmeasured.isdisjoint(names)
-    meter = MemoryMeter(lambda: known_tensors(training.run), training.run.device) if tracks else None
+    meter = (
+        MemoryMeter(lambda: known_tensors(training.run), training.run.device) if tracks else None
+    )
     with meter or NOTHING:
         updates = perform(training, phases, batch)
     if updates is None or any(done.stats.skipped for done in updates.values()):

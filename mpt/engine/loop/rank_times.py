@@ -38,12 +38,20 @@ class RankTimes:
             return {}
         busy = seconds - world.take_waited_seconds() / max(steps, 1)
         told = world.collect((busy, peak_bytes))
-        self.last = {"step_seconds": [max(one, 0.0) for one, _ in told], "peak_bytes": [peak for _, peak in told]}
+        self.last = {
+            "step_seconds": [max(one, 0.0) for one, _ in told],
+            "peak_bytes": [peak for _, peak in told],
+        }
         times = self.last["step_seconds"]
         slowest, others = max(times), statistics.median_low(times)  # of two ranks, the faster one's
-        is_slow = slowest > STRAGGLER * others and slowest - others > max(LEAST_SECONDS, 0.2 * seconds)
+        is_slow = slowest > STRAGGLER * others and slowest - others > max(
+            LEAST_SECONDS, 0.2 * seconds
+        )
         is_settled = self.journal.progress.step > SETTLED_STEPS
-        if self.stays_slow(times.index(slowest) if is_slow and is_settled else None, steps) and not self.is_named:
+        if (
+            self.stays_slow(times.index(slowest) if is_slow and is_settled else None, steps)
+            and not self.is_named
+        ):
             self.is_named = True
             self.journal.warn(
                 f"rank {times.index(slowest)} is slow: {slowest:.3g} s per step without waiting, {others:.3g} s on the "
@@ -59,4 +67,8 @@ class RankTimes:
             self.slow_rank, self.slow_windows, self.slow_steps, self.is_named = rank, 0, 0, False
         self.slow_windows += 1
         self.slow_steps += steps
-        return rank is not None and self.slow_windows >= LEAST_WINDOWS and self.slow_steps >= LEAST_STEPS
+        return (
+            rank is not None
+            and self.slow_windows >= LEAST_WINDOWS
+            and self.slow_steps >= LEAST_STEPS
+        )

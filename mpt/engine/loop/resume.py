@@ -79,7 +79,9 @@ def find_run_to_resume(
         name = re.compile(re.escape(config.run_name) + r"(-[0-9]+)?")
         same = [run for run in list_runs(runs) if name.fullmatch(run.name)]
         if not same:
-            console.message(f"nothing to resume: there is no run named {config.run_name} in {runs}; starting one")
+            console.message(
+                f"nothing to resume: there is no run named {config.run_name} in {runs}; starting one"
+            )
             return None, None
         directory, chosen = open_run(same[-1].path), None
     else:
@@ -109,10 +111,14 @@ def never_saved(directory: RunDirectory) -> bool:
 def begin(training: Training) -> None:
     """Write the files of a run from step 0, over those of a run that never saved. Call with the lock held."""
     if not never_saved(training.directory):  # another process trained here since this one looked
-        raise InputOutputError(f"{training.directory.path} has checkpoints by now; go on from them with --resume")
+        raise InputOutputError(
+            f"{training.directory.path} has checkpoints by now; go on from them with --resume"
+        )
     training.journal.recorder.truncate_after(-1)
     write_atomically(training.directory.config_path, training.run.config.to_yaml())
-    write_layout(training.directory.data_path, training.run.data, hash_of_list(training.loader.dataset))
+    write_layout(
+        training.directory.data_path, training.run.data, hash_of_list(training.loader.dataset)
+    )
     write_used_parts(training.directory.parts_path)
     keep_parts(training.directory)
     write_environment(training.directory, resumes=False)
@@ -139,7 +145,8 @@ def resume(training: Training, loaded: LoadedCheckpoint, exact: bool = False) ->
     directory, console = training.directory, training.journal.console
     for note in loaded.notes:
         console.warning(note)
-    training.run.precision.load_state_dict(loaded.state["precision"])  # with the dtype of a run that fell back
+    # with the dtype of a run that fell back
+    training.run.precision.load_state_dict(loaded.state["precision"])
     training_list = hash_of_list(training.loader.dataset)
     changed = changed_conditions(training, loaded, training_list)
     config, settings = changed_settings(training.run.config, settings_at(directory, loaded.step))
@@ -154,18 +161,22 @@ def resume(training: Training, loaded: LoadedCheckpoint, exact: bool = False) ->
     if complete is not None:
         console.message(f"{directory.path}: the run was complete already: {complete}")
         return False
-    if directory.summary_path.exists():  # from here on it is not the run's end: it says how far the run is
+    # from here on it is not the run's end: it says how far the run is
+    if directory.summary_path.exists():
         write_summary(training)
     for note in set_aside_after(directory, step):
         console.message(note)
-    has_trained_here = directory.env_path.exists()  # a run that was converted from elsewhere has not
+    # a run that was converted from elsewhere has not
+    has_trained_here = directory.env_path.exists()
     journal.recorder.truncate_after(step)
     replace_settings(directory, step, config.to_yaml())
     write_layout(directory.data_path, training.run.data, training_list)
     write_used_parts(directory.parts_path)
     keep_parts(directory)
     write_environment(directory, resumes=True)
-    journal.event("resume", f"resumed at step {step} from {loaded.path.name}", notes=list(loaded.notes))
+    journal.event(
+        "resume", f"resumed at step {step} from {loaded.path.name}", notes=list(loaded.notes)
+    )
     console.message(f"resumed {directory.path} at step {step} of {training.total_steps}")
     if not has_trained_here:
         say_of_task(training)
@@ -175,14 +186,22 @@ def resume(training: Training, loaded: LoadedCheckpoint, exact: bool = False) ->
     for name, what in carried.items():
         journal.warn(f"{name}: {what}", "optimizer_state")
     if changed:
-        journal.warn(f"this resume is not bit-exact: {', '.join(changed)} changed since the checkpoint")
+        journal.warn(
+            f"this resume is not bit-exact: {', '.join(changed)} changed since the checkpoint"
+        )
     return True
 
 
-def changed_conditions(training: Training, loaded: LoadedCheckpoint, training_list: str | None) -> list[str]:
+def changed_conditions(
+    training: Training, loaded: LoadedCheckpoint, training_list: str | None
+) -> list[str]:
     """Return the differences since a checkpoint was written: the machine's conditions, parts' files, the data."""
     before, now = loaded.manifest["extra"].get("conditions", {}), conditions(training.run)
-    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
+    changed = [
+        f"{key} {before[key]} -> {now[key]}"
+        for key in now
+        if key in before and before[key] != now[key]
+    ]
     changed += [f"the part {file}" for file in changed_parts(training.directory.parts_path)]
     listed = read_training_list(training.directory.data_path)
     if listed is not None and listed != training_list:
@@ -250,7 +269,11 @@ def refuse_changes(conditions: list[str], settings: list[Difference]) -> None:
 def shorten(settings: list[Difference]) -> str:
     """Return the changes in a line; the event has them all."""
     shown = ", ".join(map(str, settings[:MOST_SHOWN]))
-    return shown if len(settings) <= MOST_SHOWN else f"{shown}, and {len(settings) - MOST_SHOWN} more (events.jsonl)"
+    return (
+        shown
+        if len(settings) <= MOST_SHOWN
+        else f"{shown}, and {len(settings) - MOST_SHOWN} more (events.jsonl)"
+    )
 
 
 def write_environment(directory: RunDirectory, resumes: bool) -> None:
@@ -264,5 +287,8 @@ def write_environment(directory: RunDirectory, resumes: bool) -> None:
             first = {}
         if isinstance(first, dict):
             earlier = first.get("resumes")
-            current = {**first, "resumes": [*(earlier if isinstance(earlier, list) else []), current]}
+            current = {
+                **first,
+                "resumes": [*(earlier if isinstance(earlier, list) else []), current],
+            }
     write_atomically(path, json.dumps(current, indent=1) + "\n")

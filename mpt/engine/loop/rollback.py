@@ -70,7 +70,8 @@ def recover(training: Training, phase: Phase, done: Update, why: str) -> None:
     batch = whole_batch(run, done)
     finding, found = blame(run, phase, batch), None
     if training.remedies.may_keep_more(run.config):
-        found = list_that_makes_finite(run, phase, batch, finding)  # with the weights that it failed with
+        # with the weights that it failed with
+        found = list_that_makes_finite(run, phase, batch, finding)
     roll_back(training, f"{why}, first at {finding.text}")
     if found is not None:
         keep_more(training, found)
@@ -109,13 +110,17 @@ def return_from_collapse(training: Training) -> bool:
         return False
     world, directory, step = training.run.world, training.directory, training.progress.step
     training.saver.finish()
-    sound, training.recent.sound = training.recent.sound, None  # if it collapses again, an older one is the next
+    # if it collapses again, an older one is the next
+    sound, training.recent.sound = training.recent.sound, None
     limit = world.tell(sound[0] if sound is not None else training.sound_step or 0)
     kept = world.ask(lambda: [one for one in list_steps(directory) if one <= limit])
     if sound is None and not kept:
-        training.journal.event("collapse", f"{why}; no state of step {limit} or before is kept to return to")
+        training.journal.event(
+            "collapse", f"{why}; no state of step {limit} or before is kept to return to"
+        )
         return False
-    world.ask(lambda: set_aside_after(directory, limit))  # a resume is not to continue from a collapsed state
+    # a resume is not to continue from a collapsed state
+    world.ask(lambda: set_aside_after(directory, limit))
     training.saver.newest = kept[-1] if kept else None
     go_back(training, why, sound[1] if sound is not None else None)
     training.journal.warn(training.remedies.halve_rates(training.train, step), "remedy")

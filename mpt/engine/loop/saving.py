@@ -64,11 +64,16 @@ class CheckpointSaver:
 
         if not world.is_sharded:
             world.ask(lambda: write(None))
-        elif not (background.beside and start_beside(world, background, self.directory, step, state, commit)):
+        elif not (
+            background.beside
+            and start_beside(world, background, self.directory, step, state, commit)
+        ):
             shards = write_shards(world, self.directory, state)
             world.ask(lambda: write(shards))
 
-    def committer(self, step: int, metric: float | None) -> Callable[[checkpoint.EncodedState, Shards | None], None]:
+    def committer(
+        self, step: int, metric: float | None
+    ) -> Callable[[checkpoint.EncodedState, Shards | None], None]:
         """Return a writer of this step's checkpoint: an encoded state, alongside the shards that ranks have written."""
         about: checkpoint.About = {
             "keep_last": self.run.config.train.keep_last,
@@ -79,7 +84,8 @@ class CheckpointSaver:
 
         def commit(encoded: checkpoint.EncodedState, shards: Shards | None) -> None:
             whole: checkpoint.About = {**about, "shards": shards}
-            self.journal.recorder.sync()  # first: a power loss may not leave a checkpoint whose own line is lost
+            # first: a power loss may not leave a checkpoint whose own line is lost
+            self.journal.recorder.sync()
             checkpoint.write(self.directory, step, encoded, **whole)
 
         return commit
@@ -107,7 +113,8 @@ class CheckpointSaver:
         """Let a save during the training end before a failure ends the program; a further failure is a warning."""
         world = self.run.world
         if world.is_sharded and self.background.writing is not None:
-            world.mail().until = time.monotonic() + OTHERS_SECONDS  # it may be one of them that has failed
+            # it may be one of them that has failed
+            world.mail().until = time.monotonic() + OTHERS_SECONDS
         try:
             self.background.finish()
         except (MptError, OSError, RuntimeError) as error:
@@ -125,7 +132,9 @@ class CheckpointSaver:
         if newest is not None and not self.directory.checkpoint_path(newest).is_dir():
             removed.append(f"the checkpoint of step {newest}")
         if removed:
-            self.journal.warn(f"removed while the run goes on: {', '.join(removed)}; what was in it is lost")
+            self.journal.warn(
+                f"removed while the run goes on: {', '.join(removed)}; what was in it is lost"
+            )
 
 
 def conditions(run: Run) -> dict[str, Any]:
@@ -137,7 +146,11 @@ def conditions(run: Run) -> dict[str, Any]:
         "precision": run.config.precision.mode,
         "dtype": str(run.precision.numerics.dtype).removeprefix("torch."),
         "device": run.device.type,
-        **({"gpu": accelerator.name_of(run.device)} if run.device.type not in ("cpu", "mps") else {}),
+        **(
+            {"gpu": accelerator.name_of(run.device)}
+            if run.device.type not in ("cpu", "mps")
+            else {}
+        ),
         "batch_size": run.config.train.batch_size,
         "seed": run.config.seed,
         "processes": run.world.size,

@@ -45,7 +45,11 @@ def summary_of(training: Training) -> dict[str, Any]:
             "mode": run.precision.name,
             "dtype": str(run.precision.numerics.dtype).removeprefix("torch."),
             "reason": run.precision.numerics.reason,
-            **({"raised_to_float32": training.remedies.float32} if training.remedies.float32 else {}),
+            **(
+                {"raised_to_float32": training.remedies.float32}
+                if training.remedies.float32
+                else {}
+            ),
         },
         "wall_seconds": progress.seconds,
         "parameters": parameter_count(list(run.task.trainable.values())),
@@ -53,5 +57,9 @@ def summary_of(training: Training) -> dict[str, Any]:
         "evaluations": training.journal.evaluation_spans(),
         "events": training.journal.event_counts(),
         "adapted": dict(run.adaptation.changes),
-        **({"ranks": {"count": run.world.size, **training.rank_times.last}} if run.world.size > 1 else {}),
+        **(
+            {"ranks": {"count": run.world.size, **training.rank_times.last}}
+            if run.world.size > 1
+            else {}
+        ),
     }

@@ -21,12 +21,16 @@ class ToldPlan:
         if self.path is None or not self.path.is_file():
             return None
         plan, self.path = read_json_object(self.path), None
-        peak, reserved, seconds = (plan.get(key) for key in ("peak_bytes", "reserved_bytes", "step_seconds"))
+        peak, reserved, seconds = (
+            plan.get(key) for key in ("peak_bytes", "reserved_bytes", "step_seconds")
+        )
         if not isinstance(peak, int | float):
             return None
         words = [f"peak {format_bytes(peak)}"]
         if isinstance(reserved, int | float):
-            words.append(f"{format_bytes(reserved + float(plan.get('context_bytes') or 0))} taken from the card")
+            words.append(
+                f"{format_bytes(reserved + float(plan.get('context_bytes') or 0))} taken from the card"
+            )
         if isinstance(seconds, int | float):
             words.append(f"{1000 * seconds:.3g} ms per step")
         return f"planned for this training: {', '.join(words)}"

@@ -68,9 +68,12 @@ class Training:
         self.total_steps, self.train = total_steps, run.config.train
         self.periods = Periods.of(self.train, total_steps, loader.steps_per_epoch)
         self.progress = Progress(skipped={phase.name: 0 for phase in run.phases})
-        if run.device.type == "cpu" and not run.world.is_sharded:  # the meter cannot look into shards
+        # the meter cannot look into shards
+        if run.device.type == "cpu" and not run.world.is_sharded:
             self.progress.unmeasured.update(phase.name for phase in run.phases)
-        self.early_stopping = Rule(self.train.early_stopping, run.task) if self.train.early_stopping else None
+        self.early_stopping = (
+            Rule(self.train.early_stopping, run.task) if self.train.early_stopping else None
+        )
         self.told_plan = ToldPlan(run.config, run.device.type, directory.plan_path)
         self.journal = Journal(recorder, console, self.progress, boards)
         self.ladder = MemoryLadder(run, self.journal)
@@ -113,18 +116,27 @@ class Training:
     @property
     def stops_early(self) -> bool:
         """Have evaluations got no better for long enough?"""
-        return self.early_stopping is not None and self.early_stopping.is_over(self.progress.waiting)
+        return self.early_stopping is not None and self.early_stopping.is_over(
+            self.progress.waiting
+        )
 
     @property
     def is_logged(self) -> bool:
         """Does the step under way end with a line in the log?"""
-        return due(self.progress.step + 1, self.train.log_every) or self.progress.step + 1 == self.total_steps
+        return (
+            due(self.progress.step + 1, self.train.log_every)
+            or self.progress.step + 1 == self.total_steps
+        )
 
     def next_side_job(self) -> int:
         """Return the next step after which there is something to do but the following step."""
         periods = self.periods
         jobs = (self.train.log_every, periods.evaluate, periods.sample, periods.checkpoint)
-        return next_due(self.progress.step, (*jobs, self.recent.every, self.collapse_watch.every), self.total_steps)
+        return next_due(
+            self.progress.step,
+            (*jobs, self.recent.every, self.collapse_watch.every),
+            self.total_steps,
+        )
 
     def stream(self) -> Iterator[Batch]:
         """Return the batches from the current step on."""
@@ -133,7 +145,8 @@ class Training:
             self.saver.finish()  # the workers are forked at the first batch
         if not gathers_inputs(run):
             return prefetch(batches, run.device, run.data)
-        parts = prefetch(batches, run.device, DataSpec({}, 0))  # as they are stored, a quarter of the bytes to send
+        # as they are stored, a quarter of the bytes to send
+        parts = prefetch(batches, run.device, DataSpec({}, 0))
         return (inputs_of(run, part, self.train.batch_size) for part in parts)
 
     def set_learning_rates(self) -> None:
@@ -142,7 +155,9 @@ class Training:
         factor = rate_factor(run.task)
         if self.remedies.rate != 1.0:
             factor *= self.remedies.rate_at(self.progress.step)
-        set_learning_rates(run.optimizers, run.optimizer_settings, self.progress.step, self.total_steps, factor)
+        set_learning_rates(
+            run.optimizers, run.optimizer_settings, self.progress.step, self.total_steps, factor
+        )
 
     def count(self, phase: str, done: Update) -> None:
         """Add up losses, count a skipped step and record changes of the loss scale."""
@@ -155,7 +170,9 @@ class Training:
         if stats.skipped:
             progress.skipped[phase] += 1
             kind = "overflow" if scale is not None else "skipped"
-            self.journal.event(kind, f"step {progress.step} of {phase} was skipped", phase=phase, scale=scale)
+            self.journal.event(
+                kind, f"step {progress.step} of {phase} was skipped", phase=phase, scale=scale
+            )
         if scale is None:
             return
         previous = progress.scales_seen.get(phase)
@@ -163,7 +180,9 @@ class Training:
             message = f"{phase}: loss scale {previous:.10g} -> {scale:.10g}"
             self.journal.event("scale", message, phase=phase, scale=scale)
         progress.scales_seen[phase] = scale
-        warning = self.watches[phase].observe(progress.step, scale, previous is not None and scale < previous)
+        warning = self.watches[phase].observe(
+            progress.step, scale, previous is not None and scale < previous
+        )
         if warning:
             self.journal.warn(warning)
 
@@ -180,7 +199,10 @@ class Training:
                 "seconds": self.progress.seconds,
                 "losses": self.last_losses,
                 **({"logged": logged} if logged else {}),
-                "lr": {name: optimizer.param_groups[0]["lr"] for name, optimizer in self.run.optimizers.items()},
+                "lr": {
+                    name: optimizer.param_groups[0]["lr"]
+                    for name, optimizer in self.run.optimizers.items()
+                },
                 "scale": loss_scales(self.run.precision),
                 **({"grad_norm": norms} if norms else {}),
                 **self.collapse_watch.to_record(),
@@ -199,7 +221,9 @@ class Training:
                 self.journal.event(trick.name, trick.news[0])
                 self.journal.say(trick.news.pop(0))
         self.advise(self.last_losses)
-        signs = self.collapse_watch.look_at_line(self.progress.step, self.last_losses, loss_scales(self.run.precision))
+        signs = self.collapse_watch.look_at_line(
+            self.progress.step, self.last_losses, loss_scales(self.run.precision)
+        )
         self.note_collapse(signs)
         if (spill := self.spill_watch.look(seconds)) is not None:
             self.journal.warn(spill[0], "spill", **spill[1])
@@ -218,7 +242,11 @@ class Training:
         for message in self.run.task.advise(figures):
             self.journal.warn(message)
         task = self.run.task
-        found = task.collapse(figures) if isinstance(task, Game) and self.train.on_collapse == "rollback" else None
+        found = (
+            task.collapse(figures)
+            if isinstance(task, Game) and self.train.on_collapse == "rollback"
+            else None
+        )
         if found is not None:
             self.collapse = found
         elif (is_evaluation or not self.periods.evaluate) and self.collapse_watch.is_quiet:
@@ -229,7 +257,9 @@ class Training:
         step = self.progress.step
         if due(step, self.collapse_watch.every):
             with self.peaks.beside_steps(self.run.device):
-                self.note_collapse(self.collapse_watch.look_at_samples(self.run, step, self.test_data))
+                self.note_collapse(
+                    self.collapse_watch.look_at_samples(self.run, step, self.test_data)
+                )
 
     def note_collapse(self, signs: Mapping[str, str]) -> None:
         """Record signs of a collapse that have lasted, each once until the run has been rolled back."""
@@ -237,7 +267,12 @@ class Training:
             if self.train.on_collapse == "rollback":
                 self.collapse = text
             if self.collapse_watch.is_new(kind):
-                self.journal.warn(f"{text}: {ADVICE[kind]}", "collapse", sign=kind, **self.collapse_watch.to_record())
+                self.journal.warn(
+                    f"{text}: {ADVICE[kind]}",
+                    "collapse",
+                    sign=kind,
+                    **self.collapse_watch.to_record(),
+                )
 
     def evaluate(self) -> None:
         """Evaluate on the test set and remember the best."""
@@ -259,7 +294,11 @@ class Training:
         if self.early_stopping is not None:
             self.early_stopping.observe(self.progress.waiting, figures, self.progress.step)
         self.advise(figures, is_evaluation=True)
-        if self.train.on_collapse == "rollback" and self.collapse is None and self.collapse_watch.is_quiet:
+        if (
+            self.train.on_collapse == "rollback"
+            and self.collapse is None
+            and self.collapse_watch.is_quiet
+        ):
             self.recent.keep_sound(self.progress.step, self.state_in_memory())
         if task.details is not None and self.run.world.is_first:
             file = self.directory.path / "evaluation.json"
@@ -308,14 +347,20 @@ class Training:
         if bad is None:
             state["loop"] = self.loop_record()
             is_of_this_step = self.evaluated_step == self.progress.step
-            metric = self.progress.last_metrics.get(self.run.task.metric) if is_of_this_step else None
+            metric = (
+                self.progress.last_metrics.get(self.run.task.metric) if is_of_this_step else None
+            )
             self.saver.start(self.progress.step, state, metric)
         return bad
 
     def loop_record(self) -> dict[str, Any]:
         """Return a state's entries in addition to the run's."""
         adapted = dict(self.run.adaptation.changes)
-        return {**self.progress.to_record(), "adapted": adapted, "remedies": self.remedies.to_record()}
+        return {
+            **self.progress.to_record(),
+            "adapted": adapted,
+            "remedies": self.remedies.to_record(),
+        }
 
     def keep_recent(self) -> None:
         """Keep a copy of the state to roll back to, if it is finite."""
@@ -336,14 +381,18 @@ class Training:
         loop = state["loop"]
         self.progress.restore(loop, self.run.device, world)
         self.grad_norms = {}
-        self.sound_step = min(self.progress.step, self.progress.step if self.sound_step is None else self.sound_step)
+        self.sound_step = min(
+            self.progress.step, self.progress.step if self.sound_step is None else self.sound_step
+        )
         self.collapse, self.collapse_watch = None, CollapseWatch.of(self.run)
         self.remedies = Remedies.from_record(loop.get("remedies", {}))
         self.remedies.apply_again(self.run)
         again = move_again(self.run, loop.get("adapted", {}))
         if again:
             settings = ", ".join(f"memory.{name}={value}" for name, value in again.items())
-            self.journal.event("adapted", f"as before the checkpoint, out of memory: {settings}", **again)
+            self.journal.event(
+                "adapted", f"as before the checkpoint, out of memory: {settings}", **again
+            )
             self.journal.say(f"memory ran out before, so as then: {settings}")
         return changed
 
@@ -358,7 +407,11 @@ class Training:
 
     def early_end(self) -> dict[str, str]:
         """Return why the training ended before its last step, for the summary; nothing if it did not."""
-        if self.early_stopping is None or not self.stops_early or self.progress.step >= self.total_steps:
+        if (
+            self.early_stopping is None
+            or not self.stops_early
+            or self.progress.step >= self.total_steps
+        ):
             return {}
         return {"stopped_early": self.early_stopping.explain(self.progress.waiting)}
 
@@ -366,4 +419,6 @@ class Training:
         """Say that the training ended before its last step, and why."""
         for why in self.early_end().values():
             self.journal.event("stopped_early", why)
-            self.journal.say(f"stopped early at step {self.progress.step} of {self.total_steps}: {why}")
+            self.journal.say(
+                f"stopped early at step {self.progress.step} of {self.total_steps}: {why}"
+            )

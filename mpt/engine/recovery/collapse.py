@@ -112,13 +112,19 @@ class CollapseWatch:
         assert isinstance(run.task, Game)
         with inferring(run):
             if self.data is None:
-                batches = (dataset.fetch(list(range(first, first + size)), 0) for first, size in parts)
-                self.data = features(to_device(batch, run.device, run.data)["image"] for batch in batches)
+                batches = (
+                    dataset.fetch(list(range(first, first + size)), 0) for first, size in parts
+                )
+                self.data = features(
+                    to_device(batch, run.device, run.data)["image"] for batch in batches
+                )
             samples = features(run.task.samples(count, first, size, SEED) for first, size in parts)
         ratio = diversity_ratio(self.data, samples) if bool(torch.isfinite(samples).all()) else 0.0
         return ratio if math.isfinite(ratio) else 1.0  # data that do not vary say nothing
 
-    def look_at_line(self, step: int, losses: Mapping[str, float], scales: Mapping[str, float]) -> dict[str, str]:
+    def look_at_line(
+        self, step: int, losses: Mapping[str, float], scales: Mapping[str, float]
+    ) -> dict[str, str]:
         """Return kind -> fault by the mean losses since the last line, and by the loss scales."""
         if self.opponents is None or step < self.limits.after:
             return {}
@@ -142,7 +148,11 @@ class CollapseWatch:
             sum(abs(value) for name, value in losses.items() if name.startswith(f"{phase}/"))
             for phase in self.opponents
         )
-        if not self.bounded or not self.limits.ratio or not (disc > 0 and gen > 0 and math.isfinite(disc + gen)):
+        if (
+            not self.bounded
+            or not self.limits.ratio
+            or not (disc > 0 and gen > 0 and math.isfinite(disc + gen))
+        ):
             return None
         ratio = math.log(disc / gen)
         if len(self.ratios) < HISTORY:

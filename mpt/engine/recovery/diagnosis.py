@@ -24,7 +24,9 @@ from mpt.seams import Batch, Phase, Run
 from mpt.seams.undo import notes_of, take_back
 
 aten = torch.ops.aten
-WITHOUT_VALUES = frozenset((aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided))
+WITHOUT_VALUES = frozenset(
+    (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
+)
 """Their results are not computed: it may be the memory of a NaN that was freed just now."""
 
 
@@ -60,7 +62,11 @@ class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if was_finite and _has_non_finite(result):
             module, is_backward = self.places.current()
             self.module = module if module != LOSS else None
-            dtypes = {str(t.dtype).removeprefix("torch.") for t in tree_leaves(result) if isinstance(t, Tensor)}
+            dtypes = {
+                str(t.dtype).removeprefix("torch.")
+                for t in tree_leaves(result)
+                if isinstance(t, Tensor)
+            }
             line = "" if is_backward else source_line()
             way = "backward of " if is_backward else ""
             self.finding = f"{module}: {way}{func._schema.name} in {', '.join(sorted(dtypes))}"
@@ -75,7 +81,11 @@ def samples_of(result: Any, batch_size: int) -> str:
             continue
         if tensor.shape[0] != batch_size:
             continue
-        bad = (~torch.isfinite(tensor).flatten(1).all(1) if tensor.dim() > 1 else ~torch.isfinite(tensor)).nonzero()
+        bad = (
+            ~torch.isfinite(tensor).flatten(1).all(1)
+            if tensor.dim() > 1
+            else ~torch.isfinite(tensor)
+        ).nonzero()
         places = bad.flatten().tolist()
         if not places or len(places) == batch_size:
             continue
@@ -85,7 +95,10 @@ def samples_of(result: Any, batch_size: int) -> str:
 
 def _has_non_finite(values: Any) -> bool:
     return any(
-        isinstance(t, Tensor) and t.is_floating_point() and t.numel() > 0 and not bool(torch.isfinite(t).all())
+        isinstance(t, Tensor)
+        and t.is_floating_point()
+        and t.numel() > 0
+        and not bool(torch.isfinite(t).all())
         for t in tree_leaves(values)
     )
 
@@ -102,7 +115,11 @@ def find_first_non_finite(run: Run, phase: Phase, batch: Batch) -> Finding:
     if _has_non_finite(list(batch.values())):
         return Finding("the batch itself holds non-finite values")
     count = len(next(iter(batch.values())))
-    with undisturbed(run, phase), module_places(run.task.modules) as places, FirstNonFinite(places, count) as watch:
+    with (
+        undisturbed(run, phase),
+        module_places(run.task.modules) as places,
+        FirstNonFinite(places, count) as watch,
+    ):
         back_propagate(run, phase, batch)
     if watch.finding is None:
         return Finding("no operator in a repeat of the step: it does not happen every time")

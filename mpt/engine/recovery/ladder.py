@@ -64,7 +64,10 @@ def later_tricks() -> list[Relief]:
 
 def pointless(name: str, device: torch.device) -> str | None:
     """Return why a trick relieves nothing on a device, or None."""
-    return next((one.pointless_on.get(device.type) for one in reliefs("activations") if one.name == name), None)
+    return next(
+        (one.pointless_on.get(device.type) for one in reliefs("activations") if one.name == name),
+        None,
+    )
 
 
 def micro_batch_size(config: Config) -> int:
@@ -93,7 +96,11 @@ def least_size(run: Run) -> int:
 
 def has_batch_norm(run: Run) -> bool:
     """Return whether micro-batches change the result."""
-    return any(isinstance(module, _BatchNorm) for root in run.task.trainable.values() for module in root.modules())
+    return any(
+        isinstance(module, _BatchNorm)
+        for root in run.task.trainable.values()
+        for module in root.modules()
+    )
 
 
 def find_conflict(config: Config, name: str) -> str | None:
@@ -130,7 +137,9 @@ def move(run: Run, name: str, value: Any) -> Callable[[], None]:
     if reason is not None:
         raise ConfigError(reason)
     before, tricks = replace(run.adaptation, changes=dict(run.adaptation.changes)), list(run.tricks)
-    classes_before = [(module, type(module), getattr(module, "inplace", None)) for module in _all_modules(run)]
+    classes_before = [
+        (module, type(module), getattr(module, "inplace", None)) for module in _all_modules(run)
+    ]
     why_not = pointless(name, run.device)
     if why_not is not None:
         raise ConfigError(why_not)
@@ -141,7 +150,10 @@ def move(run: Run, name: str, value: Any) -> Callable[[], None]:
     run.adaptation.changes[name] = value
 
     def take_back() -> None:
-        run.adaptation.changes, run.adaptation.micro_batch_size = before.changes, before.micro_batch_size
+        run.adaptation.changes, run.adaptation.micro_batch_size = (
+            before.changes,
+            before.micro_batch_size,
+        )
         run.tricks[:] = tricks
         for module, kind, inplace in classes_before:
             become(module, kind)
@@ -162,9 +174,14 @@ def move_again(run: Run, adapted: Mapping[str, Any]) -> dict[str, Any]:
     changed = {}
     for name, value in adapted.items():
         config = adapted_config(run)
-        known = micro_batch_size(config) <= value if name == splitter() else name in config.memory.tricks
+        known = (
+            micro_batch_size(config) <= value
+            if name == splitter()
+            else name in config.memory.tricks
+        )
         if not known:
-            with contextlib.suppress(ConfigError):  # configured otherwise by now; memory may run out again and be heard
+            # configured otherwise by now; memory may run out again and be heard
+            with contextlib.suppress(ConfigError):
                 move(run, name, value)
                 changed[name] = value
     return changed
@@ -181,4 +198,6 @@ def add_trick(run: Run, config: Config, name: str) -> None:
 
 
 def _all_modules(run: Run) -> list[nn.Module]:
-    return list(dict.fromkeys(module for root in run.task.modules.values() for module in root.modules()))
+    return list(
+        dict.fromkeys(module for root in run.task.modules.values() for module in root.modules())
+    )

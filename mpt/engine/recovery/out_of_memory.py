@@ -104,7 +104,9 @@ class MemoryLadder:
         run = self.run
         whole = run.config.memory.on_oom == "adapt"
         before = ladder.micro_batch_size(ladder.adapted_config(run))
-        for name, value in ladder.next_moves(ladder.adapted_config(run), whole, ladder.least_size(run)):
+        for name, value in ladder.next_moves(
+            ladder.adapted_config(run), whole, ladder.least_size(run)
+        ):
             if name in refused:
                 continue
             try:
@@ -114,8 +116,16 @@ class MemoryLadder:
                 if name != splitter():
                     self.tell(phase, f"{name} cannot be used here ({refused[name]})")
                 continue
-            what = f"micro-batch {before} -> {value}" if name == splitter() else f"memory.{name}={value} from here on"
-            sees = f"; BatchNorm sees {value} samples" if name == splitter() and ladder.has_batch_norm(run) else ""
+            what = (
+                f"micro-batch {before} -> {value}"
+                if name == splitter()
+                else f"memory.{name}={value} from here on"
+            )
+            sees = (
+                f"; BatchNorm sees {value} samples"
+                if name == splitter() and ladder.has_batch_norm(run)
+                else ""
+            )
             self.tell(phase, f"{what}, batch as before{sees}")
             return Trial(name, take_back)
         return None
@@ -125,7 +135,9 @@ class MemoryLadder:
         message = f"{phase.name}: out of memory; {what}"
         size = ladder.micro_batch_size(ladder.adapted_config(self.run))
         adapted = dict(self.run.adaptation.changes)
-        self.journal.event("out_of_memory", message, phase=phase.name, micro_batch=size, adapted=adapted)
+        self.journal.event(
+            "out_of_memory", message, phase=phase.name, micro_batch=size, adapted=adapted
+        )
         self.journal.console.warning(message)
 
     def fail(self, phase: Phase, reason: str, refused: dict[str, str]) -> NoReturn:
@@ -139,7 +151,9 @@ class MemoryLadder:
                 f"step smaller: try memory.cpu_optimizer=true, {smaller}"
             )
         elif not run.adaptation.is_allowed and size > 1:
-            advice = f"try memory.{splitter()}={size // 2} or memory.on_oom=adapt (same effective batch)"
+            advice = (
+                f"try memory.{splitter()}={size // 2} or memory.on_oom=adapt (same effective batch)"
+            )
         elif size == 1:
             used = {**run.adaptation.changes, **run.config.memory.tricks}
             unused = (
@@ -154,12 +168,18 @@ class MemoryLadder:
         where = f"in phase {phase.name} at step {self.journal.progress.step}"
         message = describe_out_of_memory(where, reason, advice)
         self.journal.event(
-            "out_of_memory", message, phase=phase.name, micro_batch=size, adapted=dict(run.adaptation.changes)
+            "out_of_memory",
+            message,
+            phase=phase.name,
+            micro_batch=size,
+            adapted=dict(run.adaptation.changes),
         )
         raise MemoryBudgetError(message)
 
 
-def undo_update(run: Run, phase: Phase, random_state: dict[str, Any], notes: dict[str, Any]) -> None:
+def undo_update(
+    run: Run, phase: Phase, random_state: dict[str, Any], notes: dict[str, Any]
+) -> None:
     """Put everything back as it was before an update in which no parameter has stepped."""
     phase.optimizer.zero_grad(set_to_none=True)
     phase.module.zero_grad(set_to_none=True)

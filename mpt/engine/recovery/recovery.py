@@ -39,19 +39,27 @@ GO_ON = Decision("go_on")
 def after_non_finite(run: Run, phase: Phase, step: int, in_a_row: int, rollbacks: int) -> Decision:
     """Decide about a NaN or infinite loss as `train.on_non_finite` says. `in_a_row` counts such steps, this one too."""
     settings = run.config.train
-    weights = {name: module_state(run.precision, module) for name, module in run.task.trainable.items()}
-    is_skipped = settings.on_non_finite == "skip" and first_non_finite_on_ranks(weights, run.world) is None
+    weights = {
+        name: module_state(run.precision, module) for name, module in run.task.trainable.items()
+    }
+    is_skipped = (
+        settings.on_non_finite == "skip" and first_non_finite_on_ranks(weights, run.world) is None
+    )
     if is_skipped:
         if in_a_row <= SKIP_PATIENCE:
             return GO_ON
         return Decision("stop", f"{SKIP_PATIENCE} steps in a row were not finite", phase)
     if settings.on_non_finite == "stop" or rollbacks >= settings.max_rollbacks:
         after = f" after {rollbacks} rollbacks" if rollbacks else ""
-        return Decision("stop", f"the loss of {phase.name} is not finite at step {step}{after}", phase)
+        return Decision(
+            "stop", f"the loss of {phase.name} is not finite at step {step}{after}", phase
+        )
     if (scale := overflowed_static_scale(run)) is not None and not has_remedy(run):
         why = f"gradients overflowed at precision.loss_scale={scale:.10g}, which is static: no step is skipped for it"
         return Decision(
-            "stop", f"{phase.name} is not finite at step {step}: {why}, and a rollback would repeat it", phase
+            "stop",
+            f"{phase.name} is not finite at step {step}: {why}, and a rollback would repeat it",
+            phase,
         )
     return Decision("roll_back", f"{phase.name} was not finite at step {step}")
 
@@ -59,20 +67,28 @@ def after_non_finite(run: Run, phase: Phase, step: int, in_a_row: int, rollbacks
 def overflowed_static_scale(run: Run) -> float | None:
     """Return a loss scale that never falls and at which gradients overflowed, None if there is none."""
     scalers = run.precision.scalers.values()
-    return next((scaler.scale for scaler in scalers if not scaler.dynamic and scaler.has_overflowed), None)
+    return next(
+        (scaler.scale for scaler in scalers if not scaler.dynamic and scaler.has_overflowed), None
+    )
 
 
 def has_remedy(run: Run) -> bool:
     """Return whether the settings change anything after a rollback, which else repeats the same steps."""
     settings = run.config.precision.settings
-    return settings.auto_keep_fp32 or any(action != "repeat" for action in run.config.train.after_rollback)
+    return settings.auto_keep_fp32 or any(
+        action != "repeat" for action in run.config.train.after_rollback
+    )
 
 
 def at_floor(run: Run, updates: Mapping[str, Update]) -> Decision:
     """Decide about a scale that sits at its floor and still overflows, as `precision.at_min_scale` says."""
     for phase in run.phases:
         scaler = run.precision.scalers.get(phase.name)
-        if scaler is None or scaler.overflows_at_floor < FLOOR_PATIENCE or phase.name not in updates:
+        if (
+            scaler is None
+            or scaler.overflows_at_floor < FLOOR_PATIENCE
+            or phase.name not in updates
+        ):
             continue
         why = f"{phase.name}: gradients overflow at the smallest loss scale, {scaler.scale:.10g}"
         falls_back = run.config.precision.settings.at_min_scale == "fall_back"

@@ -50,7 +50,8 @@ class ScaleWatch:
                 self.said_falling = True
                 span = step - self.falls[0] + 1
                 return (
-                    f"{self.phase}: the loss scale fell {FALLS} times within {span} steps (now {scale:.10g}); {ADVICE}"
+                    f"{self.phase}: the loss scale fell {FALLS} times within {span} steps "
+                    f"(now {scale:.10g}); {ADVICE}"
                 )
         elif self.falls and step - self.falls[-1] > FALL_WINDOW:
             self.said_falling = False

@@ -37,10 +37,16 @@ class SmallestList:
 
     def describe(self) -> str:
         """Return how sure it is that a smaller list does not do."""
-        return "the smallest list that helps" if self.is_minimal else "it helps; a smaller list may too"
+        return (
+            "the smallest list that helps"
+            if self.is_minimal
+            else "it helps; a smaller list may too"
+        )
 
 
-def smallest_list(networks: Mapping[str, nn.Module], blamed: Sequence[str], helps: Helps) -> SmallestList | None:
+def smallest_list(
+    networks: Mapping[str, nn.Module], blamed: Sequence[str], helps: Helps
+) -> SmallestList | None:
     """Return the fewest modules that help, or None.
 
     Tried in this order: the module that was blamed alone; the fewest modules without children; those with children,
@@ -55,7 +61,9 @@ def smallest_list(networks: Mapping[str, nn.Module], blamed: Sequence[str], help
 
     if len(blamed) == 1 and tries(blamed):
         return SmallestList(tuple(blamed), True, tried)
-    leaves = [name for name, module in named_modules(networks) if not any(True for _ in module.children())]
+    leaves = [
+        name for name, module in named_modules(networks) if not any(True for _ in module.children())
+    ]
     if len(leaves) > 1 and tries(leaves):
         found, is_minimal = fewest(leaves, tries, lambda: tried < MOST_TRIALS)
         return SmallestList(tuple(found), is_minimal, tried)
@@ -72,8 +80,12 @@ def smallest_list(networks: Mapping[str, nn.Module], blamed: Sequence[str], help
 
 def containers(networks: Mapping[str, nn.Module], blamed: Sequence[str]) -> list[str]:
     """Return the modules that contain others: those around the modules blamed first, from the inside outwards."""
-    names = [name for name, module in named_modules(networks) if any(True for _ in module.children())]
-    around = [name for name in names if any(one == name or one.startswith(f"{name}.") for one in blamed)]
+    names = [
+        name for name, module in named_modules(networks) if any(True for _ in module.children())
+    ]
+    around = [
+        name for name in names if any(one == name or one.startswith(f"{name}.") for one in blamed)
+    ]
     by_depth = sorted(around, key=lambda name: -name.count("."))
     rest = sorted((name for name in names if name not in around), key=lambda name: -name.count("."))
     return [*by_depth, *rest]
@@ -108,7 +120,9 @@ def fewest(names: list[str], helps: Helps, may_go_on: Callable[[], bool]) -> tup
     return names, True
 
 
-def list_that_makes_finite(run: Run, phase: Phase, batch: Batch, finding: Finding) -> SmallestList | None:
+def list_that_makes_finite(
+    run: Run, phase: Phase, batch: Batch, finding: Finding
+) -> SmallestList | None:
     """Return the fewest modules with which in float32 an update that was not finite is; the run stays as it was.
 
     `batch` is the whole batch with its random inputs. None if the update does not fail each time, if no list
@@ -119,10 +133,15 @@ def list_that_makes_finite(run: Run, phase: Phase, batch: Batch, finding: Findin
     modules = dict(named_modules(run.task.modules))
 
     def helps(names: Sequence[str]) -> bool:
-        with keeping(run.precision, [modules[name] for name in names]) as kept, undisturbed(run, phase):
+        with (
+            keeping(run.precision, [modules[name] for name in names]) as kept,
+            undisturbed(run, phase),
+        ):
             return bool(run.world.tell(kept > 0 and is_finite(run, phase, batch)))
 
-    return smallest_list(run.task.modules, [finding.module] if finding.module is not None else [], helps)
+    return smallest_list(
+        run.task.modules, [finding.module] if finding.module is not None else [], helps
+    )
 
 
 def is_finite(run: Run, phase: Phase, batch: Batch) -> bool:

@@ -51,7 +51,10 @@ class Standstill:
         if done.stats.skipped or not done.finite:
             return
         self.next[phase.name] = step + self.spacing
-        moved = [(one != other).any() for one, other in zip(before, sums_of(self.run, phase), strict=True)]
+        moved = [
+            (one != other).any()
+            for one, other in zip(before, sums_of(self.run, phase), strict=True)
+        ]
         self.pending.append((phase.name, step, moved))
 
     def take(self) -> list[str]:

@@ -33,7 +33,9 @@ def averaged(run: Run) -> Iterator[Exchanged]:
                 for parameter in group["params"]:
                     average = optimizer.average(parameter, group)
                     if average is not None:
-                        waiting[parameter] = parameter.detach().clone(memory_format=torch.preserve_format)
+                        waiting[parameter] = parameter.detach().clone(
+                            memory_format=torch.preserve_format
+                        )
                         parameter.copy_(average)
         publish(run, waiting)
     try:
@@ -55,13 +57,17 @@ def publish(run: Run, changed: Exchanged) -> None:
 def modules_to_save(run: Run) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
     """Return the modules' state with the weights to evaluate, and, of those that differ, the training weights."""
     with averaged(run) as waiting:
-        modules = {name: dict(module_state(run.precision, module)) for name, module in run.task.modules.items()}
+        modules = {
+            name: dict(module_state(run.precision, module))
+            for name, module in run.task.modules.items()
+        }
         training: dict[str, dict[str, Tensor]] = {}
         for name, module in run.task.modules.items() if waiting else ():
             for key, value in module.state_dict(keep_vars=True).items():
                 weights = waiting.get(run.precision.masters.get(value, value))
                 if weights is not None:
-                    modules[name][key] = modules[name][key].clone()  # else the restored values would be seen in it
+                    # else the restored values would be seen in it
+                    modules[name][key] = modules[name][key].clone()
                     training.setdefault(name, {})[key] = weights
     return modules, training
 
@@ -72,7 +78,11 @@ def describe(run: Run) -> Iterator[str]:
     if not names:
         return
     trained = [run.task.trainable[name] for name in names]
-    if any(isinstance(m, _BatchNorm) and m.track_running_stats for net in trained for m in net.modules()):
+    if any(
+        isinstance(m, _BatchNorm) and m.track_running_stats
+        for net in trained
+        for m in net.modules()
+    ):
         yield (
             f"optimizer {run.config.optimizer.name} evaluates averaged weights, but BatchNorm's running statistics are "
             "those of the training weights: evaluation may suffer. Use a model without BatchNorm, or optimizer=adamw"
@@ -81,7 +91,8 @@ def describe(run: Run) -> Iterator[str]:
     twins = [
         name
         for name, module in run.task.modules.items()
-        if all(module is not net for net in run.task.trainable.values()) and set(module.state_dict()) in layouts
+        if all(module is not net for net in run.task.trainable.values())
+        and set(module.state_dict()) in layouts
     ]
     if twins:
         yield (

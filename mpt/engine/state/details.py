@@ -24,7 +24,9 @@ SIDE = 96
 PICTURED = ("worst", "examples")
 
 
-def write_details(path: Path, details: Mapping[str, Any], step: int, data: Dataset) -> dict[str, Any]:
+def write_details(
+    path: Path, details: Mapping[str, Any], step: int, data: Dataset
+) -> dict[str, Any]:
     """Write a task's details of an evaluation with pictures of the samples that it calls worst or examples.
 
     Returns the file's content.
@@ -34,7 +36,8 @@ def write_details(path: Path, details: Mapping[str, Any], step: int, data: Datas
         found = [{**one, "index": counted[one["index"]]} for one in details.get(kind, [])]
         shown[kind] = [{**one, "name": data.name_of(one["index"])} for one in found]
         for one in shown[kind]:
-            with contextlib.suppress(MptError):  # a file that went away since is no reason to stop a training
+            # a file that went away since is no reason to stop a training
+            with contextlib.suppress(MptError):
                 one["picture"] = picture_of(data, one["index"])
     content = {"step": step, **details, **shown}
     write_atomically(path, json.dumps(content, indent=1) + "\n", durable=False)
@@ -44,7 +47,11 @@ def write_details(path: Path, details: Mapping[str, Any], step: int, data: Datas
 def picture_of(data: Dataset, index: int) -> str:
     """Return a sample's image as a PNG in a data URI, empty if it has none. Raises DataError."""
     batch = data.spec.as_floats(data.fetch([index], 0))
-    images = [batch[name] for name, field in data.spec.fields.items() if field.kind == "image" and name in batch]
+    images = [
+        batch[name]
+        for name, field in data.spec.fields.items()
+        if field.kind == "image" and name in batch
+    ]
     if not images or images[0].dim() != 4 or images[0].shape[1] not in (1, 3, 4):
         return ""
     picture = grid_of(images[0], 1, padding=0)

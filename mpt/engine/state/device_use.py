@@ -26,7 +26,9 @@ MOST_SHARE = 0.01
 class DeviceUse:
     """Asks a device's driver now and then, and keeps the mean of this process's samples."""
 
-    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, device: torch.device, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.device, self.clock = device, clock
         self.total, self.samples, self.next_at = 0.0, 0, -math.inf
         self.reason = "no log line has been written yet"

@@ -47,7 +47,13 @@ class Rule:
                 + f" There are {', '.join(figures)}"
             )
         figure, least = figures[self.metric], self.settings.min_delta
-        gain = None if waiting.best is None else figure - waiting.best if self.higher else waiting.best - figure
+        gain = (
+            None
+            if waiting.best is None
+            else figure - waiting.best
+            if self.higher
+            else waiting.best - figure
+        )
         if figure == figure and (gain is None or gain > least):
             waiting.best, waiting.best_step, waiting.evaluations = figure, step, 0
         else:
@@ -64,5 +70,6 @@ class Rule:
             return f"{self.metric} was no number in {times}"
         least = f" by more than {self.settings.min_delta:g}" if self.settings.min_delta else ""
         return (
-            f"{self.metric} was {waiting.best:.4g} at step {waiting.best_step}, and no better{least} in {times} since"
+            f"{self.metric} was {waiting.best:.4g} at step {waiting.best_step}, and no "
+            f"better{least} in {times} since"
         )

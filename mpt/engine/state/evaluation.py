@@ -90,7 +90,9 @@ def preview(run: Run, batch: Batch) -> torch.Tensor | None:
         return run.task.preview(batch)
 
 
-def test_batches(run: Run, data: Dataset, batch_size: int, fingerprint: Fingerprint | None) -> Iterator[Batch]:
+def test_batches(
+    run: Run, data: Dataset, batch_size: int, fingerprint: Fingerprint | None
+) -> Iterator[Batch]:
     """Yield this rank's batches of the test set in order, on the run's device: alone, all of them.
 
     Without the samples that were found to be bad, but for a batch of nothing else, which is not counted. With sharded
@@ -100,20 +102,32 @@ def test_batches(run: Run, data: Dataset, batch_size: int, fingerprint: Fingerpr
     size = min(batch_size, len(data))
     loader = Loader(data, size, run.config.seed, workers, drop_last=False, shuffle=False)
     world = run.world
-    batches, last = loader.evaluation_batches(world.rank, world.size, is_even=world.is_sharded), len(loader.cuts) - 1
+    batches, last = (
+        loader.evaluation_batches(world.rank, world.size, is_even=world.is_sharded),
+        len(loader.cuts) - 1,
+    )
     for number, batch in zip(itertools.count(world.rank, world.size), batches):
-        if fingerprint is not None and number < loader.steps_per_epoch:  # beyond them the last one comes again
+        # beyond them the last one comes again
+        if fingerprint is not None and number < loader.steps_per_epoch:
             fingerprint.add(loader.cuts[number].start, batch)
-        yield to_device(without_bad(batch, data, loader.cuts[min(number, last)]), run.device, run.data)
+        yield to_device(
+            without_bad(batch, data, loader.cuts[min(number, last)]), run.device, run.data
+        )
 
 
 def without_bad(batch: Batch, data: Dataset, samples: Sequence[int]) -> Batch:
     """Return a batch without the samples in whose place another one was given, the whole if there are no others."""
     kept = [place for place, index in enumerate(samples) if not data.is_left_out(index)]
-    return {name: values[kept] for name, values in batch.items()} if 0 < len(kept) < len(samples) else batch
+    return (
+        {name: values[kept] for name, values in batch.items()}
+        if 0 < len(kept) < len(samples)
+        else batch
+    )
 
 
-def evaluate(run: Run, data: Dataset, batch_size: int, fingerprint: Fingerprint | None = None) -> dict[str, float]:
+def evaluate(
+    run: Run, data: Dataset, batch_size: int, fingerprint: Fingerprint | None = None
+) -> dict[str, float]:
     """Return the task's figures on the test set, whose samples are added to the fingerprint, if one is given."""
     size = min(batch_size, len(data))
     batches = test_batches(run, data, size, fingerprint)
@@ -134,7 +148,10 @@ def counted_samples(data: Dataset) -> list[int]:
 
 
 def evaluate_batches(
-    run: Run, batches: Iterable[Batch], chunk: int, counts: Callable[[int], bool] = lambda number: True
+    run: Run,
+    batches: Iterable[Batch],
+    chunk: int,
+    counts: Callable[[int], bool] = lambda number: True,
 ) -> dict[str, float]:
     """Return the task's figures on batches that are on the run's device; it makes samples `chunk` at a time.
 
@@ -142,7 +159,11 @@ def evaluate_batches(
     that do not count were only computed so that no rank waits.
     """
     with apart_from_training(run), first_buffers(run), casts_kept(run):
-        own = [(at, found) for at, found in gather_evidence(run, batches, chunk) if is_counted(run, at, counts)]
+        own = [
+            (at, found)
+            for at, found in gather_evidence(run, batches, chunk)
+            if is_counted(run, at, counts)
+        ]
         evidence = sorted(itertools.chain(*run.world.gather(own)), key=lambda one: one[0])
         return run.world.ask(lambda: conclude(run, [found for _, found in evidence]))
 
@@ -176,7 +197,9 @@ def first_buffers(run: Run) -> Iterator[None]:
     if run.world.size == 1:
         yield
         return
-    buffers = list(dict.fromkeys(buffer for module in run.task.modules.values() for buffer in module.buffers()))
+    buffers = list(
+        dict.fromkeys(buffer for module in run.task.modules.values() for buffer in module.buffers())
+    )
     own = [buffer.clone() for buffer in buffers]
     run.world.spread(buffers)
     try:
@@ -186,7 +209,9 @@ def first_buffers(run: Run) -> Iterator[None]:
             buffer.copy_(value)
 
 
-def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[tuple[tuple[int, int], Evidence]]:
+def gather_evidence(
+    run: Run, batches: Iterable[Batch], chunk: int
+) -> Iterator[tuple[tuple[int, int], Evidence]]:
     """Yield the task's outputs for each batch and for its own samples, on the CPU, each with its place in the order.
 
     Random numbers depend on the seed and the batch's number alone, so that batches can be shared out.

@@ -58,13 +58,20 @@ class Journal:
             for name, value in metrics.items():
                 values.setdefault(name, []).append(float(value))
         return {
-            name: {"first": found[0], "lowest": min(found), "highest": max(found), "last": found[-1]}
+            name: {
+                "first": found[0],
+                "lowest": min(found),
+                "highest": max(found),
+                "last": found[-1],
+            }
             for name, found in values.items()
         }
 
     def event_counts(self) -> dict[str, int]:
         """Return how many events of each kind the run has had."""
-        return dict(Counter(str(line.get("kind")) for line in read_lines(self.recorder.run.events_path)))
+        return dict(
+            Counter(str(line.get("kind")) for line in read_lines(self.recorder.run.events_path))
+        )
 
     def close(self, is_hurried: Callable[[], bool]) -> None:
         """Close the boards, soon if the process is to end; the recorder belongs to whoever opened it."""

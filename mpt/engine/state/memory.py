@@ -26,7 +26,9 @@ yet."""
 def known_tensors(run: Run) -> dict[str, list[Tensor]]:
     """Return the tensors that a peak is split by: parameters (masters included) and optimizer state."""
     parameters = [p for module in run.task.modules.values() for p in module.parameters()]
-    parameters += [p for o in run.optimizers.values() for group in o.param_groups for p in group["params"]]
+    parameters += [
+        p for o in run.optimizers.values() for group in o.param_groups for p in group["params"]
+    ]
     buffers = [b for module in run.task.modules.values() for b in module.buffers()]
     return {"parameters": parameters + buffers, "optimizer_state": list(_optimizer_tensors(run))}
 
@@ -56,14 +58,20 @@ class AllocatorPeaks:
 
     def count_steps(self, device: torch.device) -> None:
         """Take over the peaks of the steps since the last work alongside them."""
-        if accelerator.has_allocator(device) and accelerator.allocations_made(device) != self.allocations:
+        if (
+            accelerator.has_allocator(device)
+            and accelerator.allocations_made(device) != self.allocations
+        ):
             # Without a step since then, the memory left by an evaluation (a cuBLAS workspace) would be taken for the
             # steps'.
             allocated, reserved = accelerator.peaks(device)
             self.steps_allocated = max(self.steps_allocated, allocated)
             if not self.is_mixed:
                 self.steps_reserved = max(self.steps_reserved, reserved)
-            self.allocated, self.reserved = max(self.allocated, allocated), max(self.reserved, reserved)
+            self.allocated, self.reserved = (
+                max(self.allocated, allocated),
+                max(self.reserved, reserved),
+            )
 
     @contextmanager
     def beside_steps(self, device: torch.device) -> Iterator[None]:
@@ -80,7 +88,10 @@ class AllocatorPeaks:
                     torch._C._cuda_clearCublasWorkspaces()
                 allocated, reserved = accelerator.peaks(device)
                 self.is_mixed = self.is_mixed or reserved > before
-                self.allocated, self.reserved = max(self.allocated, allocated), max(self.reserved, reserved)
+                self.allocated, self.reserved = (
+                    max(self.allocated, allocated),
+                    max(self.reserved, reserved),
+                )
                 accelerator.reset_peaks(device)
                 self.allocations = accelerator.allocations_made(device)
 
@@ -111,4 +122,7 @@ def outside_bytes(device: torch.device) -> dict[str, Any]:
     """Return a GPU's bytes outside this process's allocator: its context, and other processes."""
     if not accelerator.has_allocator(device):
         return {}
-    return {"outside_bytes": accelerator.outside_bytes(device), "device": accelerator.name_of(device)}
+    return {
+        "outside_bytes": accelerator.outside_bytes(device),
+        "device": accelerator.name_of(device),
+    }

@@ -63,8 +63,13 @@ def make_twin(module: nn.Module) -> nn.Module:
     """Return a frozen copy in evaluation mode, to hold an average."""
     # A deep copy of a fake tensor takes a copy of its fake mode along, which nothing else can then be mixed with.
     copies: dict[int, Tensor] = {id(buffer): buffer.clone() for buffer in module.buffers()}
-    for one in module.parameters():  # bytes of a packed weight are never trained, so both have the same
-        copies[id(one)] = nn.Parameter(one.detach().clone(), requires_grad=False) if one.is_floating_point() else one
+    # bytes of a packed weight are never trained, so both have the same
+    for one in module.parameters():
+        copies[id(one)] = (
+            nn.Parameter(one.detach().clone(), requires_grad=False)
+            if one.is_floating_point()
+            else one
+        )
     return copy.deepcopy(module, {**copies}).eval()
 
 
@@ -91,7 +96,9 @@ def follow_step(run: Run, step: int) -> None:
 def agree_on_notes(run: Run) -> None:
     """Give all ranks the mean of the task's counters over samples: running means, controllers."""
     state = run.task.state_dict().values()
-    run.world.average([value for value in state if isinstance(value, Tensor) and value.is_floating_point()])
+    run.world.average(
+        [value for value in state if isinstance(value, Tensor) and value.is_floating_point()]
+    )
 
 
 def follow_averages(run: Run, step: int) -> None:
@@ -117,7 +124,9 @@ def decay_at(settings: MovingAverage, step: int, batch_size: int) -> float:
 
 
 @torch.no_grad()
-def follow(twin: nn.Module, module: nn.Module, decay: float, averages_buffers: bool = False) -> None:
+def follow(
+    twin: nn.Module, module: nn.Module, decay: float, averages_buffers: bool = False
+) -> None:
     """Move the twin's parameters a step of 1 - decay towards the module's, without waiting for the device.
 
     Buffers are copied; with `averages_buffers`, those of floating numbers move too.
@@ -132,9 +141,12 @@ def follow(twin: nn.Module, module: nn.Module, decay: float, averages_buffers: b
             mine.copy_(buffer)
     ours, theirs = [local(mine) for mine in ours], [local(other) for other in theirs]
     theirs = [other.to(mine.dtype) for mine, other in zip(ours, theirs, strict=True)]
-    for device in dict.fromkeys(mine.device for mine in ours):  # weights that travel wait on the host, as twins do
+    # weights that travel wait on the host, as twins do
+    for device in dict.fromkeys(mine.device for mine in ours):
         here = [place for place, mine in enumerate(ours) if mine.device == device]
-        torch._foreach_lerp_([ours[place] for place in here], [theirs[place] for place in here], 1.0 - decay)
+        torch._foreach_lerp_(
+            [ours[place] for place in here], [theirs[place] for place in here], 1.0 - decay
+        )
 
 
 @contextlib.contextmanager
@@ -170,5 +182,7 @@ def exchanged(value: Any, twins: Mapping[nn.Module, nn.Module]) -> Any:
         return members if any(members[key] is not value[key] for key in value) else value
     if type(value) in (list, tuple):
         items = type(value)(exchanged(item, twins) for item in value)
-        return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+        return (
+            items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+        )
     return value

@@ -41,7 +41,12 @@ class Periods:
     def of(cls, train: Train, total_steps: int, steps_per_epoch: int) -> Periods:
         """Return the written periods in steps."""
         written = (train.evaluate_every, train.sample_every, train.checkpoint_every)
-        return cls(*(in_steps(one, total_steps, steps_per_epoch, train.epochs is not None) for one in written))
+        return cls(
+            *(
+                in_steps(one, total_steps, steps_per_epoch, train.epochs is not None)
+                for one in written
+            )
+        )
 
 
 @dataclass
@@ -92,13 +97,17 @@ class Progress:
         counts = world.collect(self.logged_counts)
         is_first = world.is_first
         self.logged = sums if is_first else {}
-        self.logged_counts = {name: sum(one.get(name, 0) for one in counts) for name in sums} if is_first else {}
+        self.logged_counts = (
+            {name: sum(one.get(name, 0) for one in counts) for name in sums} if is_first else {}
+        )
 
     def take_figures(self, world: World = ALONE) -> dict[str, float]:
         """Return the means of the values logged since the last call, on the first rank. Waits for the device."""
         if world.size > 1:
             self.add_figures_over_ranks(world)
-        means = {name: float(value) / self.logged_counts[name] for name, value in self.logged.items()}
+        means = {
+            name: float(value) / self.logged_counts[name] for name, value in self.logged.items()
+        }
         self.logged, self.logged_counts = {}, {}
         return means
 
@@ -107,8 +116,14 @@ class Progress:
         if world.size > 1:
             sums = world.add(self.sums)
             counts = world.collect(dict(self.counts))
-            self.counts = defaultdict(int, {name: max(one.get(name, 0) for one in counts) for name in sums})
-            self.sums = sums if world.is_first else {name: torch.zeros_like(value) for name, value in sums.items()}
+            self.counts = defaultdict(
+                int, {name: max(one.get(name, 0) for one in counts) for name in sums}
+            )
+            self.sums = (
+                sums
+                if world.is_first
+                else {name: torch.zeros_like(value) for name, value in sums.items()}
+            )
 
     def take_means(self, world: World = ALONE) -> dict[str, float]:
         """Return the mean losses since the last call, the same on all ranks. Waits for the device."""
@@ -144,19 +159,26 @@ class Progress:
             "unmeasured": sorted(self.unmeasured),
         }
 
-    def restore(self, record: Mapping[str, Any], device: torch.device, world: World = ALONE) -> None:
+    def restore(
+        self, record: Mapping[str, Any], device: torch.device, world: World = ALONE
+    ) -> None:
         """Restore the result of `to_record`. The sums, which are of all ranks, are the first one's to continue
         with."""
         self.step, self.seconds_before = record["step"], record["seconds"]
         self.started = time.perf_counter()
         self.skipped = {**self.skipped, **record["skipped"]}
-        self.sums = {name: value.to(device) for name, value in record["sums"].items()} if world.is_first else {}
+        self.sums = (
+            {name: value.to(device) for name, value in record["sums"].items()}
+            if world.is_first
+            else {}
+        )
         self.counts = defaultdict(int, record["counts"])
         logged = record.get("logged", {}) if world.is_first else {}
         self.logged = {name: value.to(device) for name, value in logged.items()}
         self.logged_counts = dict(record.get("logged_counts", {})) if world.is_first else {}
         self.best, self.best_step = record["best"], record["best_step"]
         self.last_metrics = dict(record["last_metrics"])
-        self.waiting = Waiting(**record.get("waiting", {}))  # a run from before early stopping begins to wait
+        # a run from before early stopping begins to wait
+        self.waiting = Waiting(**record.get("waiting", {}))
         self.scales_seen = dict(record["scales_seen"])
         self.memory, self.unmeasured = dict(record["memory"]), set(record.get("unmeasured", ()))

@@ -35,7 +35,9 @@ class SpillWatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.is_quiet = not accelerator.has_allocator(device) or not operating_system.moves_overflow()
+        self.is_quiet = (
+            not accelerator.has_allocator(device) or not operating_system.moves_overflow()
+        )
         self.windows: list[float] = []
         self.outside = 0
         if not self.is_quiet:

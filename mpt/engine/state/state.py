@@ -43,7 +43,9 @@ def capture(run: Run) -> dict[str, Any]:
         "modules": modules,
         **({"training_weights": training} if training else {}),
         "task": run.task.state_dict(),
-        "optimizers": {name: optimizer_state(run, optimizer) for name, optimizer in run.optimizers.items()},
+        "optimizers": {
+            name: optimizer_state(run, optimizer) for name, optimizer in run.optimizers.items()
+        },
         "precision": run.precision.state_dict(),
         "random": capture_random(run.device),
     }
@@ -54,14 +56,19 @@ def optimizer_state(run: Run, optimizer: Optimizer) -> dict[str, Any]:
     saved = {**optimizer.state_dict(), "kind": lineage(optimizer)}
     if not run.world.numbers:
         return saved
-    named = ((f"{name}.{key}", p) for name, m in run.task.modules.items() for key, p in m.named_parameters())
+    named = (
+        (f"{name}.{key}", p)
+        for name, m in run.task.modules.items()
+        for key, p in m.named_parameters()
+    )
     own = {id(parameter) for name, parameter in named if name in run.world.numbers}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters):
         if id(parameter) in own and index in saved["state"]:
             entries = saved["state"][index]
             saved["state"][index] = {
-                key: as_number(value) if is_sharded(value) else value for key, value in entries.items()
+                key: as_number(value) if is_sharded(value) else value
+                for key, value in entries.items()
             }
     return saved
 
@@ -88,7 +95,11 @@ def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
         name: {**own, **training.get(name, {})} for name, own in state["modules"].items()
     }
     changed = begin_anew(run, modules, state["optimizers"])
-    changed |= {name: given_up(saved) for name, saved in state["optimizers"].items() if name not in run.optimizers}
+    changed |= {
+        name: given_up(saved)
+        for name, saved in state["optimizers"].items()
+        if name not in run.optimizers
+    }
     restore_modules(run, {"modules": modules})
     run.task.load_state_dict(state["task"])
     for name, optimizer in run.optimizers.items():
@@ -99,12 +110,16 @@ def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
             if not carried.is_as_before:
                 changed[name] = carried
         except (KeyError, ValueError) as error:
-            raise CheckpointError(f"checkpoint: the optimizer state of {name!r} does not fit: {error}") from error
+            raise CheckpointError(
+                f"checkpoint: the optimizer state of {name!r} does not fit: {error}"
+            ) from error
     run.precision.load_state_dict(state["precision"])
     return changed
 
 
-def begin_anew(run: Run, modules: dict[str, Mapping[str, Tensor]], optimizers: Mapping[str, Any]) -> dict[str, Carried]:
+def begin_anew(
+    run: Run, modules: dict[str, Mapping[str, Tensor]], optimizers: Mapping[str, Any]
+) -> dict[str, Carried]:
     """Add to a checkpoint's modules those that a setting has added to the run since; return their optimizers.
 
     An average begins with the weights that it averages. A network that only new optimizers train, or none yet (a
@@ -115,7 +130,11 @@ def begin_anew(run: Run, modules: dict[str, Mapping[str, Tensor]], optimizers: M
     added = {name: network for name, network in task.trainable.items() if name not in optimizers}
     if len(added) == len(task.trainable):
         return {}
-    trained = {weight for name in task.trainable.keys() - added for weight in task.trainable[name].parameters()}
+    trained = {
+        weight
+        for name in task.trainable.keys() - added
+        for weight in task.trainable[name].parameters()
+    }
     for name, module in task.modules.items():  # averages are behind the networks
         averaged, weights = name.removesuffix(SUFFIX), set(module.parameters())
         if name in modules:
@@ -127,16 +146,23 @@ def begin_anew(run: Run, modules: dict[str, Mapping[str, Tensor]], optimizers: M
     return {name: Carried("", lineage(run.optimizers[name])[0]) for name in added}
 
 
-def restore_optimizer(run: Run, name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> Carried:
+def restore_optimizer(
+    run: Run, name: str, optimizer: Optimizer, saved: Mapping[str, Any]
+) -> Carried:
     """Load the usable part of an optimizer's state; its settings stay those of this run, which a resume may have
     changed.
 
     Raises KeyError or ValueError for a state of other parameters.
     """
-    every = {f"{name}.{key}": p.requires_grad for key, p in run.task.trainable[name].named_parameters()}
+    every = {
+        f"{name}.{key}": p.requires_grad for key, p in run.task.trainable[name].named_parameters()
+    }
     trained = [key for key, is_trained in every.items() if is_trained]
     kept = {"lr_scale", *type(run.optimizer_settings[name]).model_fields} - {"lr"}
-    built = [{key: value for key, value in group.items() if key in kept} for group in optimizer.param_groups]
+    built = [
+        {key: value for key, value in group.items() if key in kept}
+        for group in optimizer.param_groups
+    ]
     foreign = () if run.precision.numerics.lifts_state else (COMPENSATION,)
     fitting = fit_saved_groups(dict(saved), optimizer, trained, list(every))
     loaded, carried = carry_over(fitting, optimizer, foreign)
@@ -159,7 +185,13 @@ def restore_modules(run: Run, state: Mapping[str, Any]) -> None:
         )
     for name, module in run.task.modules.items():
         own = {f"{name}.{key}": value for key, value in module_state(run.precision, module).items()}
-        compare_keys(own, {f"{name}.{key}": value for key, value in rows_of(run, name, state["modules"][name]).items()})
+        compare_keys(
+            own,
+            {
+                f"{name}.{key}": value
+                for key, value in rows_of(run, name, state["modules"][name]).items()
+            },
+        )
     for name, module in run.task.modules.items():
         saved = rows_of(run, name, state["modules"][name])
         refuse_split(name, module, saved)
@@ -173,7 +205,10 @@ def restore_modules(run: Run, state: Mapping[str, Any]) -> None:
 def rows_of(run: Run, name: str, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a module's saved state with one row for the single numbers that are sharded here."""
     numbers = run.world.numbers
-    return {key: value.reshape(1) if f"{name}.{key}" in numbers else value for key, value in saved.items()}
+    return {
+        key: value.reshape(1) if f"{name}.{key}" in numbers else value
+        for key, value in saved.items()
+    }
 
 
 def capture_random(device: torch.device) -> dict[str, Any]:

@@ -38,7 +38,11 @@ def require(what: str, made: Any, kind: type[Made]) -> Made:
     if isinstance(made, kind):
         check_members(what, made, kind)
         return made
-    expected = f"mpt.seams.{kind.__qualname__}" if kind.__module__.startswith("mpt.seams") else kind.__qualname__
+    expected = (
+        f"mpt.seams.{kind.__qualname__}"
+        if kind.__module__.startswith("mpt.seams")
+        else kind.__qualname__
+    )
     raise PartError(f"{what} returned {article(made)}; expected an object of {expected}")
 
 
@@ -49,25 +53,35 @@ def check_figures(task: Task, made: Any) -> dict[str, float]:
     """
     what = f"task {type(task).__name__}: its conclude"
     if not isinstance(made, Mapping):
-        raise PartError(f"{what} returned {article(made)}; expected a dict of figures, as in {{{task.metric!r}: 0.9}}")
+        raise PartError(
+            f"{what} returned {article(made)}; expected a dict of figures, as in {{{task.metric!r}: 0.9}}"
+        )
     figures = {}
     for name, figure in made.items():
         try:
             figures[str(name)] = float(figure)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise PartError(f"{what} returned {article(figure)} as {name!r}; expected a number") from error
+            raise PartError(
+                f"{what} returned {article(figure)} as {name!r}; expected a number"
+            ) from error
     if task.metric not in figures:
         known = ", ".join(figures) or "none"
-        raise PartError(f"{what} returned the figures {known}; {task.metric!r}, the task's metric, is missing")
+        raise PartError(
+            f"{what} returned the figures {known}; {task.metric!r}, the task's metric, is missing"
+        )
     return figures
 
 
 def check_networks(model: str, made: Any) -> dict[str, nn.Module]:
     """Return a model's networks by name; PartError for anything else, ConfigError for layers without sizes."""
-    if not isinstance(made, Mapping) or not all(isinstance(one, nn.Module) for one in made.values()):
+    if not isinstance(made, Mapping) or not all(
+        isinstance(one, nn.Module) for one in made.values()
+    ):
         found = article(made)
         if isinstance(made, Mapping):
-            name, one = next((name, one) for name, one in made.items() if not isinstance(one, nn.Module))
+            name, one = next(
+                (name, one) for name, one in made.items() if not isinstance(one, nn.Module)
+            )
             found = f"a dict whose {name!r} is {article(one)}"
         raise PartError(
             f"model {model}: its build returned {found}; expected a dict of networks by name, as in "
@@ -91,14 +105,18 @@ def check_losses(together: Sequence[Loss], phase: Phase) -> None:
             found = "a tensor that depends on no trained weight: it was detached, or its weights are frozen"
         else:
             continue
-        raise ConfigError(f"loss {loss.name!r} of phase {phase.name}: expected a tensor with one number, found {found}")
+        raise ConfigError(
+            f"loss {loss.name!r} of phase {phase.name}: expected a tensor with one number, found {found}"
+        )
 
 
 RELEASED = ("backward through the graph a second time", "already been freed", "already unpacked")
 """Autograd's words, and those of its checkpoints, for a graph that an earlier backward has released."""
 
 
-def check_graph(error: Exception, together: Sequence[Loss], done: Sequence[str], phase: Phase) -> None:
+def check_graph(
+    error: Exception, together: Sequence[Loss], done: Sequence[str], phase: Phase
+) -> None:
     """Raise ConfigError if a backward failed because an earlier one had released its graph.
 
     `done` are the names of the losses of this micro-batch that were back-propagated before.
@@ -125,7 +143,10 @@ def refuse_lazy(model: str, networks: Mapping[str, nn.Module]) -> None:
     """Raise ConfigError for layers that take their sizes from their first input: they have no weights to plan yet."""
     for name, network in networks.items():
         for where, module in network.named_modules(prefix=name):
-            if any(isinstance(weight, UninitializedParameter) for weight in module.parameters(recurse=False)):
+            if any(
+                isinstance(weight, UninitializedParameter)
+                for weight in module.parameters(recurse=False)
+            ):
                 raise ConfigError(
                     f"model {model}: {where} is a {type(module).__name__}, whose size is not known before its first "
                     "input; give the layer its size, or call the network once in build()"

@@ -19,7 +19,9 @@ def all_finite(losses: dict[str, Tensor], watch: LossWatch | None) -> bool:
     if watch is not None and watch.copied is not None:
         return watch.saw_finite()
     if Questions.open and losses:
-        return ask(torch.stack([loss.isfinite().all() for loss in losses.values()]).all(), usual=True)
+        return ask(
+            torch.stack([loss.isfinite().all() for loss in losses.values()]).all(), usual=True
+        )
     return all(map(is_finite, losses.values()))
 
 

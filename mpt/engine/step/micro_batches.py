@@ -11,7 +11,9 @@ from mpt.parallel.exchange import Exchange
 from mpt.seams import Batch, Loss
 
 
-def split(batch: Batch, micro_batch_size: int | None, whole: int | None = None) -> Iterable[tuple[Batch, float]]:
+def split(
+    batch: Batch, micro_batch_size: int | None, whole: int | None = None
+) -> Iterable[tuple[Batch, float]]:
     """Return micro-batches, the last one possibly smaller, each with its share of the samples.
 
     `whole` is the number of samples that shares are of, if this batch is a rank's part of them.

@@ -30,7 +30,8 @@ def gathers_inputs(run: Run) -> bool:
 def inputs_of(run: Run, part: Batch, count: int) -> Batch:
     """Return a rank's share of the next batch of `count` samples, as a task sees it. `part` is as it is stored."""
     if gathers_inputs(run):
-        part = run.world.whole(run.data.filled(part), count)  # ranks may have padded to different lengths
+        # ranks may have padded to different lengths
+        part = run.world.whole(run.data.filled(part), count)
     return run.data.as_floats(part)
 
 
@@ -47,7 +48,9 @@ def draw_own(run: Run, phase: Phase, own: Batch) -> tuple[Batch, int]:
     part = {}
     for name, value in drawn.items():
         if value is shapes.get(name):
-            assert drawn_count == count, f"{phase.name}: {name} has {count} samples, and what was drawn {drawn_count}"
+            assert drawn_count == count, (
+                f"{phase.name}: {name} has {count} samples, and what was drawn {drawn_count}"
+            )
             part[name] = own[name]
         else:
             assert not any(shares_memory(value, shape) for shape in shapes.values()), (
@@ -59,7 +62,9 @@ def draw_own(run: Run, phase: Phase, own: Batch) -> tuple[Batch, int]:
 
 def stand_in(value: Tensor, count: int) -> Tensor:
     """Return `count` samples shaped as those of `value`: one number in memory, not finite if it can be."""
-    one = torch.full((1,), math.nan if value.is_floating_point() else 0, dtype=value.dtype, device=value.device)
+    one = torch.full(
+        (1,), math.nan if value.is_floating_point() else 0, dtype=value.dtype, device=value.device
+    )
     return one.expand(count, *value.shape[1:])
 
 

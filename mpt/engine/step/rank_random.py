@@ -37,7 +37,9 @@ class RankRandom:
     @unset_fake_temporarily()
     def were_used(self) -> bool:
         """Return whether random numbers were used since."""
-        return not all(torch.equal(now, before) for now, before in zip(self._states(), self.own, strict=True))
+        return not all(
+            torch.equal(now, before) for now, before in zip(self._states(), self.own, strict=True)
+        )
 
     def go_on(self, used: bool) -> None:
         """Return to the common stream, moved on by one number if any rank has used numbers of its own."""

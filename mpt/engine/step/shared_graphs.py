@@ -28,7 +28,9 @@ def check_graphs(run: Run) -> str | None:
         except ConfigError:
             raise
         except Exception as error:
-            return f"{phase.name}: its losses could not be tried without data: {type(error).__name__}"
+            return (
+                f"{phase.name}: its losses could not be tried without data: {type(error).__name__}"
+            )
         if found is not None:
             raise ConfigError(found)
     return None

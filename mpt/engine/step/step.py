@@ -54,7 +54,9 @@ def update(run: Run, phase: Phase, batch: Batch, *, is_logged: bool = False) -> 
     """
     for trick in run.tricks:
         if isinstance(trick, TakesUpdates):
-            done: Update = trick.update(phase, batch, is_logged, lambda *given: perform(run, phase, *given))
+            done: Update = trick.update(
+                phase, batch, is_logged, lambda *given: perform(run, phase, *given)
+            )
             return done
     return perform(run, phase, batch, is_logged)
 
@@ -62,12 +64,19 @@ def update(run: Run, phase: Phase, batch: Batch, *, is_logged: bool = False) -> 
 def perform(run: Run, phase: Phase, batch: Batch, is_logged: bool) -> Update:
     """Perform an update now, operator by operator."""
     drop_gradients(run, phase)
-    run.buffers.remember()  # first: an update that fails may be repeated, see mpt.engine.recovery.out_of_memory
+    # first: an update that fails may be repeated, see mpt.engine.recovery.out_of_memory
+    run.buffers.remember()
     may_overflow = has_dynamic_scale(run.precision, phase)
-    watch = LossWatch(run.device) if has_allocator(run.device) and not may_overflow and not Questions.open else None
+    watch = (
+        LossWatch(run.device)
+        if has_allocator(run.device) and not may_overflow and not Questions.open
+        else None
+    )
     samples, figures = 0, Figures()
     if run.world.size > 1:
-        batch, samples, losses, is_finite = back_propagate_on_ranks(run, phase, batch, watch, figures)
+        batch, samples, losses, is_finite = back_propagate_on_ranks(
+            run, phase, batch, watch, figures
+        )
     else:
         batch = draw_batch(run, phase, batch)
         losses = back_propagate(run, phase, batch, watch, figures=figures)
@@ -77,7 +86,11 @@ def perform(run: Run, phase: Phase, batch: Batch, is_logged: bool) -> Update:
         run.buffers.restore()
         return Update(StepStats(skipped=True), losses, finite=False, batch=batch, samples=samples)
     clip_norm = run.clip_norms[phase.name]
-    if is_logged and clip_norm is None and not any(trick.gradients == "consumed" for trick in run.tricks):
+    if (
+        is_logged
+        and clip_norm is None
+        and not any(trick.gradients == "consumed" for trick in run.tricks)
+    ):
         clip_norm = math.inf
     if run.tricks:
         with entered([trick.step(phase) for trick in run.tricks]):
@@ -111,7 +124,11 @@ def back_propagate(
     values logged meanwhile.
     """
     losses: dict[str, Tensor] = {}
-    normaliser = Normaliser(phase.least_weight, whole or size_of(batch), exchange) if phase.normalised else None
+    normaliser = (
+        Normaliser(phase.least_weight, whole or size_of(batch), exchange)
+        if phase.normalised
+        else None
+    )
     others = run.frozen[phase.name]
     with only(others) if others else NOTHING:
         for part, share in split(batch, run.adaptation.micro_batch_size, whole):
@@ -120,7 +137,10 @@ def back_propagate(
             done: list[str] = []
             for together in losses_of(run, phase, part, figures):
                 try:
-                    values = [weigh(loss, share) if normaliser is None else normaliser.scale(loss) for loss in together]
+                    values = [
+                        weigh(loss, share) if normaliser is None else normaliser.scale(loss)
+                        for loss in together
+                    ]
                     value = add_up(values)
                     if watch is not None:
                         watch.look(value)
@@ -134,10 +154,14 @@ def back_propagate(
                 for loss, own in zip(together, values, strict=True):
                     detached = own.detach()
                     if normaliser is None and loss.reduction == "sum":
-                        detached = detached / (whole or size_of(batch))  # logged is the mean over samples
-                    losses[loss.name] = losses[loss.name] + detached if loss.name in losses else detached
+                        # logged is the mean over samples
+                        detached = detached / (whole or size_of(batch))
+                    losses[loss.name] = (
+                        losses[loss.name] + detached if loss.name in losses else detached
+                    )
                     done.append(loss.name)
-                del together, values, loss, own, value  # and the graph, before the next losses are computed
+                # and the graph, before the next losses are computed
+                del together, values, loss, own, value
     correction = None if normaliser is None else normaliser.correction()
     if correction is not None:
         run.world.settle()  # sharded gradients that are still to be summed
@@ -151,7 +175,8 @@ def correct(weights: Iterable[nn.Parameter], factor: Tensor) -> None:
     for weight in weights:
         if weight.grad is not None:
             gradient = local(weight.grad)
-            gradient.mul_(factor.to(gradient.device))  # some are on the host (memory.stream_weights)
+            # some are on the host (memory.stream_weights)
+            gradient.mul_(factor.to(gradient.device))
 
 
 def backward(run: Run, phase: Phase, value: Tensor) -> None:
@@ -173,7 +198,9 @@ def back_propagate_on_ranks(
     everything that others wait for was sent.
     """
     world = run.world
-    exchange = world.exchange(phase.name, [weight for weight in phase.module.parameters() if weight.requires_grad])
+    exchange = world.exchange(
+        phase.name, [weight for weight in phase.module.parameters() if weight.requires_grad]
+    )
     sums = 0 if not phase.normalised else 1 if run.adaptation.micro_batch_size is None else 2
     exchange.begin(sums)
     world.settle()
@@ -223,7 +250,9 @@ def refuse_uneven(phase: Phase, count: int, size: int, micro_batch_size: int | N
 
     Of a batch that divides a phase may draw a part, and sharded weights are gathered by all ranks for each.
     """
-    most, least = (stop - start for start, stop in (share(count, rank, size) for rank in (0, size - 1)))
+    most, least = (
+        stop - start for start, stop in (share(count, rank, size) for rank in (0, size - 1))
+    )
     passes = [-(-samples // (micro_batch_size or count)) for samples in (most, least)]
     if passes[0] != passes[1]:
         raise ConfigError(

@@ -46,16 +46,22 @@ SPELT = {
 }
 """Other programs' options -> the setting they mean."""
 OPTIONS = {
-    **dict.fromkeys(("output_dir", "out_dir", "save_dir", "project", "default_root_dir"), "--runs DIR"),
+    **dict.fromkeys(
+        ("output_dir", "out_dir", "save_dir", "project", "default_root_dir"), "--runs DIR"
+    ),
     **dict.fromkeys(("gpu", "gpu_id", "cuda", "accelerator"), "--device cuda:{value}"),
-    **dict.fromkeys(("devices", "gpus", "num_gpus", "nproc_per_node", "num_processes"), "--nproc {value}"),
+    **dict.fromkeys(
+        ("devices", "gpus", "num_gpus", "nproc_per_node", "num_processes"), "--nproc {value}"
+    ),
     **dict.fromkeys(("source", "images", "img_path"), "--input {value}"),
     "format": "--to {value}",
     "onnx": "--to onnx",
     "split": "--data FOLDER",
     **dict.fromkeys(("pdf", "svg", "csv"), "--figures DIR"),
     **dict.fromkeys(("memory", "max_memory", "budget", "vram_gb"), "--vram {value}"),
-    **dict.fromkeys(("ckpt", "ckpt_path", "checkpoint", "resume_from_checkpoint"), "--resume {value}"),
+    **dict.fromkeys(
+        ("ckpt", "ckpt_path", "checkpoint", "resume_from_checkpoint"), "--resume {value}"
+    ),
 }
 """Other programs' options -> the option that does it here, if the command has it."""
 OTHER_COMMANDS = {
@@ -176,11 +182,18 @@ def number_of(value: str) -> float | None:
 
 UNITS: dict[str, Callable[[str, Mapping[str, str], str | None], str | None]] = {
     **dict.fromkeys(
-        ("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps", "accumulate"),
+        (
+            "gradient_accumulation_steps",
+            "accumulate_grad_batches",
+            "grad_accum_steps",
+            "accumulate",
+        ),
         explain_accumulation,
     ),
     **dict.fromkeys(("batch", "batch_size"), explain_share),
-    **dict.fromkeys(("save_period", "save_every_n_epochs"), explain_epochs("train.checkpoint_every")),
+    **dict.fromkeys(
+        ("save_period", "save_every_n_epochs"), explain_epochs("train.checkpoint_every")
+    ),
     "check_val_every_n_epoch": explain_epochs("train.evaluate_every"),
     "sample_every_n_epochs": explain_epochs("train.sample_every"),
     "val_check_interval": explain_interval,

@@ -78,7 +78,11 @@ def read_command(text: str) -> tuple[dict[str, Any], str]:
         place += 1
         if word.startswith("-") and not is_number(word):
             name, has_value, value = word.lstrip("-").partition("=")
-            if not has_value and following and (not following[0].startswith("-") or is_number(following[0])):
+            if (
+                not has_value
+                and following
+                and (not following[0].startswith("-") or is_number(following[0]))
+            ):
                 values = [following[0], *more_values(words[place + 1 :])]
                 place += len(values)
                 given[name.replace("-", "_")] = one_or_list([scalar(each) for each in values])
@@ -90,7 +94,9 @@ def read_command(text: str) -> tuple[dict[str, Any], str]:
         else:
             others.append(word)
     if not given:
-        raise ConfigError("no settings: name a configuration file, or a text file with a command line")
+        raise ConfigError(
+            "no settings: name a configuration file, or a text file with a command line"
+        )
     return given, " ".join(others)
 
 

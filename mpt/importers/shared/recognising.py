@@ -27,7 +27,9 @@ def all_importers() -> Iterator[Any]:
 def translate_file(path: Path) -> tuple[Translation, str]:
     """Return a file's translation and its program's name. Raises ConfigError for one that nobody recognises."""
     if not path.is_file():
-        raise ConfigError(f"{path}: there is no such file; a command line goes into --command '...'")
+        raise ConfigError(
+            f"{path}: there is no such file; a command line goes into --command '...'"
+        )
     readers = (vars(one).get("read") for one in all_importers())
     own = (read(path) for read in readers if read is not None)
     given = next((found for found in own if found is not None), None)
@@ -50,4 +52,6 @@ def translate(given: dict[str, Any], words: str, source: str) -> tuple[Translati
             importer.translate(into)
             return into, importer.NAME
     names = ", ".join(importer.NAME for importer in all_importers())
-    raise ConfigError(f"{source}: not recognised; configurations and command lines are read of {names}")
+    raise ConfigError(
+        f"{source}: not recognised; configurations and command lines are read of {names}"
+    )

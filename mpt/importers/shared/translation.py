@@ -61,7 +61,11 @@ class Translation:
         value = default if given is None else given
         if value is None:
             return
-        origin = f"{name}: {show(value)}" if given is not None else f"{name} is {show(value)} there by default"
+        origin = (
+            f"{name}: {show(value)}"
+            if given is not None
+            else f"{name} is {show(value)} there by default"
+        )
         try:
             self.put(path, convert(value), origin)
         except (TypeError, ValueError):
@@ -84,20 +88,34 @@ class Translation:
 
     def batch(self, per_pass: int, passes: int, names: tuple[str, ...], devices: int = 1) -> None:
         """Set the batch that is optimised, from that of one pass, the passes that are accumulated, and the devices."""
-        counts = {name: count for name, count in zip(names[1:], (passes, devices), strict=False) if count > 1}
+        counts = {
+            name: count
+            for name, count in zip(names[1:], (passes, devices), strict=False)
+            if count > 1
+        }
         if not counts:
             self.put("train.batch_size", per_pass, f"{names[0]}: {per_pass}")
             return
         whole = per_pass * math.prod(counts.values())
         factors = " x ".join(str(number) for number in (per_pass, *counts.values()))
-        self.put("train.batch_size", whole, f"{' x '.join((names[0], *counts))}: {factors} = {whole}")
-        self.put("memory.micro_batch", per_pass, f"{names[0]}: {per_pass}, one pass of the {whole // per_pass}")
+        self.put(
+            "train.batch_size", whole, f"{' x '.join((names[0], *counts))}: {factors} = {whole}"
+        )
+        self.put(
+            "memory.micro_batch",
+            per_pass,
+            f"{names[0]}: {per_pass}, one pass of the {whole // per_pass}",
+        )
 
     def updates(self, path: str, passes: float, every: int, origin: str) -> None:
         """Set a number of updates from one of passes, `every` of which make an update."""
         count = max(1, round(passes / every))
         self.put(
-            path, count, f"{origin}: {passes:g} / {every} = {count} updates" if every > 1 else f"{origin}: {count}"
+            path,
+            count,
+            f"{origin}: {passes:g} / {every} = {count} updates"
+            if every > 1
+            else f"{origin}: {count}",
         )
 
     def to_yaml(self, program: str, source: str) -> str:
@@ -106,18 +124,27 @@ class Translation:
         if "model.name" not in self.settings:
             lines += ["#", "# Its model is not one of mpt's: set model.name (`mpt list models`)."]
         for section in SECTIONS:
-            own = {path: value for path, value in self.settings.items() if path.startswith(f"{section}.")}
+            own = {
+                path: value
+                for path, value in self.settings.items()
+                if path.startswith(f"{section}.")
+            }
             if own or section == "model":
                 lines += ["", *section_lines(section, own)]
         lines += [""] if any("." not in path for path in self.settings) else []
         lines += [
-            line for path, value in self.settings.items() if "." not in path for line in setting_lines(path, value, 0)
+            line
+            for path, value in self.settings.items()
+            if "." not in path
+            for line in setting_lines(path, value, 0)
         ]
         for name, value in self.given.items():
             self.left.setdefault(f"{name}: {show(value)}", "")
         if self.left:
             lines += ["", "# Without a counterpart:"]
-            lines += [f"#   {name}" + (f"    ({why})" if why else "") for name, why in self.left.items()]
+            lines += [
+                f"#   {name}" + (f"    ({why})" if why else "") for name, why in self.left.items()
+            ]
         return "\n".join(lines) + "\n"
 
 
@@ -154,7 +181,11 @@ def setting_lines(name: str, found: tuple[Any, str], indent: int) -> list[str]:
 
 def show(value: Any) -> str:
     """Return a value on one short line."""
-    text = " ".join(write_text(value).removesuffix("...\n").split()) if not isinstance(value, str) else value
+    text = (
+        " ".join(write_text(value).removesuffix("...\n").split())
+        if not isinstance(value, str)
+        else value
+    )
     text = " ".join(text.split())
     return text if len(text) <= 60 else text[:57] + "..."
 

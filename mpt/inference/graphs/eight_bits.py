@@ -46,7 +46,11 @@ def to_eight_bits(model: Any, kept: Collection[str], feeds: Sequence[Feeds]) -> 
 
 
 def quantise_file(
-    given: Path, made: Path, feeds: Iterable[Feeds], operators: Sequence[str], kept: Collection[str] = ()
+    given: Path,
+    made: Path,
+    feeds: Iterable[Feeds],
+    operators: Sequence[str],
+    kept: Collection[str] = (),
 ) -> None:
     """Write a file in 8 bits: QDQ, weights symmetric per channel, activations of 8 bits without a sign.
 

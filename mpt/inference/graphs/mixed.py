@@ -21,10 +21,31 @@ SMALLEST = 2.0**-14
 """Float16's smallest normal number; a tensor all of whose values are less loses its digits."""
 ALWAYS_FLOAT32 = frozenset(
     (
-        *("Resize", "Upsample", "GridSample", "RoiAlign", "NonMaxSuppression", "Range", "CumSum", "TopK"),
-        *("LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization"),
+        *(
+            "Resize",
+            "Upsample",
+            "GridSample",
+            "RoiAlign",
+            "NonMaxSuppression",
+            "Range",
+            "CumSum",
+            "TopK",
+        ),
+        *(
+            "LayerNormalization",
+            "InstanceNormalization",
+            "GroupNormalization",
+            "BatchNormalization",
+        ),
         *("RMSNormalization", "LpNormalization", "MeanVarianceNormalization"),
-        *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"),
+        *(
+            "RandomNormal",
+            "RandomUniform",
+            "RandomNormalLike",
+            "RandomUniformLike",
+            "Multinomial",
+            "Bernoulli",
+        ),
     )
 )
 """Positions, normalisations and operators that are defined for float32 alone."""
@@ -64,7 +85,10 @@ def of_modules(graph: Any, patterns: Collection[str]) -> dict[str, str]:
     """Return the nodes of modules that a setting names, by the names that the exporter notes on each node."""
     found = {}
     for node in graph.node:
-        noted = next((one.value for one in node.metadata_props if one.key == "pkg.torch.onnx.name_scopes"), "")
+        noted = next(
+            (one.value for one in node.metadata_props if one.key == "pkg.torch.onnx.name_scopes"),
+            "",
+        )
         for pattern in patterns:
             inner = pattern.partition(".")[2] or pattern
             if f"'{inner}'" in noted or f"'{pattern}'" in noted:
@@ -101,7 +125,9 @@ class HalfGraph:
             if output.name in self.in_half:
                 inner = f"{output.name}_half"
                 self.rename(output.name, inner)
-                cast = helper.make_node("Cast", [inner], [output.name], f"{output.name}_cast", to=TensorProto.FLOAT)
+                cast = helper.make_node(
+                    "Cast", [inner], [output.name], f"{output.name}_cast", to=TensorProto.FLOAT
+                )
                 self.nodes.append(cast)
                 self.in_half.discard(output.name)
         del self.graph.node[:]
@@ -122,7 +148,9 @@ class HalfGraph:
                 self.graph.initializer.append(numpy_helper.from_array(array, other))
             else:
                 kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
-                self.nodes.append(helper.make_node("Cast", [name], [other], f"{other}_cast", to=kind))
+                self.nodes.append(
+                    helper.make_node("Cast", [name], [other], f"{other}_cast", to=kind)
+                )
             self.made[name] = other
         return self.made[name]
 
@@ -138,7 +166,9 @@ class HalfGraph:
         """Drop weights that nothing reads any more, and declare the types of the tensors."""
         from onnx import TensorProto
 
-        read = {name for node in self.graph.node for name in node.input} | {one.name for one in self.graph.output}
+        read = {name for node in self.graph.node for name in node.input} | {
+            one.name for one in self.graph.output
+        }
         unread = [one for one in self.graph.initializer if one.name not in read]
         for one in unread:
             self.graph.initializer.remove(one)
@@ -157,12 +187,16 @@ def to_half_attributes(node: Any) -> None:
     from onnx import TensorProto, helper, numpy_helper
 
     if node.op_type == "ConstantOfShape" and not node.attribute:  # float32 zeros
-        node.attribute.append(helper.make_attribute("value", numpy_helper.from_array(np.zeros(1, np.float16))))
+        node.attribute.append(
+            helper.make_attribute("value", numpy_helper.from_array(np.zeros(1, np.float16)))
+        )
     for one in node.attribute:
         if one.name in ("to", "dtype") and one.i == TensorProto.FLOAT:
             one.i = TensorProto.FLOAT16
         elif one.HasField("t") and one.t.data_type == TensorProto.FLOAT:
-            one.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(one.t).astype(np.float16), one.t.name))
+            one.t.CopyFrom(
+                numpy_helper.from_array(numpy_helper.to_array(one.t).astype(np.float16), one.t.name)
+            )
         elif node.op_type == "Constant" and one.name in ("value_float", "value_floats"):
             values = [one.f] if one.name == "value_float" else list(one.floats)
             array = np.array(values if one.name == "value_floats" else values[0], np.float16)

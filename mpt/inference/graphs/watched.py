@@ -37,7 +37,9 @@ def computed_floats(graph: Any) -> list[str]:
     return [name for node in graph.node for name in node.output if name in known]
 
 
-def watch(model: Any, feeds: Sequence[Feeds], names: Sequence[str]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+def watch(
+    model: Any, feeds: Sequence[Feeds], names: Sequence[str]
+) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
     """Yield the values of some tensors, a part of them at a time, for each of the inputs."""
     import onnx
 
@@ -47,7 +49,9 @@ def watch(model: Any, feeds: Sequence[Feeds], names: Sequence[str]) -> Iterator[
         copied = onnx.ModelProto()
         copied.CopyFrom(model)
         del copied.graph.output[:]
-        copied.graph.output.extend(there.get(name) or onnx.ValueInfoProto(name=name) for name in part)
+        copied.graph.output.extend(
+            there.get(name) or onnx.ValueInfoProto(name=name) for name in part
+        )
         opened = session(copied.SerializeToString())
         for one in feeds:
             yield dict(zip(part, opened.run(list(part), dict(one)), strict=True))
@@ -58,7 +62,11 @@ def magnitudes(model: Any, feeds: Sequence[Feeds]) -> dict[str, float]:
     from onnx import numpy_helper
 
     known = float_tensors(model.graph)
-    found = {one.name: largest(numpy_helper.to_array(one)) for one in model.graph.initializer if one.name in known}
+    found = {
+        one.name: largest(numpy_helper.to_array(one))
+        for one in model.graph.initializer
+        if one.name in known
+    }
     for call in feeds:
         for name, value in call.items():
             if name in known:
@@ -86,7 +94,11 @@ def errors(reference: Any, changed: Any, feeds: Sequence[Feeds]) -> dict[str, fl
     for expected, made in pairs:
         for name, value in expected.items():
             size = max(float(np.abs(value).mean()), 1e-12) if value.size else 1.0
-            apart = float(np.abs(made[name].astype(np.float32) - value).mean()) / size if value.size else 0.0
+            apart = (
+                float(np.abs(made[name].astype(np.float32) - value).mean()) / size
+                if value.size
+                else 0.0
+            )
             found[name] = max(found.get(name, 0.0), apart if np.isfinite(apart) else float("inf"))
     return found
 

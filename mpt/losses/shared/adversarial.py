@@ -84,9 +84,13 @@ def make_objective(name: str, margin: float = 5.0) -> Objective:
     return objectives[name]
 
 
-def next_balance(balance: Tensor, real: Tensor, fake: Tensor, diversity: float, rate: float) -> Tensor:
+def next_balance(
+    balance: Tensor, real: Tensor, fake: Tensor, diversity: float, rate: float
+) -> Tensor:
     """Return BEGAN's k_{t+1}: raised while the fakes' energy is below `diversity` times the reals'."""
-    return keep_finite(balance + rate * (diversity * real.mean() - fake.mean()), balance).clamp(0, 1)
+    return keep_finite(balance + rate * (diversity * real.mean() - fake.mean()), balance).clamp(
+        0, 1
+    )
 
 
 def keep_finite(value: Tensor, otherwise: Tensor) -> Tensor:
@@ -110,7 +114,9 @@ def pull_away(codes: Tensor) -> Tensor:
     return (cosines.sum() - cosines.diagonal().sum()) / (count * (count - 1))
 
 
-def gradient_penalty(critic: Critic, real: tuple[Tensor, ...], fake: tuple[Tensor, ...], mix: Tensor) -> Tensor:
+def gradient_penalty(
+    critic: Critic, real: tuple[Tensor, ...], fake: tuple[Tensor, ...], mix: Tensor
+) -> Tensor:
     """Return the mean squared departure from 1 of the critic's gradient norm between real and fake samples.
 
     A sample is the critic's input: an image, a code, or both. `mix` is (n,) in [0, 1]. Call it if nothing
@@ -119,7 +125,9 @@ def gradient_penalty(critic: Critic, real: tuple[Tensor, ...], fake: tuple[Tenso
     mixed = []
     for first, last in zip(real, fake, strict=True):
         weight = mix.float().reshape(-1, *[1] * (first.dim() - 1))
-        mixed.append(torch.lerp(first.detach().float(), last.detach().float(), weight).requires_grad_())
+        mixed.append(
+            torch.lerp(first.detach().float(), last.detach().float(), weight).requires_grad_()
+        )
     # The small constant keeps the root's derivative finite if a dead critic has no gradient; float32 can hold it.
     norm = (_squared_gradient(critic, *mixed) + 1e-12).sqrt()
     return (norm - 1).square().mean()
@@ -149,4 +157,6 @@ def _squared_gradient(critic: Critic, *samples: Tensor) -> Tensor:
     """Return (n,): the squared norm of each score's gradient with respect to its sample, itself differentiable."""
     with torch.enable_grad():
         slopes = torch.autograd.grad(critic(*samples).float().sum(), samples, create_graph=True)
-    return torch.stack([slope.float().square().flatten(1).sum(dim=1) for slope in slopes]).sum(dim=0)
+    return torch.stack([slope.float().square().flatten(1).sum(dim=1) for slope in slopes]).sum(
+        dim=0
+    )

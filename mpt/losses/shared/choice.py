@@ -19,7 +19,9 @@ ClassificationLoss = Callable[[Tensor, Tensor], Tensor]
 """Logits (b, classes) and labels (b,) to the mean over the samples that have a label (not -100), a scalar."""
 
 
-def find_loss(name: str, label_smoothing: float = 0.0, weights: Tensor | None = None) -> ClassificationLoss:
+def find_loss(
+    name: str, label_smoothing: float = 0.0, weights: Tensor | None = None
+) -> ClassificationLoss:
     """Return the loss of that name; with class weights, its sum over the batch in place of the mean.
 
     Raises ConfigError for a name without a file, and for smoothing that it lacks.
@@ -27,11 +29,17 @@ def find_loss(name: str, label_smoothing: float = 0.0, weights: Tensor | None = 
     if name == CROSS_ENTROPY:
         reduction = "mean" if weights is None else "sum"
         return lambda logits, labels: functional.cross_entropy(
-            logits, labels, widen(weights, logits), label_smoothing=label_smoothing, reduction=reduction
+            logits,
+            labels,
+            widen(weights, logits),
+            label_smoothing=label_smoothing,
+            reduction=reduction,
         )
     known = INSTALLED.functions("losses")
     if name not in known:
-        raise ConfigError(f"task.loss: no loss {name!r}; there are {', '.join([CROSS_ENTROPY, *known])}")
+        raise ConfigError(
+            f"task.loss: no loss {name!r}; there are {', '.join([CROSS_ENTROPY, *known])}"
+        )
     if label_smoothing:
         raise ConfigError(f"task.label_smoothing: {name} has none; it belongs to {CROSS_ENTROPY}")
     found: ClassificationLoss = known[name].member("loss")

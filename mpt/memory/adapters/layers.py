@@ -56,7 +56,9 @@ class Adapted(nn.Module):
             return output + self.lora_factor * added
         scale = self.row_scale().to(output.dtype).view(rows)
         bias = self.bias
-        plain = output if not isinstance(bias, Tensor) else output - bias.to(output.dtype).view(rows)
+        plain = (
+            output if not isinstance(bias, Tensor) else output - bias.to(output.dtype).view(rows)
+        )
         return output + (scale - 1) * plain + scale * (self.lora_factor * added)
 
     @torch.no_grad()
@@ -90,7 +92,9 @@ class AdaptedLinear(nn.Linear, Adapted):
         output = super().forward(input)
         if self.lora_a is None or self.lora_b is None:
             return output
-        return self.adapt(output, functional.linear(functional.linear(input, self.lora_a), self.lora_b), (-1,))
+        return self.adapt(
+            output, functional.linear(functional.linear(input, self.lora_a), self.lora_b), (-1,)
+        )
 
 
 class AdaptedPacked(PackedLinear, Adapted):
@@ -103,7 +107,9 @@ class AdaptedPacked(PackedLinear, Adapted):
         output = super().forward(input)
         if self.lora_a is None or self.lora_b is None:
             return output
-        return self.adapt(output, functional.linear(functional.linear(input, self.lora_a), self.lora_b), (-1,))
+        return self.adapt(
+            output, functional.linear(functional.linear(input, self.lora_a), self.lora_b), (-1,)
+        )
 
 
 class AdaptedConv2d(nn.Conv2d, Adapted):
@@ -118,7 +124,9 @@ class AdaptedConv2d(nn.Conv2d, Adapted):
             narrow = functional.conv2d(input, self.lora_a[:, :, None, None], stride=self.stride)
         else:
             narrow = self._conv_forward(input, self.lora_a, None)
-        return self.adapt(output, functional.conv2d(narrow, self.lora_b[:, :, None, None]), (-1, 1, 1))
+        return self.adapt(
+            output, functional.conv2d(narrow, self.lora_b[:, :, None, None]), (-1, 1, 1)
+        )
 
 
 CLASSES: dict[type[nn.Module], type[Adapted]] = {
@@ -157,7 +165,12 @@ def norms(weight: Tensor) -> Tensor:
 
 
 def put_adapter(
-    layer: nn.Linear | nn.Conv2d, rank: int, factor: float, generator: torch.Generator, trained: bool, dora: bool
+    layer: nn.Linear | nn.Conv2d,
+    rank: int,
+    factor: float,
+    generator: torch.Generator,
+    trained: bool,
+    dora: bool,
 ) -> Adapted:
     """Give a layer an adapter that changes nothing yet: B is zero, and A as nn.Linear begins, as in the published code.
 
@@ -187,14 +200,23 @@ def share(layer: nn.Module, other: Adapted) -> None:
     """Give a layer the adapter of another one, whose weight it has."""
     become(layer, type(other))
     assert isinstance(layer, Adapted)
-    layer.lora_a, layer.lora_b, layer.lora_magnitude = other.lora_a, other.lora_b, other.lora_magnitude
+    layer.lora_a, layer.lora_b, layer.lora_magnitude = (
+        other.lora_a,
+        other.lora_b,
+        other.lora_magnitude,
+    )
     layer.lora_factor = other.lora_factor
 
 
 def fold_all(modules: Mapping[str, nn.Module]) -> None:
     """Add every adapter into its layer's weight, unpacked if it was packed, once if several layers share both."""
     unpack_all(modules)
-    adapted = [layer for module in modules.values() for layer in module.modules() if isinstance(layer, Adapted)]
+    adapted = [
+        layer
+        for module in modules.values()
+        for layer in module.modules()
+        if isinstance(layer, Adapted)
+    ]
     folded: set[Tensor] = set()
     for layer in dict.fromkeys(adapted):
         weight = layer.weight

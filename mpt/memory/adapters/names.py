@@ -24,8 +24,17 @@ from mpt.nn.shared.mixin import own_class
 from mpt.nn.shared.named_modules import named_modules
 
 LIBRARIES = ("diffusers", "transformers")
-PREFIXES = ("base_model.model.", "unet.", "transformer.", "diffusion_model.", "lora_unet_", "lora_transformer_")
-OF_TEXT_ENCODER = re.compile(r"(?:base_model\.model\.)?(?:text_encoder(?:_(\d))?\.|lora_te(\d)?_)(?:text_model[._])?")
+PREFIXES = (
+    "base_model.model.",
+    "unet.",
+    "transformer.",
+    "diffusion_model.",
+    "lora_unet_",
+    "lora_transformer_",
+)
+OF_TEXT_ENCODER = re.compile(
+    r"(?:base_model\.model\.)?(?:text_encoder(?:_(\d))?\.|lora_te(\d)?_)(?:text_model[._])?"
+)
 PARTS = {
     "lora_A.weight": "a",
     "lora_B.weight": "b",
@@ -83,7 +92,9 @@ class Place:
 
     def published(self, name: str) -> str:
         """Return a layer's name in files: with the `text_model.` that newer versions of transformers leave out."""
-        is_shortened = own_class(self.model).__name__ == "CLIPTextModel" and not hasattr(self.model, "text_model")
+        is_shortened = own_class(self.model).__name__ == "CLIPTextModel" and not hasattr(
+            self.model, "text_model"
+        )
         return f"text_model.{name}" if is_shortened else name
 
     def keys(self, name: str) -> tuple[str, ...]:
@@ -95,7 +106,9 @@ class Place:
 
     def adapted(self) -> dict[str, Adapted]:
         """Return the layers with adapters by their names."""
-        return {name: layer for name, layer in self.model.named_modules() if isinstance(layer, Adapted)}
+        return {
+            name: layer for name, layer in self.model.named_modules() if isinstance(layer, Adapted)
+        }
 
 
 def places(networks: Mapping[str, nn.Module]) -> Iterator[Place]:

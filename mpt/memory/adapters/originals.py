@@ -66,7 +66,11 @@ def flux(model: Any) -> Iterator[Original]:
         yield Original(f"{theirs}_linear1", (*projections, f"{ours}.proj_mlp"))
         yield Original(f"{theirs}_linear2", (f"{ours}.proj_out",))
         yield Original(f"{theirs}_modulation_lin", (f"{ours}.norm.linear",))
-    embedders = (("time_in", "timestep_embedder"), ("guidance_in", "guidance_embedder"), ("vector_in", "text_embedder"))
+    embedders = (
+        ("time_in", "timestep_embedder"),
+        ("guidance_in", "guidance_embedder"),
+        ("vector_in", "text_embedder"),
+    )
     for theirs, ours in embedders:
         yield Original(f"{theirs}_in_layer", (f"time_text_embed.{ours}.linear_1",))
         yield Original(f"{theirs}_out_layer", (f"time_text_embed.{ours}.linear_2",))
@@ -89,11 +93,16 @@ def stable_diffusion_3(model: Any) -> Iterator[Original]:
             projections = tuple(f"{ours}.{projection.format(letter)}" for letter in "qkv")
             yield Original(f"{theirs}_{stream}_{attention}_qkv", projections)
             yield Original(f"{theirs}_{stream}_{attention}_proj", (f"{ours}.{output}",))
-        for stream, forward, norm in (("x_block", "ff", "norm1"), ("context_block", "ff_context", "norm1_context")):
+        for stream, forward, norm in (
+            ("x_block", "ff", "norm1"),
+            ("context_block", "ff_context", "norm1_context"),
+        ):
             yield Original(f"{theirs}_{stream}_mlp_fc1", (f"{ours}.{forward}.net.0.proj",))
             yield Original(f"{theirs}_{stream}_mlp_fc2", (f"{ours}.{forward}.net.2",))
             is_swapped = n == last and stream == "context_block"
-            yield Original(f"{theirs}_{stream}_adaLN_modulation_1", (f"{ours}.{norm}.linear",), is_swapped)
+            yield Original(
+                f"{theirs}_{stream}_adaLN_modulation_1", (f"{ours}.{norm}.linear",), is_swapped
+            )
     for theirs, ours in (("t_embedder", "timestep_embedder"), ("y_embedder", "text_embedder")):
         yield Original(f"{theirs}_mlp_0", (f"time_text_embed.{ours}.linear_1",))
         yield Original(f"{theirs}_mlp_2", (f"time_text_embed.{ours}.linear_2",))
@@ -120,12 +129,19 @@ def stable_diffusion_xl(model: Any) -> Iterator[Original]:
     """Yield the layers of a UNet by the names of its checkpoint, which kohya's programs use for SDXL alone."""
     for ours, theirs in unet_blocks(model):
         if ".resnets." in ours:
-            yield from (Original(f"{theirs}_{there}", (f"{ours}.{here}",)) for there, here in RESNET.items())
+            yield from (
+                Original(f"{theirs}_{there}", (f"{ours}.{here}",)) for there, here in RESNET.items()
+            )
         elif ".attentions." in ours:
             layers = (name for name, _ in model.get_submodule(ours).named_modules() if name)
-            yield from (Original(f"{theirs}_{name.replace('.', '_')}", (f"{ours}.{name}",)) for name in layers)
+            yield from (
+                Original(f"{theirs}_{name.replace('.', '_')}", (f"{ours}.{name}",))
+                for name in layers
+            )
         else:
-            yield Original(f"{theirs}_{'op' if '.downsamplers.' in ours else 'conv'}", (f"{ours}.conv",))
+            yield Original(
+                f"{theirs}_{'op' if '.downsamplers.' in ours else 'conv'}", (f"{ours}.conv",)
+            )
     for theirs, ours in (("time_embed", "time_embedding"), ("label_emb_0", "add_embedding")):
         yield Original(f"{theirs}_0", (f"{ours}.linear_1",))
         yield Original(f"{theirs}_2", (f"{ours}.linear_2",))
@@ -144,7 +160,10 @@ def unet_blocks(model: Any) -> Iterator[tuple[str, str]]:
         if block.downsamplers is not None:
             number += 1
             yield f"down_blocks.{n}.downsamplers.0", f"input_blocks_{number}_0"
-    yield from (("mid_block.resnets.0", "middle_block_0"), ("mid_block.resnets.1", "middle_block_2"))
+    yield from (
+        ("mid_block.resnets.0", "middle_block_0"),
+        ("mid_block.resnets.1", "middle_block_2"),
+    )
     yield from attention(model.mid_block, "mid_block", 0, "middle_block_1")
     number = -1
     for n, block in enumerate(model.up_blocks):
@@ -167,7 +186,11 @@ def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return A (sum of ranks, in) and B (sum of outputs, sum of ranks) of layers with the same input."""
     if len(parts) == 1:
         return parts[0]
-    wide = torch.zeros(sum(b.shape[0] for _, b in parts), sum(b.shape[1] for _, b in parts), dtype=parts[0][1].dtype)
+    wide = torch.zeros(
+        sum(b.shape[0] for _, b in parts),
+        sum(b.shape[1] for _, b in parts),
+        dtype=parts[0][1].dtype,
+    )
     row = column = 0
     for _, b in parts:
         wide[row : row + b.shape[0], column : column + b.shape[1]] = b
@@ -175,7 +198,9 @@ def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat([a for a, _ in parts if len(a)]), wide
 
 
-def split(a: Tensor, b: Tensor, sizes: Sequence[int], ranks: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+def split(
+    a: Tensor, b: Tensor, sizes: Sequence[int], ranks: Sequence[int]
+) -> list[tuple[Tensor, Tensor]]:
     """Divide an adapter by its outputs: `sizes` of each part; `ranks` of the parts, if it was joined of such.
 
     An adapter that is no block for each part has the same A for all.
@@ -187,7 +212,10 @@ def split(a: Tensor, b: Tensor, sizes: Sequence[int], ranks: Sequence[int]) -> l
         columns = [torch.split_with_sizes(rows, widths, dim=1) for rows in parts]
         others = (one for n, row in enumerate(columns) for m, one in enumerate(row) if n != m)
         if not any(bool(one.any()) for one in others):
-            return [(narrow, columns[n][n]) for n, narrow in enumerate(torch.split_with_sizes(a, widths))]
+            return [
+                (narrow, columns[n][n])
+                for n, narrow in enumerate(torch.split_with_sizes(a, widths))
+            ]
     return [(a, rows) for rows in parts]
 
 

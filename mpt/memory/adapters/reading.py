@@ -60,8 +60,13 @@ class AdapterFile:
         if not self.settings:
             return 1.0
         name = one.key.removeprefix("base_model.model.")
-        patterns = {key.removeprefix("^"): value for key, value in (self.settings.get("alpha_pattern") or {}).items()}
-        found = [value for key, value in patterns.items() if name == key or name.endswith(f".{key}")]
+        patterns = {
+            key.removeprefix("^"): value
+            for key, value in (self.settings.get("alpha_pattern") or {}).items()
+        }
+        found = [
+            value for key, value in patterns.items() if name == key or name.endswith(f".{key}")
+        ]
         alpha = float(found[0] if found else self.settings.get("lora_alpha", rank))
         return float(alpha / (rank**0.5 if self.settings.get("use_rslora") else rank))
 
@@ -83,7 +88,9 @@ def read_adapters(path: Path) -> AdapterFile:
             for key in list(opened.keys()):
                 place(key, opened.get_tensor(key), adapters, others)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{WHERE}: {file} is not a safetensors file, or damaged ({error})") from error
+        raise CheckpointError(
+            f"{WHERE}: {file} is not a safetensors file, or damaged ({error})"
+        ) from error
     torn = [one.key for one in adapters.values() if one.a is None or one.b is None]
     if torn or not adapters:
         raise CheckpointError(
@@ -93,7 +100,9 @@ def read_adapters(path: Path) -> AdapterFile:
     return AdapterFile(path, adapters, others, settings)
 
 
-def place(key: str, tensor: Tensor, adapters: dict[str, FileAdapter], others: dict[str, Tensor]) -> None:
+def place(
+    key: str, tensor: Tensor, adapters: dict[str, FileAdapter], others: dict[str, Tensor]
+) -> None:
     """Put a file's tensor into its adapter."""
     split = split_key(key)
     if split is None:
@@ -115,7 +124,9 @@ def read_settings(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{WHERE}: {path} is missing, or no settings of PEFT") from error
     if kind != "LORA":
-        raise CheckpointError(f"{WHERE}: {path} is of adapters of the kind {kind}; LoRA and DoRA are read")
+        raise CheckpointError(
+            f"{WHERE}: {path} is of adapters of the kind {kind}; LoRA and DoRA are read"
+        )
     return settings  # type: ignore[no-any-return]
 
 
@@ -139,7 +150,9 @@ def load_adapters(modules: Mapping[str, nn.Module], file: AdapterFile) -> str:
     if left:
         more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
         what = (
-            "it is of another model" if not used else "memory.lora.targets leaves these layers out, or they are missing"
+            "it is of another model"
+            if not used
+            else "memory.lora.targets leaves these layers out, or they are missing"
         )
         if all(key.startswith(OF_TEXT_ENCODERS) for key in left):
             what = "text encoders are not trained here; set model.text_encoders=true, or leave their adapters out"
@@ -162,7 +175,9 @@ def divide(one: Place, file: AdapterFile) -> dict[str, tuple[FileAdapter, str]]:
         parts = [adapted.get(name) for name in original.parts]
         if whole is None or not any(parts):
             continue
-        for name, layer, piece in zip(original.parts, parts, pieces(one, original, parts, whole, file), strict=True):
+        for name, layer, piece in zip(
+            original.parts, parts, pieces(one, original, parts, whole, file), strict=True
+        ):
             if layer is not None:
                 found[name] = piece, original.name
             elif piece.b is not None and bool(piece.b.any()):
@@ -174,20 +189,30 @@ def divide(one: Place, file: AdapterFile) -> dict[str, tuple[FileAdapter, str]]:
 
 
 def pieces(
-    one: Place, original: Original, parts: Sequence[Adapted | None], whole: FileAdapter, file: AdapterFile
+    one: Place,
+    original: Original,
+    parts: Sequence[Adapted | None],
+    whole: FileAdapter,
+    file: AdapterFile,
 ) -> list[FileAdapter]:
     """Return the adapters of a checkpoint's layer for each of the library's. Raises CheckpointError for other sizes."""
     assert whole.a is not None
     assert whole.b is not None
     sizes = [outputs_of(one.model.get_submodule(name)) for name in original.parts]
     if whole.b.shape[0] != sum(sizes):
-        raise CheckpointError(f"{WHERE}: the adapter {whole.key} in {file.path} is of a layer of another size")
+        raise CheckpointError(
+            f"{WHERE}: the adapter {whole.key} in {file.path} is of a layer of another size"
+        )
     a, b, magnitude = whole.a, whole.b, whole.magnitude
     if original.is_swapped:
         b, magnitude = swap(b), None if magnitude is None else swap(magnitude)
     ranks = [0 if layer is None else rank_of(layer) for layer in parts]
     both = [(a, b)] if len(sizes) == 1 else split(a, b, sizes, ranks)
-    magnitudes = [None] * len(sizes) if magnitude is None else torch.split_with_sizes(magnitude.flatten(), sizes)
+    magnitudes = (
+        [None] * len(sizes)
+        if magnitude is None
+        else torch.split_with_sizes(magnitude.flatten(), sizes)
+    )
     factor = file.factor(whole)
     return [
         FileAdapter(whole.key, narrow, rows, own, factor * len(narrow))
@@ -208,12 +233,20 @@ def copy_adapter(layer: Adapted, found: FileAdapter, file: AdapterFile, name: st
             f"{rank_of(layer)}; set memory.lora.rank={rank}, or memory.lora.ranks for single layers"
         )
     if found.a.numel() != layer.lora_a.numel() or found.b.numel() != layer.lora_b.numel():
-        raise CheckpointError(f"{WHERE}: the adapter of {name} in {file.path} is of a layer of another size")
+        raise CheckpointError(
+            f"{WHERE}: the adapter of {name} in {file.path} is of a layer of another size"
+        )
     if (found.magnitude is None) != (layer.lora_magnitude is None):
-        has = "is DoRA: set memory.lora.dora=true" if found.magnitude is not None else "is not DoRA: leave dora out"
+        has = (
+            "is DoRA: set memory.lora.dora=true"
+            if found.magnitude is not None
+            else "is not DoRA: leave dora out"
+        )
         raise CheckpointError(f"{WHERE}: the adapter of {name} in {file.path} {has}")
     layer.lora_a.copy_(found.a.view_as(layer.lora_a))
-    layer.lora_b.copy_((found.b.float() * (file.factor(found) / layer.lora_factor)).view_as(layer.lora_b))
+    layer.lora_b.copy_(
+        (found.b.float() * (file.factor(found) / layer.lora_factor)).view_as(layer.lora_b)
+    )
     if layer.lora_magnitude is not None and found.magnitude is not None:
         layer.lora_magnitude.copy_(found.magnitude.view_as(layer.lora_magnitude))
 
@@ -224,5 +257,7 @@ def copy_others(one: Place, file: AdapterFile) -> None:
     for key, tensor in file.others.items():
         parameter = own.get(key.removeprefix("base_model.model."))
         if parameter is None or parameter.shape != tensor.shape:
-            raise CheckpointError(f"{WHERE}: {key} in {file.path} is no weight of {one.name}, or of another size")
+            raise CheckpointError(
+                f"{WHERE}: {key} in {file.path} is no weight of {one.name}, or of another size"
+            )
         parameter.copy_(tensor)

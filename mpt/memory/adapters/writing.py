@@ -40,12 +40,17 @@ def write(wanted: str, found: Sequence[Place], path: Path, about: Mapping[str, s
             tensors |= kohya_tensors(place)
         else:
             tensors |= diffusers_tensors(place)
-            own = peft_settings(place, {name: rank_of(layer) for name, layer in place.adapted().items()}, baked=True)
-            settings |= {f"{place.kind}.{name}": value for name, value in unanchored(place, own).items()}
+            own = peft_settings(
+                place, {name: rank_of(layer) for name, layer in place.adapted().items()}, baked=True
+            )
+            settings |= {
+                f"{place.kind}.{name}": value for name, value in unanchored(place, own).items()
+            }
     texts = {"format": "pt", **about}
     if settings:
         texts["lora_adapter_metadata"] = json.dumps(settings, sort_keys=True)
-    path.write_bytes(safetensors.torch.save(contiguous(tensors), texts))  # `save_file` lets nobody else read it
+    # `save_file` lets nobody else read it
+    path.write_bytes(safetensors.torch.save(contiguous(tensors), texts))
 
 
 def refuse_other_models(wanted: str, place: Place) -> None:
@@ -54,7 +59,11 @@ def refuse_other_models(wanted: str, place: Place) -> None:
         raise ConfigError(
             f"--to {wanted}: {place.name} is a {type(place.model).__name__}, no model of diffusers; use --to peft"
         )
-    if wanted == "kohya" and place.kind == "transformer" and own_class(place.model).__name__ not in JOINED:
+    if (
+        wanted == "kohya"
+        and place.kind == "transformer"
+        and own_class(place.model).__name__ not in JOINED
+    ):
         raise ConfigError(
             f"--to kohya: {place.name} is a {type(place.model).__name__}, for which kohya has no names; use "
             "--to diffusers"
@@ -83,7 +92,10 @@ def diffusers_tensors(place: Place) -> dict[str, Tensor]:
     for name, layer in place.adapted().items():
         a, b, magnitude = matrices(layer)
         key = f"{place.kind}.{place.published(name)}"
-        tensors[f"{key}.lora_A.weight"], tensors[f"{key}.lora_B.weight"] = a, scaled(b, layer.lora_factor)
+        tensors[f"{key}.lora_A.weight"], tensors[f"{key}.lora_B.weight"] = (
+            a,
+            scaled(b, layer.lora_factor),
+        )
         if magnitude is not None:
             tensors[f"{key}.lora_magnitude_vector"] = magnitude
     return tensors
@@ -98,10 +110,20 @@ def kohya_tensors(place: Place) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     adapted = place.adapted()
     is_joined = own_class(place.model).__name__ in JOINED
-    wholes = [one for one in originals(place.model) if is_joined and not adapted.keys().isdisjoint(one.parts)]
+    wholes = [
+        one
+        for one in originals(place.model)
+        if is_joined and not adapted.keys().isdisjoint(one.parts)
+    ]
     named = {name for one in wholes for name in one.parts}
-    wholes += [Original(place.published(name).replace(".", "_"), (name,)) for name in adapted if name not in named]
-    alpha = Counter(layer.lora_factor * rank_of(layer) for layer in adapted.values()).most_common(1)[0][0]
+    wholes += [
+        Original(place.published(name).replace(".", "_"), (name,))
+        for name in adapted
+        if name not in named
+    ]
+    alpha = Counter(layer.lora_factor * rank_of(layer) for layer in adapted.values()).most_common(
+        1
+    )[0][0]
     for whole in wholes:
         layers = [adapted[name] for name in whole.parts if name in adapted]
         rank = sum(rank_of(layer) for layer in layers)
@@ -115,7 +137,9 @@ def kohya_tensors(place: Place) -> dict[str, Tensor]:
     return tensors
 
 
-def joined_tensors(place: Place, whole: Original, factor: float) -> tuple[Tensor, Tensor, Tensor | None]:
+def joined_tensors(
+    place: Place, whole: Original, factor: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return A, B and the magnitude of a checkpoint's layer under a factor; layers without an adapter add nothing."""
     adapted = place.adapted()
     dtype = matrices(next(adapted[name] for name in whole.parts if name in adapted))[1].dtype
@@ -170,9 +194,14 @@ def unanchored(place: Place, settings: Mapping[str, Any]) -> dict[str, Any]:
         return name.removeprefix("^").removeprefix("text_model.")
 
     patterns = {
-        key: {end(name): value for name, value in settings[key].items()} for key in ("rank_pattern", "alpha_pattern")
+        key: {end(name): value for name, value in settings[key].items()}
+        for key in ("rank_pattern", "alpha_pattern")
     }
-    return {**settings, **patterns, "target_modules": [end(name) for name in settings["target_modules"]]}
+    return {
+        **settings,
+        **patterns,
+        "target_modules": [end(name) for name in settings["target_modules"]],
+    }
 
 
 def write_peft(found: Sequence[Place], folder: Path, about: Mapping[str, str]) -> None:
@@ -180,7 +209,9 @@ def write_peft(found: Sequence[Place], folder: Path, about: Mapping[str, str]) -
     if len(found) > 1:
         names = ", ".join(place.name for place in found)
         others = " or ".join(f"--to {name}" for name in FORMATS if name != "peft")
-        raise ConfigError(f"--to peft: a folder holds the adapters of one network, and {names} have some; use {others}")
+        raise ConfigError(
+            f"--to peft: a folder holds the adapters of one network, and {names} have some; use {others}"
+        )
     (place,) = found
     adapted = place.adapted()
     tensors: dict[str, Tensor] = {}
@@ -193,7 +224,9 @@ def write_peft(found: Sequence[Place], folder: Path, about: Mapping[str, str]) -
     own = dict(place.model.named_parameters())
     full = full_parameters(place)
     tensors |= {f"base_model.model.{name}": own[name].detach().cpu() for name in full}
-    settings = peft_settings(place, {name: rank_of(layer) for name, layer in adapted.items()}, baked=False)
+    settings = peft_settings(
+        place, {name: rank_of(layer) for name, layer in adapted.items()}, baked=False
+    )
     modules = sorted({name.rpartition(".")[0] for name in full})
     written = {
         "peft_type": "LORA",
@@ -206,7 +239,9 @@ def write_peft(found: Sequence[Place], folder: Path, about: Mapping[str, str]) -
     folder.mkdir(parents=True, exist_ok=True)
     data = safetensors.torch.save(contiguous(tensors), {"format": "pt", **about})
     (folder / "adapter_model.safetensors").write_bytes(data)
-    (folder / "adapter_config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (folder / "adapter_config.json").write_text(
+        json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
 
 
 def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -105,9 +105,12 @@ class Recorder(Questions):
 
                 recording.made = exchange(made, place, Tensor)
                 if tensors:
-                    recording.outputs = torch.stack([tensor.detach().float().reshape(()) for tensor in tensors])
+                    recording.outputs = torch.stack(
+                        [tensor.detach().float().reshape(()) for tensor in tensors]
+                    )
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # a recording that failed says so again at its end
+                # a recording that failed says so again at its end
+                with contextlib.suppress(RuntimeError):
                     self.graph.capture_end()
                 raise
             self._end()
@@ -167,7 +170,10 @@ def exchange(value: Any, change: Callable[[Any], Any], kind: type) -> Any:
         other.sums, other.counts = exchange(value.sums, change, kind), dict(value.counts)
         return other
     if is_dataclass(value) and not isinstance(value, type | Place):
-        return replace(value, **{one.name: exchange(getattr(value, one.name), change, kind) for one in fields(value)})
+        return replace(
+            value,
+            **{one.name: exchange(getattr(value, one.name), change, kind) for one in fields(value)},
+        )
     return value
 
 

@@ -46,13 +46,16 @@ class Rates:
         setattr(optimizer, WARNED, True)  # the first updates of each run are not recorded
         for parameter, entries in optimizer.state.items():
             step = entries.get("step")
-            if isinstance(step, Tensor) and step.device != parameter.device:  # of a run without recordings
+            # of a run without recordings
+            if isinstance(step, Tensor) and step.device != parameter.device:
                 entries["step"] = step.to(parameter.device, torch.float32)
 
     @property
     def is_stale(self) -> bool:
         """Whether the optimizer's state was replaced, as by a rollback."""
-        return self.optimizer.state is not self.state or self.optimizer.param_groups is not self.groups
+        return (
+            self.optimizer.state is not self.state or self.optimizer.param_groups is not self.groups
+        )
 
     def write(self) -> None:
         """Bring rates that have changed to the device."""
@@ -65,7 +68,8 @@ class Rates:
     def in_place(self) -> Iterator[None]:
         """Let the groups have tensors for rates inside the block."""
         before = [
-            {name: group[name] for name in ("lr", "foreach", *SWITCHES) if name in group} for group in self.groups
+            {name: group[name] for name in ("lr", "foreach", *SWITCHES) if name in group}
+            for group in self.groups
         ]
         for group, tensor in zip(self.groups, self.tensors, strict=True):
             group["lr"] = tensor
@@ -92,7 +96,9 @@ class Rates:
 
     def learn(self, before: dict[tuple[int, str], int]) -> None:
         """Take the increments of the groups' counters since `before` as those of every update."""
-        self.increments = {key: value - before[key] for key, value in self.counts().items() if value != before[key]}
+        self.increments = {
+            key: value - before[key] for key, value in self.counts().items() if value != before[key]
+        }
 
     def count(self) -> None:
         """Count an update that was repeated."""

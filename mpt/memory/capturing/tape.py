@@ -47,14 +47,19 @@ class Tape(TorchDispatchMode):
         self.is_paused = False
         """Set while a question of the update itself is answered."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = function._schema.name
         given = list(tensors_in((args, kwargs)))
         if not self.is_paused:
             self._find_obstacle(name, given)
             reads_values = not name.endswith("_like") and not name.startswith("aten::new_")
-            entry = (str(function), *(self._describe(value, reads_values) for value in (*args, *kwargs.items())))
+            entry = (
+                str(function),
+                *(self._describe(value, reads_values) for value in (*args, *kwargs.items())),
+            )
         result = function(*args, **kwargs)
         if self.is_paused:
             return result
@@ -64,7 +69,9 @@ class Tape(TorchDispatchMode):
             if address not in inputs:
                 self._makers[address] = len(self.entries)
                 self._outside.pop(address, None)
-                if tensor.device.type == "cpu" != self.device.type and any(one.device == self.device for one in given):
+                if tensor.device.type == "cpu" != self.device.type and any(
+                    one.device == self.device for one in given
+                ):
                     self.why_not = self.why_not or f"{name} copies to the host"
         self.entries.append(entry)
         return result
@@ -75,7 +82,9 @@ class Tape(TorchDispatchMode):
         on_host = [one for one in given if one.device.type == "cpu"]
         if name in READS and len(on_host) < len(given):
             self.why_not = f"{name} reads the device on the host"
-        elif name in ("aten::copy_", "aten::_to_copy") and any(not one.is_pinned() for one in on_host):
+        elif name in ("aten::copy_", "aten::_to_copy") and any(
+            not one.is_pinned() for one in on_host
+        ):
             self.why_not = f"{name} copies from the host"
         elif any(one.layout != torch.strided for one in given):
             self.why_not = f"{name} is on sparse tensors"
@@ -111,7 +120,9 @@ def first_difference(one: Tape, other: Tape) -> str:
             continue
         if before[0] != after[0]:
             return f"one update computes {before[0]} where the next one computes {after[0]}"
-        changed = next((pair for pair in zip(leaves(before), leaves(after)) if pair[0] != pair[1]), ("", ""))
+        changed = next(
+            (pair for pair in zip(leaves(before), leaves(after)) if pair[0] != pair[1]), ("", "")
+        )
         if "outside" in leaves(before) and isinstance(changed[0], int) and changed[0] > 2**32:
             return f"{before[0]} reads a tensor that another one replaces from update to update"
         return f"{before[0]} is given {changed[0]} in one update and {changed[1]} in the next"
@@ -122,7 +133,9 @@ def first_difference(one: Tape, other: Tape) -> str:
 
 def leaves(entry: Any) -> list[Any]:
     """Return the items of nested tuples, in order."""
-    return [leaf for item in entry for leaf in leaves(item)] if isinstance(entry, tuple) else [entry]
+    return (
+        [leaf for item in entry for leaf in leaves(item)] if isinstance(entry, tuple) else [entry]
+    )
 
 
 def numbers_of(task: Task) -> dict[str, Any]:
@@ -145,7 +158,9 @@ def plain_values(owner: str, values: Mapping[Any, Any]) -> Iterable[tuple[str, A
             yield name, value
         elif type(value) is dict and not isinstance(value, nn.Module):
             yield from plain_values(name, value)
-        elif type(value) in (list, tuple) and all(isinstance(item, int | float | str | bool) for item in value):
+        elif type(value) in (list, tuple) and all(
+            isinstance(item, int | float | str | bool) for item in value
+        ):
             yield name, tuple(value)
 
 
@@ -154,5 +169,7 @@ def first_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     for name in before.keys() | after.keys():
         old, new = before.get(name), after.get(name)
         if old != new and not (old != old and new != new):
-            return f"{name} changes from {old} to {new} in an update, which a repetition would not do"
+            return (
+                f"{name} changes from {old} to {new} in an update, which a repetition would not do"
+            )
     return ""

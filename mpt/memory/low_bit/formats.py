@@ -49,7 +49,9 @@ class Format(Protocol):
     def pack(self, weight: Tensor) -> list[Tensor]:
         """Return the packed tensors of a weight (out, in) of any floating dtype."""
 
-    def unpack(self, packed: Sequence[Tensor], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    def unpack(
+        self, packed: Sequence[Tensor], rows: int, columns: int, dtype: torch.dtype
+    ) -> Tensor:
         """Return the weight (out, in)."""
 
 
@@ -73,7 +75,9 @@ class RowScaled:
         codes = scaled.round().to(self.dtype) if self.dtype == torch.int8 else scaled.to(self.dtype)
         return [codes.view(torch.uint8), scales.view(torch.int32)]
 
-    def unpack(self, packed: Sequence[Tensor], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    def unpack(
+        self, packed: Sequence[Tensor], rows: int, columns: int, dtype: torch.dtype
+    ) -> Tensor:
         """Return code * scale. Codes are exact in every dtype of a forward; the product is rounded once."""
         codes, scales = packed
         # Not `codes.to`: streamed weights take a saved cast for one that can be repeated, and this one is scaled after.
@@ -89,7 +93,11 @@ class NormalFloat4:
     def shapes(self, rows: int, columns: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Return two codes per byte, a scale per block, and the 16 levels."""
         size = rows * columns
-        return [((-(-size // 2),), torch.uint8), ((-(-size // BLOCK),), torch.int32), ((16,), torch.int32)]
+        return [
+            ((-(-size // 2),), torch.uint8),
+            ((-(-size // BLOCK),), torch.int32),
+            ((16,), torch.int32),
+        ]
 
     def pack(self, weight: Tensor) -> list[Tensor]:
         """Scale each block by its largest value and take the nearest level, the lower one of two as near."""
@@ -108,9 +116,15 @@ class NormalFloat4:
         codes = torch.bucketize(scaled.clamp(-1, 1), borders).to(torch.uint8).view(-1, 2)
         return [(codes[:, 0] << 4) | codes[:, 1], scales.view(torch.int32), table.view(torch.int32)]
 
-    def unpack(self, packed: Sequence[Tensor], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    def unpack(
+        self, packed: Sequence[Tensor], rows: int, columns: int, dtype: torch.dtype
+    ) -> Tensor:
         """Return level * scale, rounded once. Each byte is looked up in a table of all pairs of levels."""
-        codes, scales, table = packed[0], packed[1].view(torch.float32), packed[2].view(torch.float32)
+        codes, scales, table = (
+            packed[0],
+            packed[1].view(torch.float32),
+            packed[2].view(torch.float32),
+        )
         pairs = torch.stack((table[:, None].expand(16, 16), table.expand(16, 16)), -1).view(256, 2)
         size = rows * columns
         weight = torch.empty(size, dtype=dtype, device=codes.device)
@@ -135,4 +149,6 @@ FORMATS: dict[str, Format] = {
 
 def packed_bytes(name: str, rows: int, columns: int) -> int:
     """Return the bytes that a weight takes in a format, scales included."""
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in FORMATS[name].shapes(rows, columns))
+    return sum(
+        math.prod(shape) * dtype.itemsize for shape, dtype in FORMATS[name].shapes(rows, columns)
+    )

@@ -27,7 +27,13 @@ class PackedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, name: str, rows: int, columns: int, is_turned: bool, *packed: Tensor
+        ctx: Any,
+        input: Tensor,
+        name: str,
+        rows: int,
+        columns: int,
+        is_turned: bool,
+        *packed: Tensor,
     ) -> Tensor:
         """Return the product in the input's dtype."""
         ctx.save_for_backward(*packed)
@@ -40,7 +46,9 @@ class PackedProduct(torch.autograd.Function):
         """Return the input's gradient: the other of the two products, which can be differentiated again."""
         name, rows, columns, is_turned = ctx.terms
         packed = ctx.saved_tensors  # once: recomputed tensors may be unpacked but once
-        return product(gradient, name, rows, columns, not is_turned, *packed), *[None] * (4 + len(packed))
+        return product(gradient, name, rows, columns, not is_turned, *packed), *[None] * (
+            4 + len(packed)
+        )
 
 
 product: Any = PackedProduct.apply
@@ -62,7 +70,10 @@ class PackedLinear(nn.Linear):
     def unpacked(self) -> Tensor:
         """Return the weight (out, in) in the dtype that it had."""
         return FORMATS[self.packed_format].unpack(
-            [tensor.detach() for tensor in self.packed()], self.out_features, self.in_features, self.packed_dtype
+            [tensor.detach() for tensor in self.packed()],
+            self.out_features,
+            self.in_features,
+            self.packed_dtype,
         )
 
     @property
@@ -75,11 +86,15 @@ class PackedLinear(nn.Linear):
         kind = input.device.type
         if torch.is_autocast_enabled(kind):
             input = input.to(torch.get_autocast_dtype(kind))
-        output: Tensor = product(input, self.packed_format, self.out_features, self.in_features, False, *self.packed())
+        output: Tensor = product(
+            input, self.packed_format, self.out_features, self.in_features, False, *self.packed()
+        )
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
 
-def pack(layer: nn.Linear, name: str, packed: Sequence[nn.Parameter] | None = None) -> list[nn.Parameter]:
+def pack(
+    layer: nn.Linear, name: str, packed: Sequence[nn.Parameter] | None = None
+) -> list[nn.Parameter]:
     """Pack a layer's weight, or take the packed tensors of a layer that shares it; return them.
 
     On `meta` the tensors have no values.
@@ -122,6 +137,11 @@ def unpack(layer: PackedLinear, weight: nn.Parameter | None = None) -> nn.Parame
 def unpack_all(modules: Mapping[str, nn.Module]) -> None:
     """Give all packed layers of networks their weights back, shared ones once."""
     made: dict[nn.Parameter, nn.Parameter] = {}
-    for layer in [layer for root in modules.values() for layer in root.modules() if isinstance(layer, PackedLinear)]:
+    for layer in [
+        layer
+        for root in modules.values()
+        for layer in root.modules()
+        if isinstance(layer, PackedLinear)
+    ]:
         codes = layer.get_parameter(f"{PREFIX}codes")
         made[codes] = unpack(layer, made.get(codes))

@@ -101,7 +101,9 @@ class Means:
         count = parameter.numel()
         if self.bits in BLOCKS and count >= SMALLEST and count % BLOCKS[self.bits] == 0:
             device = parameter.device
-            state[f"{name}.codes"] = torch.zeros(count * self.bits // 8, dtype=torch.uint8, device=device)
+            state[f"{name}.codes"] = torch.zeros(
+                count * self.bits // 8, dtype=torch.uint8, device=device
+            )
             state[f"{name}.scale"] = torch.zeros(count // BLOCKS[self.bits], device=device)
         else:
             dtype = torch.bfloat16 if self.bits == 16 else torch.float32
@@ -122,11 +124,15 @@ class Means:
         codes, scale = self.pieces(state, name, part)
         return restored(codes, scale, self.table(signed, codes.device), self.bits == 4)
 
-    def write(self, state: dict[str, Any], name: str, signed: bool, part: slice, values: Tensor, key: Any) -> None:
+    def write(
+        self, state: dict[str, Any], name: str, signed: bool, part: slice, values: Tensor, key: Any
+    ) -> None:
         """Store a part of a mean; `key` chooses the random bits of a second moment in 16 bits."""
         if name not in state:
             codes, scale = self.pieces(state, name, part)
-            new, sizes = quantise(values, self.table(signed, values.device), BLOCKS[self.bits], self.bits == 4)
+            new, sizes = quantise(
+                values, self.table(signed, values.device), BLOCKS[self.bits], self.bits == 4
+            )
             codes.copy_(new)
             scale.copy_(sizes)
         elif self.bits == 16 and not signed:
@@ -146,7 +152,9 @@ class Means:
         """Return the codes and scales of a part, which begins at a block."""
         block = BLOCKS[self.bits]
         codes = slice(part.start * self.bits // 8, part.stop * self.bits // 8)
-        return state[f"{name}.codes"][codes], state[f"{name}.scale"][part.start // block : part.stop // block]
+        return state[f"{name}.codes"][codes], state[f"{name}.scale"][
+            part.start // block : part.stop // block
+        ]
 
 
 def parts_of(count: int) -> Iterator[slice]:
@@ -178,11 +186,18 @@ class LowBitAdam(KeepsDtypes, OwnUpdate):
             for parameter in group["params"]:
                 number += 1
                 if parameter.grad is not None:
-                    step_of_adam(self.means, self.state[parameter], parameter, group, self.decoupled, number)
+                    step_of_adam(
+                        self.means, self.state[parameter], parameter, group, self.decoupled, number
+                    )
 
 
 def step_of_adam(
-    means: Means, state: dict[str, Any], parameter: Tensor, group: dict[str, Any], decoupled: bool, number: int
+    means: Means,
+    state: dict[str, Any],
+    parameter: Tensor,
+    group: dict[str, Any],
+    decoupled: bool,
+    number: int,
 ) -> None:
     """Update one parameter."""
     if not state:

@@ -32,7 +32,9 @@ class Unit:
         """The modules that run one after the other in this unit."""
         if self.stop is None:
             return [self.owner]
-        return [child for child in self.owner._modules.values() if child is not None][self.start : self.stop]
+        return [child for child in self.owner._modules.values() if child is not None][
+            self.start : self.stop
+        ]
 
 
 Chain = list[Unit]
@@ -46,7 +48,11 @@ def is_plain_sequential(module: nn.Module) -> bool:
 
 def find_chains(network: nn.Module, name: str) -> list[Chain]:
     """Return the chains of units in a network, in the order of its definition."""
-    counts = Counter(own_class(m) for m in network.modules() if _is_composite(m) and not isinstance(m, CONTAINERS))
+    counts = Counter(
+        own_class(m)
+        for m in network.modules()
+        if _is_composite(m) and not isinstance(m, CONTAINERS)
+    )
     repeated = {kind for kind, count in counts.items() if count > 1}
     return list(_walk(network, name, repeated))
 
@@ -90,10 +96,14 @@ def _starts_unit(module: nn.Module) -> bool:
 
 def _cut(sequential: nn.Module, name: str) -> list[Unit]:
     children = list(sequential._modules.items())
-    starts = [i for i, (_, child) in enumerate(children) if child is not None and _starts_unit(child)]
+    starts = [
+        i for i, (_, child) in enumerate(children) if child is not None and _starts_unit(child)
+    ]
     # Loose layers before the first weighted one (a Flatten) belong to the first unit.
     starts = [0, *starts[1:]] if starts else [0]
     stops = [*starts[1:], len(children)]
     return [
-        Unit(f"{name}.{children[start][0]}", sequential, start, stop) for start, stop in zip(starts, stops) if children
+        Unit(f"{name}.{children[start][0]}", sequential, start, stop)
+        for start, stop in zip(starts, stops)
+        if children
     ]

@@ -87,7 +87,9 @@ def _beside(loss: Loss) -> list[int]:
         unit = loss.calls[position].unit
         if unit not in seen:
             seen.add(unit)
-            weights += sum(weight.nbytes for module in unit.modules for weight in module.parameters())
+            weights += sum(
+                weight.nbytes for module in unit.modules for weight in module.parameters()
+            )
         found[position] += weights
     return [*found, end]
 
@@ -114,7 +116,9 @@ def _choices(calls: Sequence[tuple[Loss, Call]]) -> list[Choice]:
         found.append(now)
     at_once = -(-len(costly) // ROUNDS)
     while costly:
-        prices = {key: (_seconds(calls, kept - {key}) - now.seconds) / bytes_of[key] for key in costly}
+        prices = {
+            key: (_seconds(calls, kept - {key}) - now.seconds) / bytes_of[key] for key in costly
+        }
         given_up = sorted(costly, key=prices.__getitem__)[:at_once]
         kept -= set(given_up)
         costly = [key for key in costly if key in kept]
@@ -127,7 +131,12 @@ def _treat(calls: Sequence[tuple[Loss, Call]], kept: frozenset[Key]) -> Choice:
     held, whole = [], []
     for loss, call in calls:
         used = find_used(call.operators, call.saved, kept)
-        own = {number for operator in call.operators if operator.key in used for number in operator.makes}
+        own = {
+            number
+            for operator in call.operators
+            if operator.key in used
+            for number in operator.makes
+        }
         held.append(_bytes(loss, own))
         whole.append(_bytes(loss, own | call.saved))
     return Choice(kept, _seconds(calls, kept), tuple(held), tuple(whole))

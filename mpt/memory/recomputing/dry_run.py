@@ -52,7 +52,9 @@ class FlopCount(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         formula = flop_registry.get(function._overloadpacket)
         if formula is not None:
@@ -101,12 +103,14 @@ def measure_units(run: Run, units: list[Unit], setting: str) -> dict[Unit, UnitC
             seen.add(key)
             alive.append(tensor)
             inside[-1].saved_bytes += tensor.untyped_storage().nbytes()
-        return tensor.detach()  # a graph that holds its own output and is never walked would not be freed
+        # a graph that holds its own output and is never walked would not be freed
+        return tensor.detach()
 
     watch = SavedTensors(pack)  # the last of the tricks, so that autograd asks it and no other
     with _explained(setting), on_fake_tensors(run), FlopCount() as counter:
         parameters = [p for module in run.task.modules.values() for p in module.parameters()]
-        weights = [*parameters, *(_fake_twin(p) for p in parameters)]  # a view of a weight is of its twin
+        # a view of a weight is of its twin
+        weights = [*parameters, *(_fake_twin(p) for p in parameters)]
         alive += weights
         seen.update(weight.untyped_storage()._cdata for weight in weights)
         handles = []
@@ -165,7 +169,9 @@ class RecordCalls(TorchDispatchMode):
         self.call: Call | None = None
         self.storages = Storages()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         self.storages.note_changes(function, args, kwargs)
@@ -219,10 +225,16 @@ def measure_calls(run: Run, units: list[Unit], setting: str) -> list[Loss]:
     watch = SavedTensors(pack)
     with _explained(setting), on_fake_tensors(run), recorder:
         parameters = [p for module in run.task.modules.values() for p in module.parameters()]
-        weights = {p.untyped_storage()._cdata for p in (*parameters, *(_fake_twin(p) for p in parameters))}
+        weights = {
+            p.untyped_storage()._cdata for p in (*parameters, *(_fake_twin(p) for p in parameters))
+        }
         handles = []
         for unit in units:
-            handles.append(unit.modules[0].register_forward_pre_hook(enter(unit), prepend=True, with_kwargs=True))
+            handles.append(
+                unit.modules[0].register_forward_pre_hook(
+                    enter(unit), prepend=True, with_kwargs=True
+                )
+            )
             handles.append(unit.modules[-1].register_forward_hook(leave))
         try:
             run.tricks.append(watch)
@@ -254,7 +266,11 @@ def _explained(setting: str) -> Iterator[None]:
         if is_planned:
             raise
         frames = traceback.extract_tb(error.__traceback__)
-        own = [one for one in frames if "/torch/" not in Path(one.filename).as_posix() and one.filename != __file__]
+        own = [
+            one
+            for one in frames
+            if "/torch/" not in Path(one.filename).as_posix() and one.filename != __file__
+        ]
         raise ConfigError(
             f"{setting}: it has to know the step before there is data, and the loss looks at a tensor's value at "
             f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line}). Compute without .item() and without `if` on "
@@ -276,10 +292,15 @@ def on_fake_tensors(run: Run) -> Iterator[None]:
     # A planner's own fake mode serves as well; a second one would refuse its tensors. Its recorder is switched off:
     # memory allocated here is none of the run's.
     fake = detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
-    owners = dict.fromkeys(owner for module in run.task.modules.values() for owner in module.modules())
+    owners = dict.fromkeys(
+        owner for module in run.task.modules.values() for owner in module.modules()
+    )
     buffers = [(owner, dict(owner._buffers)) for owner in owners]
-    for owner, own in buffers:  # a fake mode still counts for real on single numbers, as BatchNorm's batches
-        owner._buffers.update({name: value.clone() for name, value in own.items() if value is not None})
+    # a fake mode still counts for real on single numbers, as BatchNorm's batches
+    for owner, own in buffers:
+        owner._buffers.update(
+            {name: value.clone() for name, value in own.items() if value is not None}
+        )
     try:
         with _disable_current_modes(), fake:
             yield

@@ -17,7 +17,16 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpt.memory.recomputing.operators import Key, Operator, Shape, Walk, find_rerun, find_used, large_outputs, written
+from mpt.memory.recomputing.operators import (
+    Key,
+    Operator,
+    Shape,
+    Walk,
+    find_rerun,
+    find_used,
+    large_outputs,
+    written,
+)
 from mpt.memory.recomputing.selective import Kept, alias
 
 
@@ -49,7 +58,9 @@ class Record:
 
     def usable(self) -> set[Key]:
         """Return the kept outputs that were not changed in place since; others must be recomputed."""
-        return {key for key in self.keeps if key in self.results and is_unchanged(self.results[key])}
+        return {
+            key for key in self.keeps if key in self.results and is_unchanged(self.results[key])
+        }
 
     def drop_unused(self, forms: dict[Key, Any]) -> None:
         """Release outputs that only other losses of the step save; their forms are given."""
@@ -74,7 +85,9 @@ class KeepChosen(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        pack, unpack = outer if outer is not None else (lambda tensor: tensor, lambda tensor: tensor)
+        pack, unpack = (
+            outer if outer is not None else (lambda tensor: tensor, lambda tensor: tensor)
+        )
 
         def note(tensor: Tensor) -> Any:
             number = self.walk.storages.find(tensor)
@@ -94,7 +107,9 @@ class KeepChosen(TorchDispatchMode):
         self.record.drop_unused(self.forms)
         del self.walk, self.forms, self.hooks, self.record.begin
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         operator = self.walk.record(function, args, kwargs, result)
@@ -105,7 +120,10 @@ class KeepChosen(TorchDispatchMode):
             record.positions[operator.key] = len(record.operators)
         if operator.key is not None and not operator.must_run and operator.changes is None:
             large = {id(tensor) for tensor in large_outputs(result)}
-            form = _each(result, lambda tensor: Shape.of(tensor) if id(tensor) in large else self.keep(tensor))
+            form = _each(
+                result,
+                lambda tensor: Shape.of(tensor) if id(tensor) in large else self.keep(tensor),
+            )
             if operator.key in record.keeps:
                 self.forms[operator.key], form = form, _each(result, self.keep)
             record.results[operator.key] = form
@@ -120,7 +138,9 @@ class KeepChosen(TorchDispatchMode):
 class Saved(Kept):
     """A tensor that was kept through the hooks that saved tensors go through, which may have taken it elsewhere."""
 
-    def __init__(self, tensor: Tensor, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+    def __init__(
+        self, tensor: Tensor, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
+    ) -> None:
         self.packed, self.unpack = pack(tensor), unpack
         self.here = Kept(tensor) if isinstance(self.packed, Tensor) else None
 
@@ -153,7 +173,9 @@ class ReuseChosen(TorchDispatchMode):
         self.walk = Walk()
         del self.record.begin
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs, walk, record = kwargs or {}, self.walk, self.record
         inputs, reads = walk.inputs_of(args, kwargs)
         if not reads:
@@ -167,12 +189,16 @@ class ReuseChosen(TorchDispatchMode):
                 record.results.pop(key, None)  # the statistics that were kept alongside it
             result = function(*args, **kwargs)
         elif record.operators[position].changes is not None:
-            result = written(function, args, kwargs)[0]  # as it is: the operand to be changed is not read
+            # as it is: the operand to be changed is not read
+            result = written(function, args, kwargs)[0]
         else:
             forms = record.results.get(key)
             if forms is None:
                 _refuse(function)
-            result = _each(forms, lambda form: form.take() if isinstance(form, Kept) else self.stand_in(form, inputs))
+            result = _each(
+                forms,
+                lambda form: form.take() if isinstance(form, Kept) else self.stand_in(form, inputs),
+            )
             if not self.walked_again:
                 del record.results[key]
         walk.note(result)
@@ -182,7 +208,8 @@ class ReuseChosen(TorchDispatchMode):
         """Return something of this form that nobody will read."""
         found = self.walk.stand_in(shape, inputs)
         assert found is not None, "the forward found one"
-        return found.detach()  # with a version of its own: a change in place that is not made counts all the same
+        # with a version of its own: a change in place that is not made counts all the same
+        return found.detach()
 
 
 def is_unchanged(result: Any) -> bool:

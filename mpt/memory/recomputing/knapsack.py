@@ -107,8 +107,13 @@ class Blocks:
         """Return the bytes that the blocks' next choices take off the load at one call, if any."""
         gains: dict[int, int] = {}
         for place, call in enumerate(self.losses[loss][: position + 1]):
-            if call.block is not None and self.chosen[call.block] + 1 < len(self.choices[call.block]):
-                now, then = self.choice(call.block), self.choices[call.block][self.chosen[call.block] + 1]
+            if call.block is not None and self.chosen[call.block] + 1 < len(
+                self.choices[call.block]
+            ):
+                now, then = (
+                    self.choice(call.block),
+                    self.choices[call.block][self.chosen[call.block] + 1],
+                )
                 before = now.held[call.number] - then.held[call.number]
                 own = now.whole[call.number] - then.whole[call.number]
                 gains[call.block] = gains.get(call.block, 0) + (before if place < position else own)
@@ -135,7 +140,9 @@ class Blocks:
                 break
             gains = self.gains(*place)
             if gains:
-                self.chosen[min(gains, key=lambda block: self.price(block) / min(gains[block], excess))] += 1
+                self.chosen[
+                    min(gains, key=lambda block: self.price(block) / min(gains[block], excess))
+                ] += 1
             else:
                 hopeless.add(place)
         self.give_back(allowed)
@@ -150,7 +157,11 @@ class Blocks:
             for block in sorted(undone, key=self._last_price, reverse=True):
                 self.chosen[block] -= 1
                 pairs = zip(self.loads(), limits, strict=True)
-                again = all(load <= limit for own, most in pairs for load, limit in zip(own, most, strict=True))
+                again = all(
+                    load <= limit
+                    for own, most in pairs
+                    for load, limit in zip(own, most, strict=True)
+                )
                 if again:
                     break
                 self.chosen[block] += 1

@@ -57,17 +57,23 @@ class Operator:
     """On a nominal card."""
 
 
-def find_rerun(operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]) -> set[int]:
+def find_rerun(
+    operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]
+) -> set[int]:
     """Return the positions of the operators that a recomputation has to run, if these outputs are kept."""
     return _look_back(operators, saved, kept)[0]
 
 
-def find_used(operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]) -> set[Key]:
+def find_used(
+    operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]
+) -> set[Key]:
     """Return which of these outputs a recomputation needs. Others led to saved tensors in another loss only."""
     return _look_back(operators, saved, kept)[1]
 
 
-def _look_back(operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]) -> tuple[set[int], set[Key]]:
+def _look_back(
+    operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]
+) -> tuple[set[int], set[Key]]:
     wanted, positions, used = set(saved), set(), set()
     for position in range(len(operators) - 1, -1, -1):
         operator = operators[position]
@@ -126,7 +132,11 @@ class Walk:
 
     def begin(self, *inputs: Any) -> None:
         """Record the block's inputs."""
-        self.given = {self.storages.add(tensor) for tensor in tensors_in(inputs) if tensor.layout == torch.strided}
+        self.given = {
+            self.storages.add(tensor)
+            for tensor in tensors_in(inputs)
+            if tensor.layout == torch.strided
+        }
 
     def inputs_of(self, args: Any, kwargs: Any) -> tuple[list[Tensor], tuple[int, ...]]:
         """Return an operator's inputs that come from the block's, and their storages."""
@@ -169,23 +179,38 @@ class Walk:
         new = self.note(result)
         if not new and not function._schema.is_mutable:
             return None
-        if key is not None and (changed := self.changed_alone(function, args, kwargs, result)) is not None:
+        if (
+            key is not None
+            and (changed := self.changed_alone(function, args, kwargs, result)) is not None
+        ):
             return Operator(key, reads, (), must_run=False, replaceable=True, changes=changed)
         must_run = (
             key is None
             or not new
             or any(tensor.layout != torch.strided for tensor in tensors_in(result))
-            or any(self.storages.find(tensor) in reads for tensor in written(function, args, kwargs))
+            or any(
+                self.storages.find(tensor) in reads for tensor in written(function, args, kwargs)
+            )
             or draws_random_numbers(function, args, kwargs)
         )
-        replaceable = all(self.stand_in(Shape.of(one), inputs) is not None for one in large_outputs(result))
-        makes = tuple(number for number in new if number in {self.storages.find(one) for one in large_outputs(result)})
+        replaceable = all(
+            self.stand_in(Shape.of(one), inputs) is not None for one in large_outputs(result)
+        )
+        makes = tuple(
+            number
+            for number in new
+            if number in {self.storages.find(one) for one in large_outputs(result)}
+        )
         return Operator(key, reads, makes, must_run, replaceable)
 
     def changed_alone(self, function: Any, args: Any, kwargs: Any, result: Any) -> int | None:
         """Return the block's own storage that a call writes to and returns, None for a call that does anything else."""
         changed = written(function, args, kwargs)
-        if len(changed) != 1 or result is not changed[0] or draws_random_numbers(function, args, kwargs):
+        if (
+            len(changed) != 1
+            or result is not changed[0]
+            or draws_random_numbers(function, args, kwargs)
+        ):
             return None
         number = self.storages.find(result) if result.layout == torch.strided else None
         return number if number in self.made and number not in self.given else None
@@ -245,7 +270,9 @@ def written(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
     found: list[Tensor] = []
     for position, argument in enumerate(schema.arguments if schema.is_mutable else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found += tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
+            found += tensors_in(
+                args[position] if position < len(args) else kwargs.get(argument.name)
+            )
     return found
 
 

@@ -34,7 +34,11 @@ these."""
 
 
 def recompute(
-    function: Callable[..., Any], modules: list[nn.Module], keeps: Keeps, args: tuple[Any, ...], kwargs: Any
+    function: Callable[..., Any],
+    modules: list[nn.Module],
+    keeps: Keeps,
+    args: tuple[Any, ...],
+    kwargs: Any,
 ) -> Any:
     """Call `function`, which runs `modules`, keeping its inputs instead of its activations."""
     if not torch.is_grad_enabled():
@@ -48,7 +52,9 @@ def recompute(
     def call(*given: Any) -> Any:
         return called(*given[:count], **dict(zip(kwargs, given[count:], strict=True)))
 
-    result = checkpoint(call, *values, use_reentrant=False, context_fn=lambda: make_contexts(modules, record))
+    result = checkpoint(
+        call, *values, use_reentrant=False, context_fn=lambda: make_contexts(modules, record)
+    )
     if any(value._version != version for value, version in before):
         raise ConfigError(
             f"memory.recompute: {type(modules[0]).__name__} changes its input in place, so that it cannot be computed "
@@ -75,18 +81,25 @@ def make_contexts(
 class Together(AbstractContextManager[None]):
     """Several contexts as one, which may be entered again after it was left: a graph may be walked twice."""
 
-    def __init__(self, *contexts: AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(
+        self, *contexts: AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]
+    ) -> None:
         self.contexts = contexts
         self.stacks: list[ExitStack] = []
 
     def __enter__(self) -> None:
         stack = ExitStack()
         for context in self.contexts:
-            stack.enter_context(context if isinstance(context, AbstractContextManager) else context())
+            stack.enter_context(
+                context if isinstance(context, AbstractContextManager) else context()
+            )
         self.stacks.append(stack)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stacks.pop().__exit__(kind, error, trace)
 
@@ -210,7 +223,11 @@ def wrap_runs(sequential: nn.Module, runs: list[tuple[int, int, Keeps]]) -> None
 def forbid_in_place(module: nn.Module | None) -> list[nn.Module]:
     """Turn off `inplace` activations: one that comes first in a run would overwrite the input that is kept, and one
     after a convolution the output that `selective` keeps. Returns those that were changed."""
-    changed = [inner for inner in module.modules() if getattr(inner, "inplace", False) is True] if module else []
+    changed = (
+        [inner for inner in module.modules() if getattr(inner, "inplace", False) is True]
+        if module
+        else []
+    )
     for inner in changed:
         inner.inplace = False  # type: ignore[assignment]
     return changed

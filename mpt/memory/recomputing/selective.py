@@ -70,10 +70,14 @@ class KeepOutputs(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.kept: dict[Any, list[Any]] = defaultdict(list)
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         if is_kept(function, args, kwargs or {}):
-            self.kept[function].append(tree_map(lambda x: Kept(x) if isinstance(x, Tensor) else x, result))
+            self.kept[function].append(
+                tree_map(lambda x: Kept(x) if isinstance(x, Tensor) else x, result)
+            )
         return result
 
 
@@ -90,7 +94,9 @@ class ReuseOutputs(TorchDispatchMode):
         self.walked_again = torch._C._autograd._get_current_graph_task_keep_graph()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if not is_kept(function, args, kwargs or {}):
             return function(*args, **(kwargs or {}))
         position = self.position[function]

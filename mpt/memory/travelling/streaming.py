@@ -40,7 +40,9 @@ class Note:
     def fetch(self) -> Tensor:
         """Return the tensor on the device."""
         if self.parameter._version != self.version:
-            raise RuntimeError("memory.stream_weights: a weight was changed between a forward and its backward")
+            raise RuntimeError(
+                "memory.stream_weights: a weight was changed between a forward and its backward"
+            )
         copies = self.block.stream.bring(self.block)
         whole = copies.tensors[self.parameter] if self.cast is None else copies.cast(self.cast)
         return whole.as_strided(*self.layout)
@@ -60,23 +62,32 @@ class Call(TorchDispatchMode):
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         if function is torch.ops.aten._to_copy.default:
             parameter = self.own.get(args[0].untyped_storage()._cdata)
             if parameter is not None:
-                if args[0].shape == parameter.shape:  # casts of a part are made anew for each use anyway
+                # casts of a part are made anew for each use anyway
+                if args[0].shape == parameter.shape:
                     self.refuse_second_cast(parameter, result)
                 storage = result.untyped_storage()
                 made = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-                self.casts[storage._cdata] = Cast(parameter, layout_of(args[0]), function, dict(kwargs or {}), made)
+                self.casts[storage._cdata] = Cast(
+                    parameter, layout_of(args[0]), function, dict(kwargs or {}), made
+                )
         return result
 
     def refuse_second_cast(self, parameter: nn.Parameter, made: Tensor) -> None:
         """Raise ConfigError if a mode would have cast a weight once for several uses, and added up their gradients
         in half.
         """
-        if not parameter.requires_grad or made.dtype.itemsize >= parameter.dtype.itemsize or in_backward():
+        if (
+            not parameter.requires_grad
+            or made.dtype.itemsize >= parameter.dtype.itemsize
+            or in_backward()
+        ):
             return
         seen = self.block.stream.traffic.cast_weights
         if parameter in seen:

@@ -43,12 +43,15 @@ class Copies:
     def is_current(self) -> bool:
         """Whether the weights are unchanged since they were copied."""
         return self.fake is detect_fake_mode() and all(
-            p._version == version and p.untyped_storage()._cdata == storage for p, version, storage in self.sources
+            p._version == version and p.untyped_storage()._cdata == storage
+            for p, version, storage in self.sources
         )
 
     def addresses(self) -> dict[int, nn.Parameter]:
         """Return the weights by the addresses of their copies' storages."""
-        return {copy.untyped_storage()._cdata: parameter for parameter, copy in self.tensors.items()}
+        return {
+            copy.untyped_storage()._cdata: parameter for parameter, copy in self.tensors.items()
+        }
 
     def wait(self) -> None:
         """Let the computing stream wait until the copies are there."""
@@ -110,7 +113,9 @@ class Traffic:
         side = self.side
         if side is None:
             return {p: p.detach().to(self.device, copy=True) for p in parameters}, None
-        copies = {p: torch.empty_like(p, device=self.device, requires_grad=False) for p in parameters}
+        copies = {
+            p: torch.empty_like(p, device=self.device, requires_grad=False) for p in parameters
+        }
         side.wait_stream(torch.accelerator.current_stream(self.device))
         with side:
             for parameter, copy in copies.items():

@@ -24,7 +24,9 @@ class FeatureSpace(Protocol):
 
 def choose_feature_space(data: DataSpec) -> FeatureSpace:
     """Return the digit features for grey images of the classes 0 to 9 ("0 - zero" too), else the random features."""
-    if data.fields["image"].shape[0] == 1 and [name[:1] for name in data.classes] == list("0123456789"):
+    if data.fields["image"].shape[0] == 1 and [name[:1] for name in data.classes] == list(
+        "0123456789"
+    ):
         from mpt.metrics.distances.digit_features import DigitFeatures
 
         return DigitFeatures()

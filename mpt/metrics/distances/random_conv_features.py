@@ -44,7 +44,8 @@ class RandomConvFeatures:
     def __init__(self) -> None:
         bits = numpy.random.PCG64(SEED)
         self.kernels = [
-            uniform(bits, (wide, narrow, 3, 3), math.sqrt(6 / (narrow * 9))) for narrow, wide in pairwise(WIDTHS)
+            uniform(bits, (wide, narrow, 3, 3), math.sqrt(6 / (narrow * 9)))
+            for narrow, wide in pairwise(WIDTHS)
         ]
         self.biases = [uniform(bits, (wide,), 0.5) for wide in WIDTHS[1:]]
         flat = WIDTHS[-1] * 4

@@ -40,14 +40,25 @@ def describe(
 
     def sample(index: int) -> dict[str, Any]:
         label, truth = classes[int(found[index])], classes[int(labels[index])]
-        return {"index": numbers[index], "label": label, "truth": truth, "probability": float(confidence[index])}
+        return {
+            "index": numbers[index],
+            "label": label,
+            "truth": truth,
+            "probability": float(confidence[index]),
+        }
 
     return {
         "classes": list(classes),
         "samples": len(labels),
         "matrix": matrix.tolist() if count <= LARGEST_MATRIX else None,
         "per_class": [
-            {"name": name, "samples": int(n), "precision": float(p), "recall": float(r), "f1": float(f)}
+            {
+                "name": name,
+                "samples": int(n),
+                "precision": float(p),
+                "recall": float(r),
+                "f1": float(f),
+            }
             for name, n, p, r, f in zip(classes, truths, precision, recall, f1, strict=True)
         ],
         "macro_f1": float(f1[truths > 0].mean()) if len(labels) else 0.0,
@@ -70,7 +81,11 @@ def most_confused(matrix: Tensor, classes: Sequence[str]) -> list[dict[str, Any]
     order = errors.argsort(descending=True, stable=True)[:PAIRS].tolist()
     size = len(classes)
     return [
-        {"truth": classes[place // size], "label": classes[place % size], "count": int(errors[place])}
+        {
+            "truth": classes[place // size],
+            "label": classes[place % size],
+            "count": int(errors[place]),
+        }
         for place in order
         if errors[place] > 0
     ]
@@ -91,5 +106,13 @@ def calibration(confidence: Tensor, is_right: Tensor) -> dict[str, Any]:
             float(inside.float().mean()),
         )
         error += share * abs(accuracy - mean)
-        bins.append({"low": low, "high": high, "confidence": mean, "accuracy": accuracy, "samples": int(inside.sum())})
+        bins.append(
+            {
+                "low": low,
+                "high": high,
+                "confidence": mean,
+                "accuracy": accuracy,
+                "samples": int(inside.sum()),
+            }
+        )
     return {"bins": bins, "expected_error": error}

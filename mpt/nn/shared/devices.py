@@ -50,8 +50,14 @@ def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
     def twin(tensor: Tensor) -> Tensor:
         if tensor not in placed:
             where = "cpu" if id(tensor) in on_host else device
-            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=where)
-            placed[tensor] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+            empty = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=where
+            )
+            placed[tensor] = (
+                nn.Parameter(empty, tensor.requires_grad)
+                if isinstance(tensor, nn.Parameter)
+                else empty
+            )
         return placed[tensor]
 
     for child in module.modules():
@@ -60,8 +66,11 @@ def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
                 if tensor is not None:
                     store[name] = twin(tensor)  # type: ignore[assignment]
         for name, value in vars(child).items():
-            if type(value) is Tensor and value.is_meta:  # plain attributes stay on the builder's device: the CPU
-                vars(child)[name] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+            # plain attributes stay on the builder's device: the CPU
+            if type(value) is Tensor and value.is_meta:
+                vars(child)[name] = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="cpu"
+                )
     return module
 
 

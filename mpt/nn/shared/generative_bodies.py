@@ -28,13 +28,21 @@ class VectorToImage(nn.Module):
     """Map (b, inputs) to image logits (b, c, h, w)."""
 
     def __init__(
-        self, inputs: int, image_size: int, channels: int, hidden: int, body: Body, activation: Activation = "relu"
+        self,
+        inputs: int,
+        image_size: int,
+        channels: int,
+        hidden: int,
+        body: Body,
+        activation: Activation = "relu",
     ) -> None:
         super().__init__()
         self.shape = (channels, image_size, image_size)
         if body == "mlp":
             self.layers = nn.Sequential(
-                nn.Linear(inputs, hidden), make_activation(activation), nn.Linear(hidden, channels * image_size**2)
+                nn.Linear(inputs, hidden),
+                make_activation(activation),
+                nn.Linear(hidden, channels * image_size**2),
             )
             return
         start, doublings = conv_plan(image_size)
@@ -73,17 +81,24 @@ class ImageToVector(nn.Module):
         if body == "mlp":
             self.image: nn.Module = nn.Flatten()
             pixels = channels * image_size**2
-            self.joined = nn.Sequential(nn.Linear(pixels + condition, hidden), make_activation(activation))
+            self.joined = nn.Sequential(
+                nn.Linear(pixels + condition, hidden), make_activation(activation)
+            )
             return
         start, halvings = conv_plan(image_size)
         width = max(hidden >> halvings, 8)
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), make_activation(activation)]
+        layers: list[nn.Module] = [
+            nn.Conv2d(channels, width, 3, padding=1),
+            make_activation(activation),
+        ]
         for _ in range(halvings):
             wider = min(2 * width, hidden)
             layers += [nn.Conv2d(width, wider, 4, stride=2, padding=1), make_activation(activation)]
             width = wider
         self.image = nn.Sequential(*layers, nn.Flatten())
-        self.joined = nn.Sequential(nn.Linear(width * start**2 + condition, hidden), make_activation(activation))
+        self.joined = nn.Sequential(
+            nn.Linear(width * start**2 + condition, hidden), make_activation(activation)
+        )
 
     def forward(self, image_bchw: Tensor, condition_bd: Tensor | None = None) -> Tensor:
         features: Tensor = self.joined(join(self.image(image_bchw), condition_bd))
@@ -112,14 +127,20 @@ def conv_plan(image_size: int) -> tuple[int, int]:
 
 
 def _nearest_sizes(image_size: int) -> str:
-    possible = sorted(side << power for side in range(_SMALLEST_MAP, _LARGEST_MAP + 1) for power in range(9))
+    possible = sorted(
+        side << power for side in range(_SMALLEST_MAP, _LARGEST_MAP + 1) for power in range(9)
+    )
     nearest = sorted(possible, key=lambda size: abs(size - image_size))[:3]
     return ", ".join(str(size) for size in sorted(nearest))
 
 
 def join(first_bd: Tensor, second_bd: Tensor | None) -> Tensor:
     """Concatenate two vectors per sample, the second in the first's dtype; without a second, return the first."""
-    return first_bd if second_bd is None else torch.cat((first_bd, second_bd.to(first_bd.dtype)), dim=1)
+    return (
+        first_bd
+        if second_bd is None
+        else torch.cat((first_bd, second_bd.to(first_bd.dtype)), dim=1)
+    )
 
 
 def one_hot(label_b: Tensor, classes: int) -> Tensor:
@@ -131,7 +152,10 @@ def check_image(data: DataSpec, image_size: int, channels: int, model: str) -> N
     """Refuse data whose images are not like the model's."""
     if not 1 <= image_size <= LARGEST_IMAGE:
         raise ConfigError(f"model.image_size: {image_size} is not between 1 and {LARGEST_IMAGE}.")
-    found, wanted = data.require("image", f"model {model}").shape, (channels, image_size, image_size)
+    found, wanted = (
+        data.require("image", f"model {model}").shape,
+        (channels, image_size, image_size),
+    )
     if tuple(found) != wanted:
         raise DataError(
             f"model {model}: it makes {wanted[1]}x{wanted[2]} images with {channels} channels, but the data "

@@ -23,7 +23,18 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 MULTIPLE = 4
 """Numbers of channels stay multiples of this."""
-ALONE = (nn.ReLU, nn.LeakyReLU, nn.SiLU, nn.ELU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Dropout, nn.Upsample)
+ALONE = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.SiLU,
+    nn.ELU,
+    nn.GELU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Identity,
+    nn.Dropout,
+    nn.Upsample,
+)
 """Layers that treat channels alike and hold nothing of them."""
 
 
@@ -80,7 +91,8 @@ def along(layers: list[nn.Module]) -> Iterator[Hidden]:
 def is_dense(layer: nn.Module) -> bool:
     """Return whether each output channel of a layer is a sum over all input channels."""
     sums = type(layer) is nn.Linear or (isinstance(layer, _ConvNd) and layer.groups == 1)
-    return sums and dict(layer.named_parameters(recurse=False)).keys() >= {"weight"}  # not computed from others
+    # not computed from others
+    return sums and dict(layer.named_parameters(recurse=False)).keys() >= {"weight"}
 
 
 def follows(layer: nn.Module, width: int) -> bool:
@@ -89,7 +101,10 @@ def follows(layer: nn.Module, width: int) -> bool:
         return layer.num_features == width
     if isinstance(layer, nn.PReLU):
         return layer.num_parameters == width
-    return isinstance(layer, _ConvNd) and layer.groups == layer.in_channels == layer.out_channels == width
+    return (
+        isinstance(layer, _ConvNd)
+        and layer.groups == layer.in_channels == layer.out_channels == width
+    )
 
 
 def width_of(layer: nn.Module) -> int:
@@ -108,11 +123,15 @@ def kept_of(width: int, share: float) -> int:
 def narrow(network: nn.Module, share: float) -> int:
     """Keep a share of every group of hidden channels, in place: those that matter most. Return how many went."""
     removed = 0
-    owners = Counter(id(one) for module in network.modules() for one in module.parameters(recurse=False))
+    owners = Counter(
+        id(one) for module in network.modules() for one in module.parameters(recurse=False)
+    )
     with torch.no_grad():
         for hidden in list(hidden_channels(network)):
             layers = (hidden.producer, *hidden.followers, hidden.consumer)
-            if any(owners[id(one)] > 1 for layer in layers for one in layer.parameters(recurse=False)):
+            if any(
+                owners[id(one)] > 1 for layer in layers for one in layer.parameters(recurse=False)
+            ):
                 continue  # another layer has the same weight
             width = width_of(hidden.producer)
             kept = kept_of(width, share)
@@ -133,13 +152,18 @@ def importance(hidden: Hidden) -> Tensor:
         weight = weight.transpose(0, 1)
     norms: Tensor = weight.flatten(1).square().sum(1).sqrt()
     behind = hidden.followers[0] if hidden.followers else None
-    return norms * behind.weight.abs() if isinstance(behind, _BatchNorm) and behind.affine else norms
+    return (
+        norms * behind.weight.abs() if isinstance(behind, _BatchNorm) and behind.affine else norms
+    )
 
 
 def keep_outputs(layer: nn.Module, chosen: Tensor) -> None:
     """Keep these output channels of a layer."""
     axis = 1 if isinstance(layer, _ConvTransposeNd) and layer.groups == 1 else 0
-    for name, tensor in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]:
+    for name, tensor in [
+        *layer.named_parameters(recurse=False),
+        *layer.named_buffers(recurse=False),
+    ]:
         if tensor.dim():  # BatchNorm's count of batches has none
             put(layer, name, tensor.index_select(axis if name == "weight" else 0, chosen))
     count = len(chosen)
@@ -168,4 +192,8 @@ def keep_inputs(layer: nn.Module, chosen: Tensor) -> None:
 def put(layer: nn.Module, name: str, value: Tensor) -> None:
     """Put a tensor in the place of a parameter or buffer."""
     old = getattr(layer, name)
-    setattr(layer, name, nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value)
+    setattr(
+        layer,
+        name,
+        nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value,
+    )

@@ -26,7 +26,9 @@ def become(thing: Any, kind: type) -> None:
     thing.__class__ = kind
 
 
-def mix_in(thing: Any, mixin: type[Mixin], methods: Mapping[str, Any] = MappingProxyType({})) -> None:
+def mix_in(
+    thing: Any, mixin: type[Mixin], methods: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Put a mixin in front of an object's class, with methods that it makes for this class alone."""
     original = type(thing)
     members = {"__module__": original.__module__, **methods}
@@ -62,7 +64,11 @@ def without_outermost(modules: Iterable[nn.Module]) -> Iterator[None]:
     layers: list[tuple[nn.Module, type[Mixin], dict[str, Any]]] = []
     for module in modules:
         while (mixin := _outermost(module)) is not None:
-            own = {name: value for name, value in vars(type(module)).items() if isinstance(value, FunctionType)}
+            own = {
+                name: value
+                for name, value in vars(type(module)).items()
+                if isinstance(value, FunctionType)
+            }
             layers.append((module, mixin, own))
             become(module, type(module).__bases__[1])
     try:

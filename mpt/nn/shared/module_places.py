@@ -22,7 +22,10 @@ from mpt.nn.shared.named_modules import named_modules
 LOSS = "the loss"
 """The owner of an operator outside of every module."""
 PACKAGE = Path(__file__).parents[2]
-_OTHERS = (Path(torch.__file__).parent, *(PACKAGE / name for name in ("doctor", "engine", "planner", "precision")))
+_OTHERS = (
+    Path(torch.__file__).parent,
+    *(PACKAGE / name for name in ("doctor", "engine", "planner", "precision")),
+)
 SKIPPED_FOLDERS = tuple(str(folder) for folder in _OTHERS)
 
 
@@ -45,7 +48,9 @@ class ModulePlaces:
     def tag(self, outputs: Any, path: str) -> None:
         """Give the autograd nodes behind a module's outputs to it, but for those that an inner module has."""
         pending: list[Any] = [
-            t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.grad_fn is not None
+            t.grad_fn
+            for t in tree_leaves(outputs)
+            if isinstance(t, Tensor) and t.grad_fn is not None
         ]
         while pending:
             node = pending.pop()

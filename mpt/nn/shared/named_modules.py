@@ -19,7 +19,9 @@ def named_modules(networks: Mapping[str, nn.Module]) -> list[tuple[str, nn.Modul
     ]
 
 
-def matching_modules(networks: Mapping[str, nn.Module], globs: Sequence[str], setting: str) -> list[nn.Module]:
+def matching_modules(
+    networks: Mapping[str, nn.Module], globs: Sequence[str], setting: str
+) -> list[nn.Module]:
     """Return the modules whose name matches a glob, each once. Raises ConfigError for a glob without a match."""
     names = dict(named_modules(networks))
     chosen: dict[nn.Module, None] = {}

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-GIVE_VALUES = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.fill_, Tensor.erfinv_, Tensor.clamp_})
+GIVE_VALUES = frozenset(
+    {Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.fill_, Tensor.erfinv_, Tensor.clamp_}
+)
 """Operators of initializers, which change values and nothing else."""
 CHANGE_VALUES = frozenset({Tensor.add_, Tensor.mul_})
 """The same, if the other operand is a number."""
@@ -18,10 +20,18 @@ class WithoutValues(TorchFunctionMode):
     """Leaves `meta` tensors as they are if only their values would change; torch takes most of a build for that."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_filled = func in GIVE_VALUES or (func in CHANGE_VALUES and len(args) == 2 and type(args[1]) in (int, float))
-        if is_filled and args[0].is_meta and not (args[0].requires_grad and torch.is_grad_enabled()):
+        is_filled = func in GIVE_VALUES or (
+            func in CHANGE_VALUES and len(args) == 2 and type(args[1]) in (int, float)
+        )
+        if (
+            is_filled
+            and args[0].is_meta
+            and not (args[0].requires_grad and torch.is_grad_enabled())
+        ):
             return args[0]
         try:
             return func(*args, **(kwargs or {}))
-        except NotImplementedError as error:  # a parametrization would take it for its own way to say "not needed"
+        except (
+            NotImplementedError
+        ) as error:  # a parametrization would take it for its own way to say "not needed"
             raise RuntimeError(f"{func} has no rule for shapes alone") from error

@@ -27,7 +27,11 @@ def resample(name: str, theirs: Tensor, own: Tensor) -> tuple[Tensor, str] | Non
     """
     if name.rpartition(".")[2] not in NAMES or theirs.dim() != 3 or own.dim() != 3:
         return None
-    if not theirs.is_floating_point() or theirs.shape[0] != own.shape[0] or theirs.shape[2] != own.shape[2]:
+    if (
+        not theirs.is_floating_point()
+        or theirs.shape[0] != own.shape[0]
+        or theirs.shape[2] != own.shape[2]
+    ):
         return None
     for before in PREFIX_TOKENS:
         old, new = side_of(theirs.shape[1] - before), side_of(own.shape[1] - before)

@@ -73,7 +73,11 @@ class Synchronised(Mixin, nn.Module):
     def _follow(self, mean: Tensor, variance: Tensor) -> None:
         """Move the running statistics."""
         assert isinstance(self, _BatchNorm)
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+        if (
+            self.running_mean is None
+            or self.running_var is None
+            or self.num_batches_tracked is None
+        ):
             return
         self.num_batches_tracked.add_(1)
         momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum

@@ -45,7 +45,8 @@ class Carried:
         change = f"{self.before} -> {self.now}" if self.before != self.now else self.now
         kinds = {"kept": self.kept, "converted": self.converted, "dropped": self.dropped}
         told = (
-            f"{kind} {', '.join(f'{n} ({size:,} bytes)' for n, size in own.items())}" for kind, own in kinds.items()
+            f"{kind} {', '.join(f'{n} ({size:,} bytes)' for n, size in own.items())}"
+            for kind, own in kinds.items()
         )
         said = [text for text, own in zip(told, kinds.values(), strict=True) if own]
         return f"optimizer {change}: " + ("; ".join(said) or "there was no state")
@@ -77,7 +78,9 @@ def carry_over(
             count(carried.dropped, entries, entries)
         return {"state": {}, "param_groups": groups}, carried
     loaded_groups = [
-        {**built, **group} if is_same else {key: group.get(key, value) for key, value in built.items()}
+        {**built, **group}
+        if is_same
+        else {key: group.get(key, value) for key, value in built.items()}
         for built, group in zip(groups, saved["param_groups"], strict=True)
     ]
     state = {}
@@ -97,7 +100,11 @@ def given_up(saved: Mapping[str, Any]) -> Carried:
 
 
 def convert(
-    entries: Mapping[str, Any], optimizer: Optimizer, group: Mapping[str, Any], foreign: Collection[str], told: Carried
+    entries: Mapping[str, Any],
+    optimizer: Optimizer,
+    group: Mapping[str, Any],
+    foreign: Collection[str],
+    told: Carried,
 ) -> dict[str, Any]:
     """Return a parameter's state as the settings of now need it: torch's optimizers expect the state that they would
     have made under them.
@@ -113,7 +120,9 @@ def convert(
         unused |= set() if group["centered"] else {"grad_avg"}
     elif isinstance(optimizer, torch.optim.SGD) and not group["momentum"]:
         unused.add("momentum_buffer")
-    missing = {name: make() for name, make in made.items() if name not in unused and name not in entries}
+    missing = {
+        name: make() for name, make in made.items() if name not in unused and name not in entries
+    }
     kept = [name for name in entries if name not in unused]
     count(told.kept, entries, kept)
     count(told.dropped, entries, [name for name in entries if name in unused])

@@ -36,12 +36,25 @@ def group_parameters(
     if the optimizer has no such setting.
     """
     some_frozen = any(not parameter.requires_grad for parameter in module.parameters())
-    if not settings.parts and not settings.no_decay and not settings.splits_matrices and not some_frozen:
+    if (
+        not settings.parts
+        and not settings.no_decay
+        and not settings.splits_matrices
+        and not some_frozen
+    ):
         return list(parameters)
-    names = [f"{name}.{key}" for key, parameter in module.named_parameters() if parameter.requires_grad]
-    assert len(names) == len(parameters), "a precision mode must keep the module's order of parameters"
+    names = [
+        f"{name}.{key}" for key, parameter in module.named_parameters() if parameter.requires_grad
+    ]
+    assert len(names) == len(parameters), (
+        "a precision mode must keep the module's order of parameters"
+    )
     undecayed = {f"{name}.{key}" for key in undecayed_names(module, settings.no_decay)}
-    hidden = hidden_matrices(name, module, setting_of(settings, "adam", [])) if settings.splits_matrices else set()
+    hidden = (
+        hidden_matrices(name, module, setting_of(settings, "adam", []))
+        if settings.splits_matrices
+        else set()
+    )
     groups: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
     for full_name, parameter in zip(names, parameters, strict=True):
         changes: dict[str, Any] = {"weight_decay": 0.0} if full_name in undecayed else {}
@@ -50,7 +63,9 @@ def group_parameters(
         for glob, part in settings.parts.items():
             if fnmatchcase(full_name, glob):
                 changes |= part.model_dump(exclude_none=True)
-        group = groups.setdefault(tuple(sorted(changes.items())), {"params": [], "param_names": [], **changes})
+        group = groups.setdefault(
+            tuple(sorted(changes.items())), {"params": [], "param_names": [], **changes}
+        )
         group["params"].append(parameter)
         group["param_names"].append(full_name)
     for group in groups.values():
@@ -62,7 +77,12 @@ def group_parameters(
 
 def hidden_matrices(name: str, module: nn.Module, excluded: Sequence[str]) -> set[str]:
     """Return the names of a module's matrices that are neither embeddings nor the first or the last layer's."""
-    embeddings = {p for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) for p in m.parameters()}
+    embeddings = {
+        p
+        for m in module.modules()
+        if isinstance(m, nn.Embedding | nn.EmbeddingBag)
+        for p in m.parameters()
+    }
     matrices = [
         f"{name}.{key}"
         for key, parameter in module.named_parameters()
@@ -76,7 +96,9 @@ def undecayed_names(module: nn.Module, kinds: Sequence[str]) -> set[str]:
     """Return the names of the parameters of these kinds: "bias", "norm"."""
     found: set[str] = set()
     for owner_name, owner in module.named_modules(remove_duplicate=False):
-        is_norm = isinstance(owner, NORMALISATION) or any("Norm" in kind.__name__ for kind in type(owner).__mro__)
+        is_norm = isinstance(owner, NORMALISATION) or any(
+            "Norm" in kind.__name__ for kind in type(owner).__mro__
+        )
         for key, _ in owner.named_parameters(recurse=False, remove_duplicate=False):
             # torch's attention calls its biases in_proj_bias, bias_k and bias_v.
             is_bias = key == "bias" or key.endswith("_bias") or key.startswith("bias_")
@@ -88,7 +110,10 @@ def undecayed_names(module: nn.Module, kinds: Sequence[str]) -> set[str]:
 def check_settings(group: dict[str, Any], settings: OptimizerOptions) -> None:
     """Raise ConfigError for a setting that this optimizer does not have."""
     for key in group:
-        if key not in ("params", "param_names", "lr_scale", "muon") and key not in type(settings).model_fields:
+        if (
+            key not in ("params", "param_names", "lr_scale", "muon")
+            and key not in type(settings).model_fields
+        ):
             where = "no_decay" if key == "weight_decay" and settings.no_decay else "parts"
             raise ConfigError(
                 f"optimizer.{where}: this optimizer has no {key}; leave it out or choose an optimizer that has it "
@@ -108,15 +133,22 @@ def fit_saved_groups(
     own = names_of(optimizer.param_groups, trained)
     count = sum(len(group["params"]) for group in saved["param_groups"])
     old = names_of(saved["param_groups"], every if count == len(every) else trained)
-    sizes = [[len(group["params"]) for group in groups] for groups in (optimizer.param_groups, saved["param_groups"])]
+    sizes = [
+        [len(group["params"]) for group in groups]
+        for groups in (optimizer.param_groups, saved["param_groups"])
+    ]
     if own == old and sizes[0] == sizes[1]:
         return saved
     unknown = sorted((set(own) ^ set(old)) - set(every))
     if unknown or len(old) != count:
-        raise ValueError(f"it is for other parameters ({unknown[0] if unknown else f'{count} of them'}, for one)")
+        raise ValueError(
+            f"it is for other parameters ({unknown[0] if unknown else f'{count} of them'}, for one)"
+        )
     old_indices = [index for group in saved["param_groups"] for index in group["params"]]
     by_name = {
-        name: saved["state"][index] for name, index in zip(old, old_indices, strict=True) if index in saved["state"]
+        name: saved["state"][index]
+        for name, index in zip(old, old_indices, strict=True)
+        if index in saved["state"]
     }
     state = {index: by_name[name] for index, name in enumerate(own) if name in by_name}
     groups, start = [], 0
@@ -132,12 +164,18 @@ def fit_saved_groups(
 def names_of(groups: Sequence[dict[str, Any]], module_order: Sequence[str]) -> list[str]:
     """Return the names of an optimizer's parameters in its order."""
     named = all("param_names" in group for group in groups)
-    return [name for group in groups for name in group["param_names"]] if named else list(module_order)
+    return (
+        [name for group in groups for name in group["param_names"]] if named else list(module_order)
+    )
 
 
-def check_globs(trained: dict[str, nn.Module], globs: Sequence[str], where: str = "optimizer.parts") -> None:
+def check_globs(
+    trained: dict[str, nn.Module], globs: Sequence[str], where: str = "optimizer.parts"
+) -> None:
     """Raise ConfigError for a glob that matches no parameter of the trained modules."""
-    names = [f"{name}.{key}" for name, module in trained.items() for key, _ in module.named_parameters()]
+    names = [
+        f"{name}.{key}" for name, module in trained.items() for key, _ in module.named_parameters()
+    ]
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in names):
             near = get_close_matches(glob, names, n=3, cutoff=0.4) or names[:3]

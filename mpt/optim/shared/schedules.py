@@ -41,7 +41,9 @@ def learning_rate(settings: OptimizerOptions, step: int, total_steps: int, base_
     if settings.schedule == "constant":
         return base_lr
     done = progress(step, settings.warmup_steps, total_steps)
-    return base_lr * (cosine_between(1.0, 0.0, done) if settings.schedule == "cosine" else 1.0 - done)
+    return base_lr * (
+        cosine_between(1.0, 0.0, done) if settings.schedule == "cosine" else 1.0 - done
+    )
 
 
 def set_learning_rates(

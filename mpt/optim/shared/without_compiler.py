@@ -35,7 +35,11 @@ def leave_out_compiler() -> None:
         if inner is not None and method.__code__.co_filename.endswith(METHOD_WRAPPER_FILE):
             setattr(inner, CACHE, until_compiled(inner))
     for kind in vars(torch.optim).values():
-        step = vars(kind).get("step") if isinstance(kind, type) and issubclass(kind, Optimizer) else None
+        step = (
+            vars(kind).get("step")
+            if isinstance(kind, type) and issubclass(kind, Optimizer)
+            else None
+        )
         inner = wrapped(step)
         if step is not None and inner is not None and step.__code__.co_name == STEP_WRAPPER:
             kind.step = stepping(inner, step)

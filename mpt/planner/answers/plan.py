@@ -45,7 +45,9 @@ class Growing:
     tight: bool
 
 
-MaybeGrowing = Annotated[Growing | None, Reading, PlainSerializer(or_empty, return_type=Growing | Empty)]
+MaybeGrowing = Annotated[
+    Growing | None, Reading, PlainSerializer(or_empty, return_type=Growing | Empty)
+]
 """Is {} in JSON if there is none."""
 
 
@@ -130,7 +132,9 @@ class PlannedRanks:
         return self.link if self.nproc <= self.per_machine else "network"
 
 
-MaybePlannedRanks = Annotated[PlannedRanks | None, Reading, PlainSerializer(or_empty, return_type=PlannedRanks | Empty)]
+MaybePlannedRanks = Annotated[
+    PlannedRanks | None, Reading, PlainSerializer(or_empty, return_type=PlannedRanks | Empty)
+]
 """Is {} in JSON if there is none."""
 
 
@@ -211,7 +215,9 @@ class Plan:
         """Bytes that it takes from the card; if it fits, cuDNN's workspace is cut to the room."""
         if not self.fits:
             return self.without_assumed + self.assumed_workspace
-        return min(self.without_assumed + self.assumed_workspace, max(self.without_assumed, self.budget))
+        return min(
+            self.without_assumed + self.assumed_workspace, max(self.without_assumed, self.budget)
+        )
 
     def at_budget(self, budget_bytes: int | None) -> Plan:
         """Return the plan as it is within another of the budgets that it was judged by."""

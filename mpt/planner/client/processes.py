@@ -55,7 +55,11 @@ def count_workers() -> int:
 
 def environment() -> dict[str, str]:
     """Return the variables of a planning process: it imports from the same places."""
-    return {**os.environ, PLANNING: "1", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    return {
+        **os.environ,
+        PLANNING: "1",
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
 
 
 def start() -> Planner:
@@ -91,10 +95,15 @@ def start_ahead(words: Sequence[str]) -> None:
     options = {word.partition("=")[0] for word in words if word.startswith("-")} | {*words[1:2]}
     if list(words[:1]) not in (["plan"], ["validate"]) or options & set(WITHOUT):
         return
-    if any(word.startswith("@") or (word.endswith((".yaml", ".yml")) and os.path.isfile(word)) for word in words):
+    if any(
+        word.startswith("@") or (word.endswith((".yaml", ".yml")) and os.path.isfile(word))
+        for word in words
+    ):
         atexit.register(end_unused)
         with contextlib.suppress(OSError):  # reported when the process is needed
-            _ahead.extend([start() for _ in range(count_workers() if options & set(ON_ALL_CORES) else 1)])
+            _ahead.extend(
+                [start() for _ in range(count_workers() if options & set(ON_ALL_CORES) else 1)]
+            )
 
 
 def end_unused() -> None:

@@ -112,7 +112,12 @@ class Session:
         budgets: Sequence[int] = (),
     ) -> None:
         self.placement = asdict(placement) if placement is not None else {}
-        self.gpu, self.calibration, self.allow, self.workers = gpu, calibration, list(allow), workers
+        self.gpu, self.calibration, self.allow, self.workers = (
+            gpu,
+            calibration,
+            list(allow),
+            workers,
+        )
         self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
         self._started: list[_Worker] = []
         self._is_killed = False
@@ -149,15 +154,21 @@ class Session:
         """Have one configuration planned as soon as a worker is free."""
         return self._pool.submit(self._plan_one, config, wish)
 
-    def submit_worlds(self, config: Config, sizes: Sequence[int], **wish: Any) -> Future[Answer[list[Plan]]]:
+    def submit_worlds(
+        self, config: Config, sizes: Sequence[int], **wish: Any
+    ) -> Future[Answer[list[Plan]]]:
         """Have a rank planned in worlds of several sizes, of which `config` has the first one's batch.
 
         The answer's plans are in the order of the sizes.
         """
         asked = {"placement": self.placement, **wish}
-        return self._pool.submit(self._ask, config, {"wish": asked, "worlds": list(sizes)}, _read_plans)
+        return self._pool.submit(
+            self._ask, config, {"wish": asked, "worlds": list(sizes)}, _read_plans
+        )
 
-    def infer(self, config: Config, data: Mapping[str, Any] | None = None, **wish: Any) -> Answer[InferencePlan]:
+    def infer(
+        self, config: Config, data: Mapping[str, Any] | None = None, **wish: Any
+    ) -> Answer[InferencePlan]:
         """Plan a configuration's inference; `wish` holds the fields of `mpt.planner.plans.inference.InferenceWish`.
 
         `data` is the layout of the data (`DataSpec.to_record`), if the data set itself need not be asked.
@@ -165,7 +176,9 @@ class Session:
         wanted = {"inference": wish, "data": data}
         return self._pool.submit(self._ask, config, wanted, InferencePlan.from_data).result()
 
-    def plan_own(self, source: Mapping[str, Any], arguments: Mapping[str, Any], **wish: Any) -> Answer[OwnPlan]:
+    def plan_own(
+        self, source: Mapping[str, Any], arguments: Mapping[str, Any], **wish: Any
+    ) -> Answer[OwnPlan]:
         """Plan somebody's own training step; `source` holds the fields of `mpt.planner.own.factory.Source`."""
         wanted = {"own": {"source": source, "arguments": arguments}, "wish": wish}
         return self._pool.submit(self._send, wanted, OwnPlan.from_data).result()
@@ -181,7 +194,9 @@ class Session:
         judged = self._judged[key]
         return judged if judged.found is None else Answer(judged.found.at_budget(budget))
 
-    def _ask(self, config: Config, wanted: dict[str, Any], read: Callable[[Any], Found]) -> Answer[Found]:
+    def _ask(
+        self, config: Config, wanted: dict[str, Any], read: Callable[[Any], Found]
+    ) -> Answer[Found]:
         return self._send({"config": config.to_data(), "allow": self.allow, **wanted}, read)
 
     def _send(self, wanted: dict[str, Any], read: Callable[[Any], Found]) -> Answer[Found]:

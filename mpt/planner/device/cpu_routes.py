@@ -27,9 +27,14 @@ def _recurrent_layer(operator: Any, *args: Any) -> Any:
     key = tuple((arg.shape, arg.dtype) if isinstance(arg, Tensor) else str(arg) for arg in args)
     if key not in _layers:
         with unset_fake_temporarily():
-            real = operator(*(torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, Tensor) else a for a in args))
+            real = operator(
+                *(torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, Tensor) else a for a in args)
+            )
         _layers[key] = [(result.shape, result.stride(), result.dtype) for result in real]
-    return tuple(args[0].new_empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in _layers[key])
+    return tuple(
+        args[0].new_empty_strided(shape, stride, dtype=dtype)
+        for shape, stride, dtype in _layers[key]
+    )
 
 
 def _is_mixed(values: Tensor, weight: Tensor | None) -> bool:

@@ -79,7 +79,9 @@ class CudaStandIn(KeptInBackward):
         kind = self.translate(args[0] if args else kwargs.get("type"))
         return self.target if kind is self.target else torch.device(*args, **kwargs)
 
-    def _move(self, tensor: Tensor, device: Any = None, non_blocking: bool = False, **options: Any) -> Tensor:
+    def _move(
+        self, tensor: Tensor, device: Any = None, non_blocking: bool = False, **options: Any
+    ) -> Tensor:
         return tensor.to(self.translate("cuda"), non_blocking=non_blocking, **options)
 
 
@@ -108,10 +110,15 @@ def cuda_stands_in(gpu: Gpu, target: torch.device | None = None) -> Iterator[Cud
     stand_in = CudaStandIn(target)
     replaced = [
         mock.patch.multiple("torch.cuda", **_answers(gpu, target)),
-        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
+        mock.patch.object(
+            torch.cuda.amp.common, "amp_definitely_not_available", return_value=False
+        ),
         mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", _autocast_on(stand_in)),
         # Optimizers and clipping go by the type of tensors, and would take another path for fakes than on a card.
-        *(mock.patch.object(one, FOREACH, [*getattr(one, FOREACH), FakeTensor]) for one in (optimizer, _foreach_utils)),
+        *(
+            mock.patch.object(one, FOREACH, [*getattr(one, FOREACH), FakeTensor])
+            for one in (optimizer, _foreach_utils)
+        ),
     ]
     for one in replaced:
         one.start()
@@ -127,13 +134,19 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
     """Return replacements for functions of `torch.cuda`, one each: the compiler's table refuses duplicates."""
     has_bfloat16 = gpu.capability >= (8, 0)
     properties = SimpleNamespace(
-        name=gpu.name, total_memory=gpu.usable_bytes, major=gpu.capability[0], minor=gpu.capability[1]
+        name=gpu.name,
+        total_memory=gpu.usable_bytes,
+        major=gpu.capability[0],
+        minor=gpu.capability[1],
     )
     calls = ("synchronize", "empty_cache", "set_device", "ipc_collect", "reset_peak_memory_stats")
     streams = ("Stream", "Event", "stream", "current_stream", "default_stream")
     counted = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     return {
-        **{name: lambda *args, **kwargs: None for name in (*calls, "manual_seed", "manual_seed_all")},
+        **{
+            name: lambda *args, **kwargs: None
+            for name in (*calls, "manual_seed", "manual_seed_all")
+        },
         **{name: lambda *args, **kwargs: 0 for name in (*counted, "current_device")},
         **{name: type("Inert", (Inert,), {"device": target}) for name in streams},
         "is_available": lambda: True,

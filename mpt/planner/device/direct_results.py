@@ -40,7 +40,8 @@ native_layer_norm_backward.default
 """
 """Operators whose kernel for meta tensors agrees with torch's rules."""
 BY_META: frozenset[Any] = frozenset(
-    getattr(getattr(_aten, packet), overload) for packet, overload in (name.split(".") for name in NAMES.split())
+    getattr(getattr(_aten, packet), overload)
+    for packet, overload in (name.split(".") for name in NAMES.split())
 )
 PLACED = frozenset({
     _aten._to_copy.default,
@@ -79,20 +80,31 @@ def learnt(result: Any, args: Sequence[Any], device: torch.device) -> Outcome | 
             return None
         else:
             found.append(form_of(one, device) if position is None else position)
-    return Outcome(tuple(found), None if container is None else list if container is list else tuple)
+    return Outcome(
+        tuple(found), None if container is None else list if container is list else tuple
+    )
 
 
 def is_dense(tensor: Tensor) -> bool:
     """Return whether the order of a tensor's dimensions in memory is beyond doubt, with no gaps."""
     if min(tensor.shape, default=0) < 2:
         return False
-    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+    return tensor.is_contiguous() or (
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
 
 
-def batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
+def batch_norm(
+    args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
+) -> Outcome | None:
     """Return a batch norm's results; None if they are not plain."""
     values = args[0]
-    if kwargs or values.dtype not in COMPUTED_IN_FLOAT32 or device.type == "cpu" or not is_dense(values):
+    if (
+        kwargs
+        or values.dtype not in COMPUTED_IN_FLOAT32
+        or device.type == "cpu"
+        or not is_dense(values)
+    ):
         return None
     if any(isinstance(one, Tensor) and one.dtype != torch.float32 for one in args[1:5]):
         return None
@@ -100,14 +112,23 @@ def batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.dev
     return Outcome((form_of(values, device), statistic, statistic), tuple)
 
 
-def batch_norm_backward(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
+def batch_norm_backward(
+    args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
+) -> Outcome | None:
     """Return the results of a batch norm's backward; None if they are not plain."""
     gradient, values, weight, wanted = args[0], args[1], args[2], args[-1]
     if kwargs or values.dtype not in COMPUTED_IN_FLOAT32 or device.type == "cpu" or weight is None:
         return None
-    if not is_dense(values) or gradient.stride() != values.stride() or gradient.shape != values.shape:
+    if (
+        not is_dense(values)
+        or gradient.stride() != values.stride()
+        or gradient.shape != values.shape
+    ):
         return None
-    if any(isinstance(one, Tensor) and one.dtype != torch.float32 for one in args[2:7]) or not wanted[0]:
+    if (
+        any(isinstance(one, Tensor) and one.dtype != torch.float32 for one in args[2:7])
+        or not wanted[0]
+    ):
         return None
     own = Form((values.shape[1],), (1,), weight.dtype, device)
     return Outcome((form_of(values, device), *(own if one else None for one in wanted[1:])), tuple)

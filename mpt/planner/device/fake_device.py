@@ -47,8 +47,13 @@ def read_operator_lists(text: str) -> dict[str, list[tuple[str, str]]]:
     for policy in POLICIES:
         body = re.search(rf"#define AT_FORALL_{policy}\(_\)((?:.*\\\n)*.*\n)", text)
         if body is None:
-            raise RuntimeError(f"{header_path()} of torch {torch.__version__} has no list AT_FORALL_{policy}")
-        entries = [[part.strip() for part in entry.split(",")] for entry in re.findall(r"_\(([^)]*)\)", body.group(1))]
+            raise RuntimeError(
+                f"{header_path()} of torch {torch.__version__} has no list AT_FORALL_{policy}"
+            )
+        entries = [
+            [part.strip() for part in entry.split(",")]
+            for entry in re.findall(r"_\(([^)]*)\)", body.group(1))
+        ]
         lists[policy] = [(entry[0], entry[1] if len(entry) > 1 else "default") for entry in entries]
     return lists
 
@@ -148,7 +153,9 @@ def _hook_cache_clearing() -> None:
     torch.clear_autocast_cache = clear_autocast_cache
 
 
-def _new_tensor(like: Tensor, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def _new_tensor(
+    like: Tensor, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """`Tensor.new_tensor` by way of `torch.tensor`: torch's own would fill real memory of the device."""
     dtype, device = dtype or like.dtype, device or like.device
     return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
@@ -200,7 +207,9 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def _cast_call(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+def _cast_call(
+    operator: Any, args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype
+) -> Any:
     """Cast from the last argument to the first: the order in which compilers evaluate them for torch's own kernels."""
     named = {name: _cast(kwargs[name], dtype) for name in reversed(kwargs)}
     cast = [_cast(arg, dtype) for arg in reversed(args)]
@@ -245,12 +254,16 @@ def _promote_kernel(operator: Any) -> Callable[..., Any]:
         with _below_autocast():
             tensors = [value for value in tree_leaves((args, kwargs)) if _is_eligible(value)]
             wide = any(tensor.dtype == torch.float32 for tensor in tensors)
-            return _cast_call(operator, args, kwargs, torch.float32 if wide else torch.get_autocast_dtype(DEVICE))
+            return _cast_call(
+                operator, args, kwargs, torch.float32 if wide else torch.get_autocast_dtype(DEVICE)
+            )
 
     return kernel
 
 
-def _append_dtype_kernel(tensor: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Tensor:
+def _append_dtype_kernel(
+    tensor: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False
+) -> Tensor:
     with _below_autocast():
         dtype = torch.float32 if _is_eligible(tensor) else tensor.dtype
         norm = torch.ops.aten.norm

@@ -33,7 +33,19 @@ from torch.utils._pytree import tree_map_only
 from mpt.planner.device import cpu_routes, direct_results
 from mpt.planner.device.outcomes import Form, Outcome
 
-PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+PLAIN = frozenset(
+    {
+        int,
+        float,
+        bool,
+        str,
+        type(None),
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    }
+)
 """Types of arguments that are compared by value."""
 _aten = torch.ops.aten
 VIEWS = frozenset({
@@ -47,7 +59,8 @@ VIEWS = frozenset({
     _aten.t.default,
     _aten.transpose.int,
     _aten.unsqueeze.default,
-    _aten._unsafe_view.default,  # shares memory too, though its schema says otherwise; torch 2.15 caches it
+    # shares memory too, though its schema says otherwise; torch 2.15 caches it
+    _aten._unsafe_view.default,
     _aten.view.default,
 })  # fmt: skip
 _TO_COPY = _aten._to_copy.default
@@ -56,7 +69,11 @@ _EMPTY = _aten.empty_strided.default
 _EMPTY_WITH = {"dtype", "device", "pin_memory"}
 _PLACE = ("device", "layout", "pin_memory")
 _STRIDED = torch.strided
-_QUERIES = {torch.ops.prim.device.default, *fake_tensor._DISPATCH_META_HANDLERS, *fake_tensor._DISPATCH_HANDLE_DIRECTLY}
+_QUERIES = {
+    torch.ops.prim.device.default,
+    *fake_tensor._DISPATCH_META_HANDLERS,
+    *fake_tensor._DISPATCH_HANDLE_DIRECTLY,
+}
 _VIEW_IDS, _QUERY_IDS = (frozenset(map(id, funcs)) for funcs in (VIEWS, _QUERIES))
 """Operators are compared by identity: their own hash is a function in Python."""
 
@@ -139,7 +156,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         key = self._description(func, args, kwargs)
         return None if key is None else _outcomes.get(key)
 
-    def _directly(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
+    def _directly(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Outcome | None:
         """Return the outcome of an operator with plain arguments by `mpt.planner.device.direct_results`; None for
         others.
         """
@@ -153,15 +172,25 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             and not kwargs["pin_memory"]
             and _is_placed(kwargs["device"])
         ):
-            return Outcome((Form(tuple(args[0]), tuple(args[1]), kwargs["dtype"], kwargs["device"]),))
+            return Outcome(
+                (Form(tuple(args[0]), tuple(args[1]), kwargs["dtype"], kwargs["device"]),)
+            )
         rule = direct_results.RULES.get(func)
-        if rule is None and func not in direct_results.PLACED and func not in direct_results.BY_META:
+        if (
+            rule is None
+            and func not in direct_results.PLACED
+            and func not in direct_results.BY_META
+        ):
             return None
         devices = {one.fake_device for one in _fakes_in(chain(args, kwargs.values()))}
         if len(devices) != 1:
             return None
         (device,) = devices
-        return self._by_meta(func, args, kwargs, device) if rule is None else rule(args, kwargs, device)
+        return (
+            self._by_meta(func, args, kwargs, device)
+            if rule is None
+            else rule(args, kwargs, device)
+        )
 
     def _by_meta(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
@@ -171,7 +200,11 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return None
         if func in direct_results.PLACED:
             device = kwargs.get("device") or device
-            if not _is_placed(device) or kwargs.get("pin_memory") or kwargs.get("layout", _STRIDED) != _STRIDED:
+            if (
+                not _is_placed(device)
+                or kwargs.get("pin_memory")
+                or kwargs.get("layout", _STRIDED) != _STRIDED
+            ):
                 return None
             kwargs = {name: value for name, value in kwargs.items() if name not in _PLACE}
         try:
@@ -180,7 +213,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return None
         return direct_results.learnt(result, args, device)
 
-    def _for_each(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
+    def _for_each(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Outcome | None:
         """Return the outcome of a `_foreach_` operator; None for those that must be asked as a whole."""
         if not func._schema.returns:
             return Outcome((None,))
@@ -221,7 +256,11 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             self._attributes[device] = dict(vars(made))
             return made
         fake: Any = Tensor._make_subclass(
-            FakeTensor, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=device
+            FakeTensor,
+            meta,
+            meta.requires_grad,
+            dispatch_device=True,
+            device_for_backend_keys=device,
         )
         self._guard(fake)
         vars(fake).update(attributes)
@@ -234,7 +273,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return result
         try:
             return super()._dispatch_impl(func, types, args, kwargs)
-        except NotImplementedError:  # an operator without a rule for shapes, which torch runs on zeros (QR, Dirichlet)
+        except (
+            NotImplementedError
+        ):  # an operator without a rule for shapes, which torch runs on zeros (QR, Dirichlet)
             fakes = _fakes_in(chain(args, kwargs.values()))
             places = {one.fake_device for one in fakes if one.fake_device.type != "cpu"}
             if len(places) != 1:
@@ -247,7 +288,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Return nested arguments or results with each fake tensor replaced by a new one on a device."""
 
         def move(one: FakeTensor) -> FakeTensor:
-            return cast(FakeTensor, self._make(Form(tuple(one.shape), one.stride(), one.dtype, device), ()))
+            return cast(
+                FakeTensor, self._make(Form(tuple(one.shape), one.stride(), one.dtype, device), ())
+            )
 
         return tree_map_only(FakeTensor, move, values)
 
@@ -259,14 +302,27 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             and value.layout is _STRIDED
         )
 
-    def _cache_key(self, state: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _cache_key(
+        self, state: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         key = self._description(func, args, kwargs)
-        return super()._cache_key(state, func, args, kwargs) if key is None else fake_tensor._DispatchCacheKey(key)
+        return (
+            super()._cache_key(state, func, args, kwargs)
+            if key is None
+            else fake_tensor._DispatchCacheKey(key)
+        )
 
-    def _description(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    def _description(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, ...] | None:
         """Return the key of an operator's results; None if an argument is not plain."""
         places = not _returns_new(func)
-        facts: list[Any] = ["lean", id(func), torch.get_default_dtype(), torch._C._get_default_device()]
+        facts: list[Any] = [
+            "lean",
+            id(func),
+            torch.get_default_dtype(),
+            torch._C._get_default_device(),
+        ]
         facts.append(torch.is_inference_mode_enabled())
         if not self._describe(args, places, facts):
             return None
@@ -279,7 +335,11 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
-                if value.fake_mode is not self or value.constant is not None or value.layout is not _STRIDED:
+                if (
+                    value.fake_mode is not self
+                    or value.constant is not None
+                    or value.layout is not _STRIDED
+                ):
                     return False
                 facts += (
                     value.dtype,

@@ -36,7 +36,11 @@ def has_none(tensors: Any) -> bool:
 
 
 def backward_of(
-    tensor: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+    tensor: Tensor,
+    gradient: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    inputs: Any = None,
 ) -> None:
     """Propagate back as `Tensor.backward`, as an ordinary function that no mode is taken off for."""
     torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)

@@ -60,7 +60,12 @@ class LateModule(ModuleType):
         self.answer_for = answer_for
         self.answered = dict(answered or {})
         vars(self).update(self.answered)
-        self.__spec__, self.__loader__, self.__file__, self.__package__ = spec, spec.loader, spec.origin, spec.parent
+        self.__spec__, self.__loader__, self.__file__, self.__package__ = (
+            spec,
+            spec.loader,
+            spec.origin,
+            spec.parent,
+        )
         if spec.submodule_search_locations is not None:
             self.__path__ = spec.submodule_search_locations
 
@@ -123,10 +128,16 @@ class Submodules(MetaPathFinder):
     def __init__(self, package: str) -> None:
         self.package = package
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Return a loader of a module that exists already; None for all others."""
         late = sys.modules.get(self.package)
-        if not name.startswith(f"{self.package}.") or not isinstance(late, LateModule) or not late.waits:
+        if (
+            not name.startswith(f"{self.package}.")
+            or not isinstance(late, LateModule)
+            or not late.waits
+        ):
             return None
         if self.let_by and self.package == NAME:
             return None
@@ -157,21 +168,29 @@ def postpone() -> None:
     spec = importlib.util.find_spec(NAME)
     if NAME in sys.modules or spec is None:
         return
-    module = LateModule(spec, {"disable": keep_out, "graph_break": lambda *arguments, **options: None})
+    module = LateModule(
+        spec, {"disable": keep_out, "graph_break": lambda *arguments, **options: None}
+    )
     sys.modules[NAME] = module
     vars(torch)["_dynamo"] = module
     importlib.import_module(f"{NAME}.config")
     for own in EARLY:
         file = PathFinder.find_spec(f"{NAME}.{own}", package_path(NAME))
         if file is not None:
-            sys.modules[file.name] = vars(module)[own] = EarlyFile(file, answer_for=plain_shapes.support_for)
+            sys.modules[file.name] = vars(module)[own] = EarlyFile(
+                file, answer_for=plain_shapes.support_for
+            )
     sys.meta_path.insert(0, Submodules(NAME))
 
 
 def postpone_vision() -> None:
     """Register stand-ins for `VISION`."""
     package = importlib.util.find_spec("torchvision")
-    if package is None or package.submodule_search_locations is None or "torchvision" in sys.modules:
+    if (
+        package is None
+        or package.submodule_search_locations is None
+        or "torchvision" in sys.modules
+    ):
         return
     root = package.submodule_search_locations[0]
     for name, called in VISION.items():

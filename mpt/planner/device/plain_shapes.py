@@ -59,7 +59,11 @@ def has_symbols(value: Any) -> Any:
     """Return False for numbers, tensors with sizes in numbers and sequences of these."""
     if isinstance(value, tuple | list):
         return False if all(has_symbols(one) is False for one in value) else NotImplemented
-    if isinstance(value, Tensor) and not value._has_symbolic_sizes_strides and value.layout == torch.strided:
+    if (
+        isinstance(value, Tensor)
+        and not value._has_symbolic_sizes_strides
+        and value.layout == torch.strided
+    ):
         return False
     return False if type(value) in NUMBERS else NotImplemented
 
@@ -139,7 +143,11 @@ def support_for(name: str) -> Any:
     """Return replacements of the compiler's members that torchvision and fake tensors import; else None."""
     if name in ("ConstantSource", "RandomValueSource"):
         return NamedSource if name == "ConstantSource" else NoSymbol
-    return partial(_answer, "torch._dynamo.utils", name, unknown) if name == "is_compile_supported" else None
+    return (
+        partial(_answer, "torch._dynamo.utils", name, unknown)
+        if name == "is_compile_supported"
+        else None
+    )
 
 
 def unknown(*arguments: Any, **options: Any) -> Any:
@@ -147,7 +155,9 @@ def unknown(*arguments: Any, **options: Any) -> Any:
     return NotImplemented
 
 
-def _answer(module_name: str, name: str, rule: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def _answer(
+    module_name: str, name: str, rule: Callable[..., Any], *arguments: Any, **options: Any
+) -> Any:
     found = rule(*arguments, **options)
     if found is not NotImplemented:
         return found

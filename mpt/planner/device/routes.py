@@ -27,7 +27,12 @@ from mpt.planner.device.fake_device import DEVICE
 
 REVIEWED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 SPLIT_OPERATORS = frozenset(
-    {"aten::silu_backward", "aten::mish_backward", "aten::native_channel_shuffle", "aten::_fused_rms_norm"}
+    {
+        "aten::silu_backward",
+        "aten::mish_backward",
+        "aten::native_channel_shuffle",
+        "aten::_fused_rms_norm",
+    }
 )
 KERNEL_ONLY = ("silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm")
 """Kept whole, as the CUDA kernels keep them."""
@@ -71,9 +76,15 @@ def find_split_operators() -> frozenset[str]:
     On the CPU or, in a build for CUDA, which has its kernels without a card too, on CUDA.
     """
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    names = [str(name) for name in torch._C._dispatch_get_all_op_names() if str(name).startswith("aten::")]
+    names = [
+        str(name)
+        for name in torch._C._dispatch_get_all_op_names()
+        if str(name).startswith("aten::")
+    ]
     return frozenset(
-        name for name in names if has(name, "CompositeImplicitAutograd") and (has(name, "CPU") or has(name, "CUDA"))
+        name
+        for name in names
+        if has(name, "CompositeImplicitAutograd") and (has(name, "CPU") or has(name, "CUDA"))
     )
 
 
@@ -82,10 +93,14 @@ def unknown_routes() -> list[str]:
     release = ".".join(torch.__version__.split(".")[:2])
     warnings = []
     if release not in REVIEWED_TORCH:
-        warnings.append(f"operator routes were reviewed for torch {', '.join(REVIEWED_TORCH)}, not for {release}")
+        warnings.append(
+            f"operator routes were reviewed for torch {', '.join(REVIEWED_TORCH)}, not for {release}"
+        )
     new = sorted(find_split_operators() - SPLIT_OPERATORS)
     if new:
-        warnings.append(f"torch {release} has operators whose route on a GPU is not known: {', '.join(new)}")
+        warnings.append(
+            f"torch {release} has operators whose route on a GPU is not known: {', '.join(new)}"
+        )
     return warnings
 
 
@@ -93,7 +108,9 @@ def _never_runs(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("the fake GPU computes nothing")
 
 
-def _rms_norm(tensor: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+def _rms_norm(
+    tensor: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
     """The fused kernel wants input and weight in one dtype; else it is single operators."""
     if weight is not None and weight.dtype != tensor.dtype:
         return composite_rms_norm(tensor, shape, weight, eps)
@@ -101,11 +118,15 @@ def _rms_norm(tensor: Tensor, shape: list[int], weight: Tensor | None = None, ep
     return result
 
 
-def composite_rms_norm(tensor: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
+def composite_rms_norm(
+    tensor: Tensor, shape: list[int], weight: Tensor | None, eps: float | None
+) -> Tensor:
     """RMSNorm of single operators, in float32 for halves, as `rms_norm_composite` of layer_norm.cpp has it."""
     wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     axes = list(range(-len(shape), 0))
-    result = wide * wide.pow(2).mean(axes, keepdim=True).add_(eps or torch.finfo(wide.dtype).eps).rsqrt()
+    result = (
+        wide * wide.pow(2).mean(axes, keepdim=True).add_(eps or torch.finfo(wide.dtype).eps).rsqrt()
+    )
     if weight is not None:
         result = result * weight
     return result.to(tensor.dtype)
@@ -152,20 +173,33 @@ def _attention(
     aten = torch.ops.aten
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -math.inf)
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
+            attn_mask.logical_not(), -math.inf
+        )
     four_dimensional = query.dim() == 4 and key.dim() == 4 and value.dim() == 4
-    if four_dimensional and _flash_accepts(query, key, value, attn_mask, dropout_p, is_causal, needs_grad, enable_gqa):
+    if four_dimensional and _flash_accepts(
+        query, key, value, attn_mask, dropout_p, is_causal, needs_grad, enable_gqa
+    ):
         size = query.shape[-1]
         if size % 8:
             scale = scale if scale is not None else 1 / math.sqrt(size)
-            query, key, value = (torch.nn.functional.pad(t, (0, 8 - size % 8)) for t in (query, key, value))
-        output = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[
-            0
-        ]
+            query, key, value = (
+                torch.nn.functional.pad(t, (0, 8 - size % 8)) for t in (query, key, value)
+            )
+        output = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )[0]
         return output[..., :size] if size % 8 else output  # type: ignore[no-any-return]
     if four_dimensional and not enable_gqa and _efficient_accepts(query, value):
         result: Tensor = aten._scaled_dot_product_efficient_attention(
-            query, key, value, _padded_mask(attn_mask), needs_grad, dropout_p, is_causal, scale=scale
+            query,
+            key,
+            value,
+            _padded_mask(attn_mask),
+            needs_grad,
+            dropout_p,
+            is_causal,
+            scale=scale,
         )[0]
         return result
     result = aten._scaled_dot_product_attention_math(
@@ -231,7 +265,9 @@ class _CudnnRecurrent(torch.autograd.Function):
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
         gates, layers, train, bidirectional, _ = layout
-        dtype = torch.get_autocast_dtype(DEVICE) if torch.is_autocast_enabled(DEVICE) else inputs.dtype
+        dtype = (
+            torch.get_autocast_dtype(DEVICE) if torch.is_autocast_enabled(DEVICE) else inputs.dtype
+        )
         inputs = inputs.to(dtype)
         hidden = weights[1].shape[1]
         directions = 2 if bidirectional else 1
@@ -254,7 +290,10 @@ class _CudnnRecurrent(torch.autograd.Function):
         grad_input = torch.empty_like(inputs)
         flat = inputs.new_empty(sum(weight.numel() for weight in weights))
         pieces = flat.split([weight.numel() for weight in weights])
-        grads = [piece.view(weight.shape).to(weight.dtype) for piece, weight in zip(pieces, weights, strict=True)]
+        grads = [
+            piece.view(weight.shape).to(weight.dtype)
+            for piece, weight in zip(pieces, weights, strict=True)
+        ]
         return (None, grad_input, None, *grads)
 
 

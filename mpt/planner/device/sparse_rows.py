@@ -37,9 +37,13 @@ class SparseRows(Tensor):
     is_summed: bool
     """No place occurs twice: it is coalesced."""
 
-    def __new__(cls, places: Tensor, numbers: Tensor, size: Sequence[int], is_summed: bool = False) -> SparseRows:
+    def __new__(
+        cls, places: Tensor, numbers: Tensor, size: Sequence[int], is_summed: bool = False
+    ) -> SparseRows:
         """Make one of the size of the whole table, which takes no memory."""
-        made: Any = torch.Tensor._make_wrapper_subclass(cls, size, dtype=numbers.dtype, device=numbers.device)
+        made: Any = torch.Tensor._make_wrapper_subclass(
+            cls, size, dtype=numbers.dtype, device=numbers.device
+        )
         made.places, made.numbers, made.is_summed = places, numbers, is_summed
         return made  # type: ignore[no-any-return]
 
@@ -50,7 +54,9 @@ class SparseRows(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"SparseRows({tuple(self.shape)}, {len(self.numbers)} rows)"
 
-    def like(self, numbers: Tensor, places: Tensor | None = None, is_summed: bool | None = None) -> SparseRows:
+    def like(
+        self, numbers: Tensor, places: Tensor | None = None, is_summed: bool | None = None
+    ) -> SparseRows:
         """Return one of other values."""
         summed = self.is_summed if is_summed is None else is_summed
         return SparseRows(self.places if places is None else places, numbers, self.shape, summed)
@@ -88,15 +94,23 @@ class SparseRows(Tensor):
             return self
         count = len(self.numbers)
         if self.numbers.device.type == "cpu":
-            return self.like(torch.empty_like(self.numbers), torch.empty_like(self.places), is_summed=True)
+            return self.like(
+                torch.empty_like(self.numbers), torch.empty_like(self.places), is_summed=True
+            )
         flat = self.places.new_empty(count)
-        orders = [torch.empty_like(flat) for _ in range(2)]  # of the values, and of each place's first
-        sorting = [torch.empty_like(flat) for _ in range(2)]  # Thrust sorts keys and values into copies
+        # of the values, and of each place's first
+        orders = [torch.empty_like(flat) for _ in range(2)]
+        # Thrust sorts keys and values into copies
+        sorting = [torch.empty_like(flat) for _ in range(2)]
         del sorting
         rows = min(count, self.shape[: self.sparse_dim()].numel())
         summed = self.numbers.new_empty((rows, *self.numbers.shape[1:]))
         del orders
-        places = flat[:rows].view(1, rows) if self.sparse_dim() == 1 else flat.new_empty((self.sparse_dim(), rows))
+        places = (
+            flat[:rows].view(1, rows)
+            if self.sparse_dim() == 1
+            else flat.new_empty((self.sparse_dim(), rows))
+        )
         return self.like(summed, places, is_summed=True)
 
     def to_dense(self, *options: Any, **named: Any) -> Tensor:
@@ -105,7 +119,12 @@ class SparseRows(Tensor):
 
 
 def made(
-    sparse_dims: int, dense_dims: int, size: Sequence[int], places: Tensor, numbers: Tensor, **options: Any
+    sparse_dims: int,
+    dense_dims: int,
+    size: Sequence[int],
+    places: Tensor,
+    numbers: Tensor,
+    **options: Any,
 ) -> SparseRows:
     """Return a sparse tensor, as torch's own constructor does."""
     return SparseRows(places, numbers, size, bool(options.get("is_coalesced")))
@@ -156,14 +175,23 @@ def added_in_place(first: Any, second: Any, alpha: Any = 1) -> Any:
 
 def masked(table: Tensor, mask: SparseRows) -> SparseRows:
     """Return a table's rows at the places of a mask: gathered, and multiplied by ones into new memory."""
-    gathered = None if table.device.type == "cpu" else torch.empty_like(mask.numbers, dtype=table.dtype)
+    gathered = (
+        None if table.device.type == "cpu" else torch.empty_like(mask.numbers, dtype=table.dtype)
+    )
     found = torch.empty_like(mask.numbers, dtype=table.dtype)
     del gathered
     return mask.like(found, mask.places.clone())
 
 
 def of_bags(
-    gradient: Tensor, tokens: Tensor, offsets: Tensor, bags: Tensor, sizes: Tensor, maxima: Tensor, rows: int, *_: Any
+    gradient: Tensor,
+    tokens: Tensor,
+    offsets: Tensor,
+    bags: Tensor,
+    sizes: Tensor,
+    maxima: Tensor,
+    rows: int,
+    *_: Any,
 ) -> SparseRows:
     """Return the gradient of a table from that of bags (bags, features): a row for each token."""
     numbers = gradient.new_empty((len(tokens), *gradient.shape[1:]))
@@ -227,11 +255,23 @@ RULES: Mapping[Any, Callable[..., Any]] = {
     _aten.sparse_mask.default: masked,
     **{
         func: through_values(func)
-        for func in (_aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor, _aten.div.Scalar, _aten.neg.default)
+        for func in (
+            _aten.mul.Tensor,
+            _aten.mul.Scalar,
+            _aten.div.Tensor,
+            _aten.div.Scalar,
+            _aten.neg.default,
+        )
     },
     **{
         func: through_values_in_place(func)
-        for func in (_aten.mul_.Tensor, _aten.mul_.Scalar, _aten.div_.Tensor, _aten.div_.Scalar, _aten.neg_.default)
+        for func in (
+            _aten.mul_.Tensor,
+            _aten.mul_.Scalar,
+            _aten.div_.Tensor,
+            _aten.div_.Scalar,
+            _aten.neg_.default,
+        )
     },
 }
 """Operator -> its result for sparse tensors, from its own arguments."""
@@ -244,5 +284,7 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         name = func._schema.name
         if name in ("aten::_foreach_mul_", "aten::_foreach_add_"):
             raise NotImplementedError(KEPT_SUM)
-        raise NotImplementedError(f"sparse tensors are not followed through {name} (of an embedding: set sparse=False)")
+        raise NotImplementedError(
+            f"sparse tensors are not followed through {name} (of an embedding: set sparse=False)"
+        )
     return rule(*args, **kwargs)

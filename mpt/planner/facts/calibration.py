@@ -68,10 +68,16 @@ def load_calibration(gpu_name: str, times_from: str | None = None) -> Calibratio
         return found
     other = find_gpu(times_from)
     if not calibration_path(other.name).is_file():
-        known = sorted(one.stem.removeprefix("calibration-") for one in path.parent.glob("calibration-*.json"))
+        known = sorted(
+            one.stem.removeprefix("calibration-") for one in path.parent.glob("calibration-*.json")
+        )
         listed = f"calibrated are {', '.join(known)}" if known else "no card has been calibrated"
-        raise ConfigError(f"--times-from: {other.name} has no calibration; {listed} (mpt plan calibrate RUN)")
-    return replace(found, time_factor=_read(calibration_path(other.name)).time_factor, time_from=other.name)
+        raise ConfigError(
+            f"--times-from: {other.name} has no calibration; {listed} (mpt plan calibrate RUN)"
+        )
+    return replace(
+        found, time_factor=_read(calibration_path(other.name)).time_factor, time_from=other.name
+    )
 
 
 def installed_cuda() -> str:
@@ -88,11 +94,15 @@ def _read(path: Path) -> Calibration:
         values = json.loads(path.read_text("utf-8"))
         found = Calibration(**values)
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}: not a calibration ({error}); delete it or calibrate again") from error
+        raise ConfigError(
+            f"{path}: not a calibration ({error}); delete it or calibrate again"
+        ) from error
     for name, (low, high) in ALLOWED.items():
         value = getattr(found, name)
         if not isinstance(value, int | float) or not low <= value <= high:
-            raise ConfigError(f"{path}: {name} is {value!r}, allowed is {low} to {high}; delete it or calibrate again")
+            raise ConfigError(
+                f"{path}: {name} is {value!r}, allowed is {low} to {high}; delete it or calibrate again"
+            )
     return found
 
 
@@ -135,7 +145,11 @@ class Measurement:
 
 
 def learn(
-    measured: Measurement, planned: int, planned_with_scratch: int, planned_seconds: float, source: str
+    measured: Measurement,
+    planned: int,
+    planned_with_scratch: int,
+    planned_seconds: float,
+    source: str,
 ) -> Calibration:
     """Return the calibration that makes the plan agree with the measurement, as far as `ALLOWED` goes.
 
@@ -163,7 +177,9 @@ def read_measurement(run: Path) -> Measurement:
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text("utf-8"))
         environment: dict[str, Any] = json.loads((run / "env.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"mpt plan calibrate: {run} has no records that can be read ({error}); {advice}") from error
+        raise ConfigError(
+            f"mpt plan calibrate: {run} has no records that can be read ({error}); {advice}"
+        ) from error
     memory = summary.get("peak_memory") or {}
     devices = environment.get("devices") or []
     if memory.get("kind") != "cuda" or not devices:
@@ -184,4 +200,6 @@ def read_measurement(run: Path) -> Measurement:
             str(environment.get("cuda") or ""),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"mpt plan calibrate: {run}: a figure is missing ({error}); {advice}") from error
+        raise ConfigError(
+            f"mpt plan calibrate: {run}: a figure is missing ({error}); {advice}"
+        ) from error

@@ -33,14 +33,20 @@ def wddm_bytes(budget_bytes: int) -> int:
     return budget_bytes - int(LEFT_BY_WDDM * budget_bytes)
 
 
-def find_capacity(gpu: Gpu, is_named: bool, vram: str | None, desktop: str | None = None) -> Capacity:
+def find_capacity(
+    gpu: Gpu, is_named: bool, vram: str | None, desktop: str | None = None
+) -> Capacity:
     """Return the capacity for a card and the options' words. Raises ConfigError for a size that is none."""
     said: list[str] = []
     budget = parse_budget(vram) if vram else None
     if is_named:
         usable = gpu.usable_bytes
         if budget is None or budget > usable:
-            beyond = f"; --vram {vram} exceeds that, so those are planned for" if budget is not None else ""
+            beyond = (
+                f"; --vram {vram} exceeds that, so those are planned for"
+                if budget is not None
+                else ""
+            )
             said.append(
                 f"{gpu.name}: programs can have {gpu.usable_gib:.2f} of its {gpu.memory_gib:g} GiB "
                 f"({gpu.usable_source}){beyond}"
@@ -51,7 +57,9 @@ def find_capacity(gpu: Gpu, is_named: bool, vram: str | None, desktop: str | Non
     if desktop is not None:
         if budget is None:
             raise ConfigError("--desktop: it is taken off a budget; add --gpu or --vram")
-        taken = wddm_bytes(budget) if desktop.lower() == WDDM else parse_budget(desktop, "--desktop")
+        taken = (
+            wddm_bytes(budget) if desktop.lower() == WDDM else parse_budget(desktop, "--desktop")
+        )
         if taken >= budget:
             raise ConfigError(f"--desktop: {desktop} leaves nothing of {describe_bytes(budget)}")
         budget -= taken

@@ -33,7 +33,10 @@ SEEN: dict[str, tuple[float, str]] = {
     "rtx3080": (9.78, "github.com/zai-org/CogVideo/issues/34"),
     "rtx2080ti": (10.76, "github.com/RenYurui/StructureFlow/issues/35"),
     "rtx3060": (11.75, "github.com/Kunhao-Liu/StyleGaussian/issues/12"),
-    "t4": (14.56, "out-of-memory messages give 14.56 to 14.76; 14.75 in github.com/hpcaitech/Open-Sora/issues/697"),
+    "t4": (
+        14.56,
+        "out-of-memory messages give 14.56 to 14.76; 14.75 in github.com/hpcaitech/Open-Sora/issues/697",
+    ),
     "rtx4060-laptop": (7.75, "github.com/ESRSchao/EdgeRegNet/issues/2"),
     "quadro-rtx4000": (7.80, "github.com/CompVis/stable-diffusion/issues/485"),
     "rtx4060ti-16gb": (15.55, "github.com/boson-ai/higgs-audio/issues/48"),
@@ -102,7 +105,13 @@ class Gpu:
     @property
     def usable_gib(self) -> float:
         """GiB that programs can have, the CUDA context included."""
-        return self.memory_gib if self.is_installed else SEEN[self.name][0] if self.name in SEEN else self._estimate()
+        return (
+            self.memory_gib
+            if self.is_installed
+            else SEEN[self.name][0]
+            if self.name in SEEN
+            else self._estimate()
+        )
 
     @property
     def usable_bytes(self) -> int:
@@ -114,7 +123,9 @@ class Gpu:
         """The source of `usable_gib`."""
         if self.is_installed:
             return "read from the card"
-        return SEEN[self.name][1] if self.name in SEEN else "interpolated between cards that were seen"
+        return (
+            SEEN[self.name][1] if self.name in SEEN else "interpolated between cards that were seen"
+        )
 
     def _estimate(self) -> float:
         if self.name in WITH_ERROR_CORRECTION:
@@ -125,7 +136,11 @@ class Gpu:
         size = min(max(self.memory_gib, table[0][0]), table[-1][0])
         for (small, kept), (large, kept_of_large) in pairwise(table):
             if size <= large:
-                return self.memory_gib - kept - (kept_of_large - kept) * (size - small) / (large - small)
+                return (
+                    self.memory_gib
+                    - kept
+                    - (kept_of_large - kept) * (size - small) / (large - small)
+                )
         raise AssertionError("the last entry bounds the size")
 
     @property
@@ -262,7 +277,9 @@ TABLE = (
 def plain(name: str) -> str:
     """Return a GPU's name without makers' words, spaces and case: "NVIDIA GeForce RTX 2060" -> "rtx2060"."""
     makers = r"nvidia|geforce|amd|radeon|instinct|intel"
-    words = rf"{makers}|tesla|quadro|graphics|gpu|pcie|sxm\d?|hbm\d?e?|generation|with max.?q design|-"
+    words = (
+        rf"{makers}|tesla|quadro|graphics|gpu|pcie|sxm\d?|hbm\d?e?|generation|with max.?q design|-"
+    )
     return re.sub(r"[\s_]+", "", re.sub(words, " ", name.lower()))
 
 
@@ -285,7 +302,8 @@ def find_gpu(name: str) -> Gpu:
             "and AMD's): use --vram with its size"
         )
     close = difflib.get_close_matches(wanted, by_name, 6, 0.5)
-    close.sort(key=lambda match: sorted(match) != sorted(wanted))  # two digits that changed places come first
+    # two digits that changed places come first
+    close.sort(key=lambda match: sorted(match) != sorted(wanted))
     nearest = dict.fromkeys(by_name[match].name for match in close)
     near = ", ".join(list(nearest)[:3])
     known = f"nearest: {near}" if near else f"known: {', '.join(gpu.name for gpu in TABLE)}"

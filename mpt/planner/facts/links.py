@@ -67,19 +67,25 @@ class Cluster:
         """
         if size == 1:
             return 0.0
-        machines = size if stride >= self.per_machine else math.ceil(size * stride / self.per_machine)
+        machines = (
+            size if stride >= self.per_machine else math.ceil(size * stride / self.per_machine)
+        )
         rate = self.link_rate * LINK_SHARE
         if machines > 1:
             # Groups that cross machines side by side share the machine's network cards.
             rate = min(rate, self.network_rate * NETWORK_SHARE / min(stride, self.per_machine))
         rounds = 2 if kind == "all_reduce" else 1
         slow = min(size, machines) if machines > 1 else 0
-        ring = rounds * ((size - 1 - slow) * STEP_SECONDS[self.link] + slow * STEP_SECONDS["network"])
+        ring = rounds * (
+            (size - 1 - slow) * STEP_SECONDS[self.link] + slow * STEP_SECONDS["network"]
+        )
         on_wire = rounds * count * (size - 1) / size / rate
         if kind != "all_reduce":
             return BASE_SECONDS + max(0.0, ring) + on_wire
         inside = min(size, self.per_machine) - 1
-        tree = 2 * (inside * STEP_SECONDS[self.link] + math.log2(machines) * STEP_SECONDS["network"])
+        tree = 2 * (
+            inside * STEP_SECONDS[self.link] + math.log2(machines) * STEP_SECONDS["network"]
+        )
         return BASE_SECONDS + min(max(0.0, ring) + on_wire, tree + 2 * count / rate)
 
 

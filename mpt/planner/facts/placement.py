@@ -48,6 +48,8 @@ class Placement:
 def check_placement(placement: Placement) -> None:
     """Raise ConfigError for a contradiction."""
     if placement.strategy not in STRATEGIES:
-        raise ConfigError(f"--strategy: found {placement.strategy!r}; allowed: {', '.join(STRATEGIES)}")
+        raise ConfigError(
+            f"--strategy: found {placement.strategy!r}; allowed: {', '.join(STRATEGIES)}"
+        )
     if placement.nproc > LARGEST_WORLD:
         raise ConfigError(f"--nproc: found {placement.nproc}; at most {LARGEST_WORLD}")

@@ -19,7 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
-from mpt.planner.own.sequences import PackedSequences, alignments_gradient, counted, ctc_loss, most_alignments
+from mpt.planner.own.sequences import (
+    PackedSequences,
+    alignments_gradient,
+    counted,
+    ctc_loss,
+    most_alignments,
+)
 
 KNOWN_VALUES = 64
 """Tensors of that many numbers keep those that a script wrote, such as a detector's strides; torch keeps single
@@ -73,11 +79,17 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if self.reads:
             found.append(f"the step reads values ({self.reads} times), which were taken as 0")
         if self.integers:
-            found.append(f"{self.integers} of them are integers; where one is a size, the step needs more than planned")
+            found.append(
+                f"{self.integers} of them are integers; where one is a size, the step needs more than planned"
+            )
         if self.packed.count:
-            found.append(f"{self.packed.count} packed sequences were taken to be as long as the longest in their batch")
+            found.append(
+                f"{self.packed.count} packed sequences were taken to be as long as the longest in their batch"
+            )
         if self.bounded:
-            found.append(f"{self.bounded} results whose size depends on values were taken as large as they can be")
+            found.append(
+                f"{self.bounded} results whose size depends on values were taken as large as they can be"
+            )
         return found
 
 
@@ -116,7 +128,9 @@ def _is_known(tensor: Any) -> bool:
 
 
 def _has_masks(indices: Sequence[Tensor | None]) -> bool:
-    return any(index is not None and index.dtype in MASKS and not _is_known(index) for index in indices)
+    return any(
+        index is not None and index.dtype in MASKS and not _is_known(index) for index in indices
+    )
 
 
 def most_places(tensor: Tensor) -> Tensor:

@@ -43,14 +43,20 @@ class Changes:
         """Return the line to write into the script for each change."""
         found = []
         if self.recompute:
-            blocks = self.recompute[0] if len(self.recompute) == 1 else f"[*{', *'.join(self.recompute)}]"
+            blocks = (
+                self.recompute[0]
+                if len(self.recompute) == 1
+                else f"[*{', *'.join(self.recompute)}]"
+            )
             found.append(
                 f"for block in {blocks}: block.forward = "
                 "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
             )
         if self.autocast:
             scaled = "; scale the loss with torch.amp.GradScaler" * (self.autocast == "float16")
-            found.append(f'with torch.autocast("cuda", torch.{self.autocast}):  # around forward and loss{scaled}')
+            found.append(
+                f'with torch.autocast("cuda", torch.{self.autocast}):  # around forward and loss{scaled}'
+            )
         if self.low_bit_optimizer:
             found.append("bitsandbytes.optim.AdamW8bit (Adam8bit) in the place of torch.optim's")
         return found
@@ -73,7 +79,9 @@ def find_block_lists(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
 
 
 def _has_like_blocks(blocks: Iterable[nn.Module]) -> bool:
-    kinds = Counter(type(block) for block in blocks if any(block.children()) and type(block).forward is not None)
+    kinds = Counter(
+        type(block) for block in blocks if any(block.children()) and type(block).forward is not None
+    )
     return bool(kinds) and max(kinds.values()) >= FEWEST_BLOCKS
 
 
@@ -81,7 +89,8 @@ def apply_to_modules(changes: Changes, modules: Mapping[str, nn.Module]) -> None
     """Checkpoint the blocks of the chosen lists."""
     for path in changes.recompute:
         for block in _module_at(modules, path).children():
-            setattr(block, "forward", functools.partial(checkpoint, block.forward, use_reentrant=False))  # noqa: B010 - mypy calls it a method
+            recomputed = functools.partial(checkpoint, block.forward, use_reentrant=False)
+            setattr(block, "forward", recomputed)  # noqa: B010 - mypy calls it a method
 
 
 def _module_at(modules: Mapping[str, nn.Module], path: str) -> nn.Module:

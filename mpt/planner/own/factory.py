@@ -63,12 +63,20 @@ def find_factory(source: Source) -> Callable[..., Any]:
     if source.folder not in sys.path:
         sys.path.insert(0, source.folder)
     try:
-        module = _import_file(Path(source.where)) if source.is_file else _import_module(source.where)
+        module = (
+            _import_file(Path(source.where)) if source.is_file else _import_module(source.where)
+        )
     except MptError:
         raise
     except (Exception, SystemExit) as error:
-        ends = "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{place(error, Path(source.where))}: it cannot be imported: {ends}") from error
+        ends = (
+            "it ends the program"
+            if isinstance(error, SystemExit)
+            else f"{type(error).__name__}: {error}"
+        )
+        raise ConfigError(
+            f"{place(error, Path(source.where))}: it cannot be imported: {ends}"
+        ) from error
     function = getattr(module, source.function, None)
     if not callable(function):
         raise ConfigError(f"{source}: {source.where} has no function {source.function}")
@@ -135,4 +143,6 @@ def _without_arguments(
         except TypeError:
             continue
         return lambda: step(*given)
-    raise ConfigError(f"{source}: its step takes neither (model, optimizer, batch) nor (batch) nor nothing")
+    raise ConfigError(
+        f"{source}: its step takes neither (model, optimizer, batch) nor (batch) nor nothing"
+    )

@@ -27,7 +27,9 @@ LEAST_SAVING = 0.98
 """A way that still needs more than this share of the step unchanged is left out."""
 
 
-def plan_own(source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration: Calibration, wish: Wish) -> OwnPlan:
+def plan_own(
+    source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration: Calibration, wish: Wish
+) -> OwnPlan:
     """Plan a step unchanged, and with each change that it could take.
 
     Raises CannotPlan with module and line, and ConfigError for a factory that is not there or returns something else.
@@ -45,16 +47,27 @@ def plan_own(source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration
         return trace(Changes(), run.all_on_gpu, batch_size=batch).fake
 
     retrace = None if batch_size is None else at_batch
-    plan = describe(run.fake, batch_size or 0, gpu, calibration, wish, calibration.context_bytes, False, retrace)
+    plan = describe(
+        run.fake, batch_size or 0, gpu, calibration, wish, calibration.context_bytes, False, retrace
+    )
     without_largest = replace(wish, largest_batch=False, snapshot="")
     ways = []
     for changes in find_changes(run, gpu):
         try:
             changed = trace(changes, run.all_on_gpu).fake
-        except MptError:  # a block that cannot be recomputed, a loss that autocast refuses: no way, then
+        except (
+            MptError
+        ):  # a block that cannot be recomputed, a loss that autocast refuses: no way, then
             continue
         planned = describe(
-            changed, batch_size or 0, gpu, calibration, without_largest, calibration.context_bytes, False, None
+            changed,
+            batch_size or 0,
+            gpu,
+            calibration,
+            without_largest,
+            calibration.context_bytes,
+            False,
+            None,
         )
         if planned.reserved <= LEAST_SAVING * plan.reserved:
             ways.append(Way(changes.lines(), changes.is_exact, planned))
@@ -65,10 +78,17 @@ def plan_own(source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration
 def find_changes(run: OwnRun, gpu: Gpu) -> Iterator[Changes]:
     """Yield possible changes of a step, each alone and then together."""
     half = "" if run.has_autocast else "bfloat16" if gpu.capability >= BFLOAT16_SINCE else "float16"
-    found = (Changes(*chosen) for chosen in product(("", half), ((), run.block_lists), (False, run.has_adam)))
+    found = (
+        Changes(*chosen)
+        for chosen in product(("", half), ((), run.block_lists), (False, run.has_adam))
+    )
     yield from (changes for changes in dict.fromkeys(found) if changes != Changes())
 
 
 def _rank(way: Way) -> tuple[bool, bool, float]:
     fits = way.plan.fits is not False
-    return not fits, fits and not way.exact, way.plan.step_seconds if fits and way.plan.fits else way.plan.reserved
+    return (
+        not fits,
+        fits and not way.exact,
+        way.plan.step_seconds if fits and way.plan.fits else way.plan.reserved,
+    )

@@ -55,10 +55,14 @@ def one_of_several(recorder: Recorder | None) -> Iterator[None]:
     }
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(distributed, **answers))
-        stack.enter_context(mock.patch.object(DistributedDataParallel, "__init__", _starts(recorder)))
+        stack.enter_context(
+            mock.patch.object(DistributedDataParallel, "__init__", _starts(recorder))
+        )
         stack.enter_context(mock.patch.object(DistributedDataParallel, "forward", _forward))
         stack.enter_context(mock.patch.object(nn.SyncBatchNorm, "forward", nn.BatchNorm2d.forward))
-        stack.enter_context(mock.patch.object(nn.SyncBatchNorm, "_check_input_dim", _any_dimensions))
+        stack.enter_context(
+            mock.patch.object(nn.SyncBatchNorm, "_check_input_dim", _any_dimensions)
+        )
         yield
 
 
@@ -71,7 +75,13 @@ def _any_dimensions(self: Any, given: Tensor) -> None:
 
 
 def _starts(recorder: Recorder | None) -> Callable[..., None]:
-    def start(self: Any, module: nn.Module, *args: Any, gradient_as_bucket_view: bool = False, **options: Any) -> None:
+    def start(
+        self: Any,
+        module: nn.Module,
+        *args: Any,
+        gradient_as_bucket_view: bool = False,
+        **options: Any,
+    ) -> None:
         nn.Module.__init__(self)
         self.module = module
         self.require_backward_grad_sync = True
@@ -90,7 +100,9 @@ def _starts(recorder: Recorder | None) -> Callable[..., None]:
 
 def bucket_of(weights: list[nn.Parameter], is_gradient: bool) -> Tensor:
     """Return a flat tensor of as many numbers as weights have; gradients become views of it if asked for."""
-    bucket = torch.empty(sum(map(nn.Parameter.numel, weights)), dtype=weights[0].dtype, device=weights[0].device)
+    bucket = torch.empty(
+        sum(map(nn.Parameter.numel, weights)), dtype=weights[0].dtype, device=weights[0].device
+    )
     parts: tuple[Tensor, ...] = torch.split(bucket, [one.numel() for one in weights])
     for weight, part in zip(weights, parts, strict=True):
         if is_gradient:

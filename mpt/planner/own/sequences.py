@@ -66,11 +66,18 @@ class PackedSequences:
         if total > len(sizes):
             missing = (0,) * (2 * padded.dim() - 1) + (total - len(sizes),)
             padded = functional.pad(padded, missing, value=padding)
-        return padded.transpose(0, 1) if batch_first else padded, torch.empty(samples, dtype=torch.int64)
+        return padded.transpose(0, 1) if batch_first else padded, torch.empty(
+            samples, dtype=torch.int64
+        )
 
 
 def most_alignments(
-    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *options: Any, **named: Any
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    *options: Any,
+    **named: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return each sample's loss (samples,) and CTC's table, from (times, samples, labels)."""
     times, samples = log_probs.shape[:2] if log_probs.dim() == 3 else (log_probs.shape[0], 1)
@@ -100,9 +107,17 @@ def counted(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -
 
 
 def ctc_loss(
-    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *options: Any, **named: Any
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *options: Any,
+    **named: Any,
 ) -> Tensor:
     """Call torch's with lengths on the device of the rest: for fake tensors it divides by them on their own device."""
     device = log_probs.device
-    times, labels = torch.as_tensor(input_lengths).to(device), torch.as_tensor(target_lengths).to(device)
+    times, labels = (
+        torch.as_tensor(input_lengths).to(device),
+        torch.as_tensor(target_lengths).to(device),
+    )
     return functional.ctc_loss(log_probs, targets, times, labels, *options, **named)

@@ -19,7 +19,10 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
@@ -73,7 +76,11 @@ def trace_own(
 
     `all_on_gpu`: whether everything is put there, since the factory itself puts nothing there; None to find out.
     """
-    run = None if all_on_gpu else _trace_on_gpu(source, arguments, gpu, unseen, changes, all_on_gpu=False)
+    run = (
+        None
+        if all_on_gpu
+        else _trace_on_gpu(source, arguments, gpu, unseen, changes, all_on_gpu=False)
+    )
     if run is None:
         run = _trace_on_gpu(source, arguments, gpu, unseen, changes, all_on_gpu=True)
         assert run is not None
@@ -100,7 +107,12 @@ def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) ->
 
 
 def _trace_on_gpu(
-    source: Source, arguments: Mapping[str, Any], gpu: Gpu, unseen: Unseen | None, changes: Changes, all_on_gpu: bool
+    source: Source,
+    arguments: Mapping[str, Any],
+    gpu: Gpu,
+    unseen: Unseen | None,
+    changes: Changes,
+    all_on_gpu: bool,
 ) -> OwnRun | None:
     """Return None if the factory puts nothing on the GPU, unless all is put there."""
     device = fake_gpu()
@@ -148,7 +160,11 @@ def _trace_on_gpu(
 
 
 def perform(
-    made: Made, created: Created, recorder: Recorder, changes: Changes, on_step: Callable[[int], None]
+    made: Made,
+    created: Created,
+    recorder: Recorder,
+    changes: Changes,
+    on_step: Callable[[int], None],
 ) -> dict[str, nn.Module]:
     """Perform the traced steps of a training that was built; return its networks by name."""
     modules = name_modules(created, made.named)
@@ -212,7 +228,9 @@ def name_modules(created: Created, named: Mapping[str, Any]) -> dict[str, nn.Mod
     Names are those of the factory's tuple, or of the variables that the step sees; else the networks' classes.
     """
     roots = {key: value for key, value in named.items() if isinstance(value, nn.Module)}
-    inside = {id(child) for module in created.modules for child in module.modules() if child is not module}
+    inside = {
+        id(child) for module in created.modules for child in module.modules() if child is not module
+    }
     inside |= {id(module) for root in roots.values() for module in root.modules()}
     for module in created.modules:
         if id(module) in inside or not any(True for _ in module.parameters()):
@@ -230,14 +248,22 @@ def trained_modules(modules: Mapping[str, nn.Module], created: Created) -> dict[
     """Return the networks that an optimizer updates: not moving averages and other copies."""
     groups = (group for optimizer in created.optimizers for group in optimizer.param_groups)
     updated = {id(parameter) for group in groups for parameter in group["params"]}
-    return {key: one for key, one in modules.items() if any(id(weight) in updated for weight in one.parameters())}
+    return {
+        key: one
+        for key, one in modules.items()
+        if any(id(weight) in updated for weight in one.parameters())
+    }
 
 
 @contextmanager
-def watch_step(recorder: Recorder, modules: Mapping[str, nn.Module], autocast: ForwardAutocast) -> Iterator[None]:
+def watch_step(
+    recorder: Recorder, modules: Mapping[str, nn.Module], autocast: ForwardAutocast
+) -> Iterator[None]:
     """Report tensors' origins and the moment of the step to the recorder, inside the block."""
     owners = owners_of(modules)
-    weights = [one for module in modules.values() for one in module.parameters() if one.requires_grad]
+    weights = [
+        one for module in modules.values() for one in module.parameters() if one.requires_grad
+    ]
 
     def before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         enter(recorder, "step")
@@ -263,7 +289,9 @@ def enter(recorder: Recorder, moment: str) -> None:
     recorder.enter_moment(recorder.trace.spans[-1].step, "", moment)
 
 
-def _as_backward(function: Callable[..., Any], recorder: Recorder, autocast: ForwardAutocast) -> Callable[..., Any]:
+def _as_backward(
+    function: Callable[..., Any], recorder: Recorder, autocast: ForwardAutocast
+) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         enter(recorder, "backward")
         with autocast.outside():

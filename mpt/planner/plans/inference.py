@@ -84,7 +84,12 @@ def plan_inference(
     budget, context_bytes = wish.budget_bytes, calibration.context_bytes + wish.held_bytes
 
     def trace(batch_size: int, spec: DataSpec = data) -> _Traced:
-        unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
+        unseen = Unseen(
+            gpu.capability,
+            config.train.deterministic,
+            calibration.context_bytes,
+            calibration.cudnn_share,
+        )
         return trace_inference(config, spec, batch_size, gpu, unseen, wish)
 
     traced = trace(wish.batch_size)
@@ -96,12 +101,17 @@ def plan_inference(
         notes.append("values that are read after the network are taken as 0")
     if budget is not None and wish.frame is not None:
         room = budget, context_bytes
-        tile = find_tile(traced.run, wish.frame, room, lambda spec: trace(wish.batch_size, spec).trace)
+        tile = find_tile(
+            traced.run, wish.frame, room, lambda spec: trace(wish.batch_size, spec).trace
+        )
     elif budget is not None:
         second = trace(2 * wish.batch_size).trace
         line = batch_fit.fit(traced.trace, wish.batch_size, second, 2 * wish.batch_size)
         largest, largest_at_all = largest_batches(
-            wish.batch_size, (budget, context_bytes), line, lambda batch_size: trace(batch_size).trace
+            wish.batch_size,
+            (budget, context_bytes),
+            line,
+            lambda batch_size: trace(batch_size).trace,
         )
     return InferencePlan(
         batch_size=wish.batch_size,
@@ -137,12 +147,17 @@ def in_mode(config: Config, wish: InferenceWish) -> tuple[Config, str]:
     if wish.dtype == "float32":
         return change_precision(config, FLOAT32), "float32"
     if wish.dtype is not None:
-        return in_dtype(change_precision(config, AUTOCAST), wish.dtype), f"{wish.dtype} with float32 weights"
+        return in_dtype(
+            change_precision(config, AUTOCAST), wish.dtype
+        ), f"{wish.dtype} with float32 weights"
     return config, f"as trained, {config.precision.mode}"
 
 
 def largest_batches(
-    batch_size: int, room: tuple[int, int], line: batch_fit.BatchFit | None, trace: Callable[[int], Trace]
+    batch_size: int,
+    room: tuple[int, int],
+    line: batch_fit.BatchFit | None,
+    trace: Callable[[int], Trace],
 ) -> tuple[int, int]:
     """Return the largest batch that fits, or if none does that may, and the largest that fits or may; 0 for none.
 
@@ -157,7 +172,9 @@ def largest_batches(
 
     limit = MOST_SAMPLES if line is not None else RETRACED * batch_size
     at_all = batch_fit.largest_batch(lambda size: answer(size)[0], batch_size, limit)
-    return batch_fit.largest_batch(lambda size: answer(size)[1], batch_size, at_all) or at_all, at_all
+    return batch_fit.largest_batch(
+        lambda size: answer(size)[1], batch_size, at_all
+    ) or at_all, at_all
 
 
 def trace_inference(
@@ -165,7 +182,9 @@ def trace_inference(
 ) -> _Traced:
     """Build the networks and infer two batches on a fake GPU."""
     device, work, watching = fake_device.fake_gpu(), Work(), [False]
-    recorder = Recorder(device.type, unseen, lambda *operator: work.observe(*operator) if watching[0] else None)
+    recorder = Recorder(
+        device.type, unseen, lambda *operator: work.observe(*operator) if watching[0] else None
+    )
     with on_fake_gpu(recorder, gpu), values_as_zeros() as values:
         run = build_run(config, device, data, fake=True, trains=False)
         work.uses_tf32 = run.precision.numerics.uses_tf32 and gpu.tf32 > 0
@@ -175,9 +194,17 @@ def trace_inference(
             for module in run.task.modules.values():
                 halve(module, run.precision.numerics.dtype)
         recorder.mark_modules(run.task.modules)
-        held = {tensor for module in run.task.modules.values() for tensor in (*module.parameters(), *module.buffers())}
+        held = {
+            tensor
+            for module in run.task.modules.values()
+            for tensor in (*module.parameters(), *module.buffers())
+        }
         results = []
-        whole = [torch.zeros(batch_size, 3, *wish.frame, device=device) for _ in range(FRAMES)] if wish.frame else []
+        whole = (
+            [torch.zeros(batch_size, 3, *wish.frame, device=device) for _ in range(FRAMES)]
+            if wish.frame
+            else []
+        )
         recorder.mark(whole, "whole batch")
         for number in range(BATCHES):
             watching[0] = number == BATCHES - 1

@@ -27,7 +27,14 @@ from mpt.planner.step.resume import describe_resume
 from mpt.planner.step.run_fake import FakeRun, trace_config
 from mpt.planner.trace import batch_fit
 from mpt.planner.trace.overlap import OrderedWork, step_time
-from mpt.planner.trace.replay import Replay, fits_at_all_and_surely, peak_live, replay, split_at, timeline
+from mpt.planner.trace.replay import (
+    Replay,
+    fits_at_all_and_surely,
+    peak_live,
+    replay,
+    split_at,
+    timeline,
+)
 from mpt.planner.trace.snapshot import make_snapshot, write_snapshot
 from mpt.planner.trace.trace import Trace
 from mpt.planner.trace.unseen import ASSUMED_SHARE, Unseen
@@ -73,15 +80,27 @@ def trace_placed(
     most_built: int | None = None,
 ) -> FakeRun:
     """Trace a process alone, or one of several, at the configured batch or another one. Raises the errors of a plan."""
-    unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
+    unseen = Unseen(
+        gpu.capability,
+        config.train.deterministic,
+        calibration.context_bytes,
+        calibration.cudnn_share,
+    )
     batch = batch or config.train.batch_size
     if placement.nproc > 1:
         return trace_rank(config, data, batch, gpu, unseen, placement)
-    return trace_config(config, data, batch, gpu, unseen, whole_run=whole_run, most_built=most_built)
+    return trace_config(
+        config, data, batch, gpu, unseen, whole_run=whole_run, most_built=most_built
+    )
 
 
 def plan_config(
-    config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish, fake: FakeRun | None = None
+    config: Config,
+    data: DataSpec,
+    gpu: Gpu,
+    calibration: Calibration,
+    wish: Wish,
+    fake: FakeRun | None = None,
 ) -> Plan:
     """Plan a configuration; `fake` is its run if that is at hand. Raises CannotPlan, or the configuration's own
     errors.
@@ -104,7 +123,14 @@ def plan_config(
 
     fake = fake or trace(batch_size, wish.whole_run)
     plan = describe(
-        fake, batch_size, gpu, calibration, wish, context_bytes, expandable, trace if placement.nproc == 1 else None
+        fake,
+        batch_size,
+        gpu,
+        calibration,
+        wish,
+        context_bytes,
+        expandable,
+        trace if placement.nproc == 1 else None,
     )
     if not isinstance(fake.work, OrderedWork):
         return replace(plan, planning_seconds=time.perf_counter() - started)
@@ -165,18 +191,24 @@ def describe(
         largest_is_bound=is_bound,
         step_seconds=fake.work.seconds(gpu) * calibration.time_factor,
         host_bytes=fake.host_bytes,
-        assumed_workspace=0 if calibration.source else int(ASSUMED_SHARE * fake.largest_convolution),
+        assumed_workspace=0
+        if calibration.source
+        else int(ASSUMED_SHARE * fake.largest_convolution),
         time_band=fake.work.band(gpu),
         notes=notes,
         inexact=fake.inexact,
         timeline=timeline(fake.trace) if wish.timeline else {},
         moments=describe_moments(fake.whole, fake.moments, free.reserved, capacity, expandable)
         | describe_resume(fake.resume, free.reserved, capacity, expandable),
-        at_budgets={str(one): within(fake, free, one, context_bytes, expandable) for one in wish.budgets},
+        at_budgets={
+            str(one): within(fake, free, one, context_bytes, expandable) for one in wish.budgets
+        },
     )
 
 
-def within(fake: FakeRun, free: Replay, budget_bytes: int | None, context_bytes: int, expandable: bool) -> WithinBudget:
+def within(
+    fake: FakeRun, free: Replay, budget_bytes: int | None, context_bytes: int, expandable: bool
+) -> WithinBudget:
     """Judge a plan against a budget.
 
     `free` is the replay without a limit, which is the one within the budget too if there is room.

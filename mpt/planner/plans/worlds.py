@@ -28,7 +28,12 @@ GROWING = ("flops", "moved", "count", "size")
 
 
 def plan_worlds(
-    config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish, sizes: Sequence[int]
+    config: Config,
+    data: DataSpec,
+    gpu: Gpu,
+    calibration: Calibration,
+    wish: Wish,
+    sizes: Sequence[int],
 ) -> list[Plan]:
     """Plan a rank in worlds of these sizes, ascending. `config` has the batch of the first. Raises the errors of a
     plan."""
@@ -50,17 +55,25 @@ def plan_worlds(
         own, own_wish = placed(size)
         traced[size] = trace_placed(own, data, gpu, calibration, Placement(**own_wish.placement))
     line = fit(traced[sizes[0]], sizes[0], traced[sizes[1]], sizes[1])
-    return [plan(size, traced.get(size) or (line(size) if line is not None else None)) for size in sizes]
+    return [
+        plan(size, traced.get(size) or (line(size) if line is not None else None)) for size in sizes
+    ]
 
 
-def fit(first: FakeRun, first_size: int, second: FakeRun, second_size: int) -> Callable[[int], FakeRun] | None:
+def fit(
+    first: FakeRun, first_size: int, second: FakeRun, second_size: int
+) -> Callable[[int], FakeRun] | None:
     """Return a function from world size to run, or None if the two are not linear."""
     storages = batch_fit.fit(first.trace, first_size, second.trace, second_size)
     works = first.work, second.work
     if storages is None or not all(isinstance(work, OrderedWork) for work in works):
         return None
     ours, theirs = (work.events if isinstance(work, OrderedWork) else [] for work in works)
-    if len(ours) != len(theirs) or first.host_bytes != second.host_bytes or first.notes != second.notes:
+    if (
+        len(ours) != len(theirs)
+        or first.host_bytes != second.host_bytes
+        or first.notes != second.notes
+    ):
         return None
     if any(without_growth(a) != without_growth(b) for a, b in zip(ours, theirs, strict=True)):
         return None
@@ -70,16 +83,35 @@ def fit(first: FakeRun, first_size: int, second: FakeRun, second_size: int) -> C
         if not isinstance(a, Operator | Sent):
             return a
         before, after = vars(a), vars(b)
-        steps = {name: (after[name] - before[name]) / distance for name in GROWING if name in before}
-        return replace(a, **{name: round(before[name] + step * (size - first_size)) for name, step in steps.items()})
+        steps = {
+            name: (after[name] - before[name]) / distance for name in GROWING if name in before
+        }
+        return replace(
+            a,
+            **{
+                name: round(before[name] + step * (size - first_size))
+                for name, step in steps.items()
+            },
+        )
 
     def at(size: int) -> FakeRun:
         assert isinstance(first.work, OrderedWork)
         sizes = storages.sizes(size)
-        made = [replace(storage, size=own) for storage, own in zip(first.trace.storages, sizes, strict=True)]
+        made = [
+            replace(storage, size=own)
+            for storage, own in zip(first.trace.storages, sizes, strict=True)
+        ]
         trace = Trace(made, first.trace.events, first.trace.spans)
-        work = OrderedWork(uses_tf32=first.work.uses_tf32, sent=first.work.sent, ranks=size, stride=first.work.stride)
-        work.host_bytes, work.host_compute_bytes = first.work.host_bytes, first.work.host_compute_bytes
+        work = OrderedWork(
+            uses_tf32=first.work.uses_tf32,
+            sent=first.work.sent,
+            ranks=size,
+            stride=first.work.stride,
+        )
+        work.host_bytes, work.host_compute_bytes = (
+            first.work.host_bytes,
+            first.work.host_compute_bytes,
+        )
         for a, b in zip(ours, theirs, strict=True):
             event = moved_to(size, a, b)
             work.events.append(event)

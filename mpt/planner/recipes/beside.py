@@ -29,13 +29,17 @@ def moments_that_do_not_fit(plan: Plan) -> list[str]:
     return [name for name, moment in plan.moments.items() if plan.fits and moment.fits is False]
 
 
-def make_room(session: Session, config: Config, plan: Plan, budget_bytes: int | None) -> MadeRoom | None:
+def make_room(
+    session: Session, config: Config, plan: Plan, budget_bytes: int | None
+) -> MadeRoom | None:
     """Return the first change with which more fits outside the steps than now; None if nothing is to be done."""
     before = moments_that_do_not_fit(plan)
     if not before or plan.ranks is not None:
         return None
     for trick in reliefs("moments"):
-        if trick.name in config.memory.tricks or any(other in config.memory.tricks for other in trick.conflicts):
+        if trick.name in config.memory.tricks or any(
+            other in config.memory.tricks for other in trick.conflicts
+        ):
             continue
         patch = {"memory": {trick.name: trick.proposals[0]}}
         changed = patched(config, patch, config.granted)

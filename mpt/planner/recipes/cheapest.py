@@ -107,7 +107,9 @@ def parse_offers(texts: Iterable[str]) -> list[Offer]:
         raise ConfigError(f"--cards: {max(names, key=names.count)} is named twice")
     priced = [one.price is not None for one in offers]
     if any(priced) != all(priced) or (len(offers) > 1 and not all(priced)):
-        raise ConfigError(f"--cards: several kinds are compared by their prices, so each needs one; {FORM}")
+        raise ConfigError(
+            f"--cards: several kinds are compared by their prices, so each needs one; {FORM}"
+        )
     return offers
 
 
@@ -117,7 +119,9 @@ def sets_of(offers: Sequence[Offer], batch_size: int) -> list[tuple[float, Offer
     for offer in offers:
         numbers = {1 << power for power in range(offer.count.bit_length())} | {offer.count}
         each = 1.0 if offer.price is None else offer.price
-        sets += [(each * number, offer, number) for number in sorted(numbers) if number <= batch_size]
+        sets += [
+            (each * number, offer, number) for number in sorted(numbers) if number <= batch_size
+        ]
     return sorted(sets, key=lambda one: (one[0], one[2]))
 
 
@@ -136,7 +140,9 @@ def find_cheapest(
     for _, group in groupby(sets_of(offers, config.train.batch_size), key=lambda one: one[0]):
         for price, offer, number in group:
             base = Placement(number, network=network, per_machine=per_machine)
-            with Session(offer.gpu, load_calibration(offer.gpu.name), config.granted, workers) as session:
+            with Session(
+                offer.gpu, load_calibration(offer.gpu.name), config.granted, workers
+            ) as session:
                 tried = list(as_it_stands(session, config, offer.gpu, base, price))
                 if not any(one.fits for one in tried):
                     tried += with_recipe(session, config, tried, base, allow_lossy, on_answer)
@@ -148,7 +154,9 @@ def find_cheapest(
     return Cheapest(found)
 
 
-def as_it_stands(session: Session, config: Config, gpu: Gpu, base: Placement, price: float) -> Iterator[Candidate]:
+def as_it_stands(
+    session: Session, config: Config, gpu: Gpu, base: Placement, price: float
+) -> Iterator[Candidate]:
     """Yield the configuration's plan with every way of sharing it out."""
     asked = []
     for way in ways_for(base):

@@ -27,7 +27,9 @@ class Turn:
     """Seconds of the fastest recipe that fits well."""
 
     def __post_init__(self) -> None:
-        self.most = self.dial.end({name: size / 2**30 for name, size in self.plain.plan.by_category.items()})
+        self.most = self.dial.end(
+            {name: size / 2**30 for name, size in self.plain.plan.by_category.items()}
+        )
         self.too_large: tuple[float, int] = self.dial.least, self.plain.plan.without_assumed
         self.part = self.plain
         """The recipe of that value: those that fit relieve more, and so take longer."""
@@ -46,7 +48,9 @@ class Turn:
         nearer = abs(value - self.dial.least)
         if recipe.fits_well:
             self.fastest = min(self.fastest or math.inf, recipe.plan.step_seconds)
-        if recipe.fits_well and (self.fitting is None or nearer < abs(self.fitting[0] - self.dial.least)):
+        if recipe.fits_well and (
+            self.fitting is None or nearer < abs(self.fitting[0] - self.dial.least)
+        ):
             self.fitting = value, recipe.plan.without_assumed
         elif not recipe.fits_well and nearer > abs(self.too_large[0] - self.dial.least):
             self.too_large, self.part = (value, recipe.plan.without_assumed), recipe

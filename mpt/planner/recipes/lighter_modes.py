@@ -31,7 +31,9 @@ class Lighter:
     def usable(self, has_bfloat16: bool, *, unscaled: bool = False) -> str | None:
         """Return the first of its modes that a GPU computes with; None if there is none."""
         names = (name for name in self.names if not (unscaled and name in self.scaled))
-        return next((name for name in names if has_bfloat16 or name not in self.needs_bfloat16), None)
+        return next(
+            (name for name in names if has_bfloat16 or name not in self.needs_bfloat16), None
+        )
 
 
 def read_lighter(plugin: Plugin) -> Lighter:
@@ -50,7 +52,9 @@ def lighter_modes(*, lossy: bool) -> list[Lighter]:
     """Return the files with modes to propose, those that change the learned result or the others, in their order."""
     plugins = {plugin.path: plugin for plugin in map(find_mode, INSTALLED.names("precision"))}
     found = [read_lighter(plugin) for plugin in plugins.values()]
-    return sorted((one for one in found if one.names and one.is_lossy == lossy), key=lambda one: one.rank)
+    return sorted(
+        (one for one in found if one.names and one.is_lossy == lossy), key=lambda one: one.rank
+    )
 
 
 def find_mode(name: str) -> Plugin:

@@ -101,7 +101,9 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     try:
         json.dumps(dict(arguments))
     except TypeError as error:
-        raise ConfigError(f"arguments of a factory are numbers, texts, lists and mappings: {error}") from None
+        raise ConfigError(
+            f"arguments of a factory are numbers, texts, lists and mappings: {error}"
+        ) from None
 
 
 def find_source(factory: str | Callable[..., Any], allow: Sequence[str]) -> dict[str, str]:
@@ -110,7 +112,9 @@ def find_source(factory: str | Callable[..., Any], allow: Sequence[str]) -> dict
         return source_of_function(factory)
     where, _, function = factory.rpartition(":")
     if not where or not function.isidentifier():
-        raise ConfigError(f"found '{factory}'; write path/to/file.py:function or package.module:function")
+        raise ConfigError(
+            f"found '{factory}'; write path/to/file.py:function or package.module:function"
+        )
     if where.endswith(".py"):
         path = Path(where).absolute()
         if not path.is_file():
@@ -128,11 +132,20 @@ def find_source(factory: str | Callable[..., Any], allow: Sequence[str]) -> dict
 def source_of_function(factory: Callable[..., Any]) -> dict[str, str]:
     """Return a function's place. Raises ConfigError for one that no other process can import."""
     if os.environ.get(PLANNING):
-        raise ConfigError('call mpt.plan_step below `if __name__ == "__main__":`, since planning imports its file')
+        raise ConfigError(
+            'call mpt.plan_step below `if __name__ == "__main__":`, since planning imports its file'
+        )
     name = getattr(factory, "__name__", "")
     path = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
-    if path is None or not Path(path).is_file() or factory.__qualname__ != name or not name.isidentifier():
-        raise ConfigError("plan_step takes a function at the top level of a file, which another process can import")
+    if (
+        path is None
+        or not Path(path).is_file()
+        or factory.__qualname__ != name
+        or not name.isidentifier()
+    ):
+        raise ConfigError(
+            "plan_step takes a function at the top level of a file, which another process can import"
+        )
     module = factory.__module__
     if module == "__main__":
         path = str(Path(path).absolute())

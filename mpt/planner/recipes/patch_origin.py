@@ -37,7 +37,9 @@ def find_strange_patches(patches: Iterable[Path], config: Config) -> list[str]:
             if origin.get(key, value) != value
         ]
         if changed:
-            said.append(f"{path} was planned for {' and '.join(changed)}: plan again, or memory may run out")
+            said.append(
+                f"{path} was planned for {' and '.join(changed)}: plan again, or memory may run out"
+            )
     return said
 
 
@@ -49,11 +51,18 @@ def find_other_cards(patches: Iterable[Path], gpu: str, budget_bytes: int) -> li
         planned_gpu, planned_bytes = origin.get("gpu"), origin.get("budget_bytes")
         if not isinstance(planned_gpu, str) or not isinstance(planned_bytes, int):
             continue
-        before, now = f"{planned_gpu} with {_gib(planned_bytes)}", f"{gpu} with {_gib(budget_bytes)}"
+        before, now = (
+            f"{planned_gpu} with {_gib(planned_bytes)}",
+            f"{gpu} with {_gib(budget_bytes)}",
+        )
         if budget_bytes < ENOUGH * planned_bytes:
-            said.append(f"{path} was planned for {before}, not {now}: plan again, or memory may run out")
+            said.append(
+                f"{path} was planned for {before}, not {now}: plan again, or memory may run out"
+            )
         elif planned_gpu != gpu:
-            said.append(f"{path} was planned for {before}, not {now}: planned again, a faster recipe may be found")
+            said.append(
+                f"{path} was planned for {before}, not {now}: planned again, a faster recipe may be found"
+            )
     return said
 
 

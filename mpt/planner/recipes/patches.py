@@ -47,7 +47,10 @@ def combinations(allow_lossy: bool = True) -> Combinations:
     split_weights = [one for one in weights if works_split(one, splitting)]
     return Combinations(
         single=({}, *each(activations), *each(optimizers)),
-        pairs=(*both(each(activations), each(optimizers)), *strongest_together(itertools.combinations(activations, 2))),
+        pairs=(
+            *both(each(activations), each(optimizers)),
+            *strongest_together(itertools.combinations(activations, 2)),
+        ),
         weights=tuple(each(weights)),
         beside_weights=tuple(strongest_together(itertools.product(activations, weights))),
         split_weights=(
@@ -80,7 +83,9 @@ def strongest(trick: Relief) -> Patch:
 
 def strongest_together(pairs: Iterable[tuple[Relief, Relief]]) -> list[Patch]:
     """Return the strongest of both tricks, for each pair that may be combined."""
-    return [{**strongest(first), **strongest(second)} for first, second in pairs if first.suits(second)]
+    return [
+        {**strongest(first), **strongest(second)} for first, second in pairs if first.suits(second)
+    ]
 
 
 def both(some: Iterable[Patch], others: Sequence[Patch]) -> list[Patch]:
@@ -109,7 +114,10 @@ def precision_patches(config: Config, gpu: Gpu, allow_lossy: bool = True) -> Ite
 
 def mode_patch(config: Config, mode: str) -> Patch:
     """Return a patch that changes the mode, also over a file that sets a dtype or a loss scale."""
-    given, default = (one.to_data()["precision"] for one in (config, change_precision(config, config.precision.mode)))
+    given, default = (
+        one.to_data()["precision"]
+        for one in (config, change_precision(config, config.precision.mode))
+    )
     patch: Patch = {"mode": mode}
     if given != default:
         new = change_precision(config, mode).to_data()["precision"]
@@ -121,7 +129,9 @@ def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> C
     """Return the configuration as it is with a patch laid over its file. Raises ConfigError if it is refused."""
     if "precision" in patch:
         config = change_precision(config, patch["precision"]["mode"])
-    overrides = [write_override(f"memory.{name}", value) for name, value in patch.get("memory", {}).items()]
+    overrides = [
+        write_override(f"memory.{name}", value) for name, value in patch.get("memory", {}).items()
+    ]
     return load_config(config.to_data(), overrides, allow=allow)
 
 

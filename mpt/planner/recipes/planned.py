@@ -86,7 +86,9 @@ def make_plan(
     with Session(card, calibration, config.granted, workers, placement) as session:
         if budget is None:
             kept = {"snapshot": str(snapshot.absolute())} if snapshot is not None else {}
-            plan = session.plan([config], budget_bytes=limit, largest_batch=largest, whole_run=True, **kept)[0].get()
+            plan = session.plan(
+                [config], budget_bytes=limit, largest_batch=largest, whole_run=True, **kept
+            )[0].get()
             found = Search([], [], [])
         else:
             found = search(
@@ -101,14 +103,19 @@ def make_plan(
             )
             plan = next(one.plan for one in found.recipes if not one.patch)
             if snapshot is not None:
-                session.plan([config], budget_bytes=limit, snapshot=str(snapshot.absolute()))[0].get()
+                session.plan([config], budget_bytes=limit, snapshot=str(snapshot.absolute()))[
+                    0
+                ].get()
         room = make_room(session, config, plan, limit)
         if placement is not None and config.train.batch_size % placement.nproc:
             of_last = replace(placement, rank=placement.nproc - 1)
             last = session.plan([config], budget_bytes=limit, placement=asdict(of_last))[0].get()
             assert plan.ranks is not None
             assert last.ranks is not None
-            plan = replace(plan, ranks=replace(plan.ranks, last_samples=last.ranks.samples, last_total=last.total))
+            plan = replace(
+                plan,
+                ranks=replace(plan.ranks, last_samples=last.ranks.samples, last_total=last.total),
+            )
     return Planned(config, card, calibration, capacity, plan, found, room)
 
 
@@ -131,9 +138,12 @@ def find_placement(
             if value is not None:
                 raise ConfigError(f"--{name}: it is about several processes; add --nproc N")
         return None
-    placement = Placement(nproc, strategy or config.parallel.strategy, network=network, per_machine=per_machine)
+    placement = Placement(
+        nproc, strategy or config.parallel.strategy, network=network, per_machine=per_machine
+    )
     check_placement(placement)
-    placement.cluster(find_gpu(DEFAULT))  # refuses a network that is not known, before anything is planned
+    # refuses a network that is not known, before anything is planned
+    placement.cluster(find_gpu(DEFAULT))
     if config.train.batch_size < placement.nproc:
         raise ConfigError(
             f"--nproc: train.batch_size is the batch of all processes together, and {config.train.batch_size} samples "
@@ -153,7 +163,9 @@ def choose_gpu(name: str | None) -> Gpu:
     if not torch.cuda.is_available():
         raise ConfigError("--gpu auto: torch sees no CUDA device here; name a card such as rtx2060")
     properties = torch.cuda.get_device_properties(0)
-    return installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
+    return installed_gpu(
+        properties.name, properties.total_memory, (properties.major, properties.minor)
+    )
 
 
 def needs_search(budget: int, plan: Plan) -> bool:

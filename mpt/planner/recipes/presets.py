@@ -52,7 +52,9 @@ def find_presets(
     """Return the first recipe for every size."""
     budgets = {size: usable_bytes(gpu, size) for size in SIZES}
     calibration, found = load_calibration(gpu.name), []
-    with Session(gpu, calibration, config.granted, count_workers(), budgets=tuple(budgets.values())) as session:
+    with Session(
+        gpu, calibration, config.granted, count_workers(), budgets=tuple(budgets.values())
+    ) as session:
         for size, budget in reversed(budgets.items()):
             recipes: Sequence[Recipe] = ()
             with contextlib.suppress(MemoryBudgetError):  # the weights alone are too much

@@ -81,7 +81,9 @@ class PlanOutput:
         return data
 
 
-def as_data(gpu: Gpu, calibration: Calibration, plan: Plan, found: Search, written: list[str]) -> dict[str, Any]:
+def as_data(
+    gpu: Gpu, calibration: Calibration, plan: Plan, found: Search, written: list[str]
+) -> dict[str, Any]:
     """Return everything as JSON can hold it, pictures' curves aside."""
     output = PlanOutput(
         gpu=gpu,
@@ -116,12 +118,17 @@ def describe_recipe(recipe: Recipe) -> PrintedRecipe:
 def verdict_of(plan: Plan) -> dict[str, Any]:
     """Return a plan's class and chance; null without a budget."""
     found = judge(plan)
-    return {"verdict": found.kind if found else None, "chance": round(found.chance, 3) if found else None}
+    return {
+        "verdict": found.kind if found else None,
+        "chance": round(found.chance, 3) if found else None,
+    }
 
 
 def plan_schema() -> dict[str, Any]:
     """Return the JSON Schema."""
-    schema = TypeAdapter(PlanOutput).json_schema(mode="serialization") | {"title": "mpt plan --json"}
+    schema = TypeAdapter(PlanOutput).json_schema(mode="serialization") | {
+        "title": "mpt plan --json"
+    }
     for declared in (schema, *schema["$defs"].values()):
         declared["additionalProperties"] = False
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -100,7 +100,9 @@ def is_part(part: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
     """Return whether a patch has a part's precision and tricks, in no larger a batch, and perhaps more."""
     wanted, size = patch.get("memory", {}), splitter()
     return part.get("precision") == patch.get("precision") and all(
-        wanted.get(name, 0) <= value if name == size and name in wanted else wanted.get(name) == value
+        wanted.get(name, 0) <= value
+        if name == size and name in wanted
+        else wanted.get(name) == value
         for name, value in part.get("memory", {}).items()
     )
 
@@ -108,14 +110,22 @@ def is_part(part: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
 def changes_what_is_learnt(patch: Mapping[str, Any]) -> bool:
     """Return whether a patch's precision or one of its memory tricks is lossy."""
     lossy = {one.name for one in reliefs(*KINDS) if one.is_lossy}
-    return is_lossy(patch.get("precision", {}).get("mode")) or not lossy.isdisjoint(patch.get("memory", {}))
+    return is_lossy(patch.get("precision", {}).get("mode")) or not lossy.isdisjoint(
+        patch.get("memory", {})
+    )
 
 
 def describe_patch(patch: Mapping[str, Any]) -> str:
     """Return a patch in a few words: "amp, recompute all, micro-batch 16"."""
     words = [str(patch["precision"]["mode"])] if "precision" in patch else []
     for name, value in patch.get("memory", {}).items():
-        settings = value.items() if isinstance(value, Mapping) else [("", value)] if value is not True else []
+        settings = (
+            value.items()
+            if isinstance(value, Mapping)
+            else [("", value)]
+            if value is not True
+            else []
+        )
         spoken = [describe_setting(key, one) for key, one in settings]
         words.append(" ".join([name.replace("_", " "), *spoken]))
     return ", ".join(words) or "as it stands"
@@ -170,7 +180,8 @@ def rank(recipes: Iterable[Recipe]) -> list[Recipe]:
         equals = [
             one
             for one in left
-            if one.fits_like(head) and one.plan.step_seconds <= (wide if is_preferred(one, head) else limit)
+            if one.fits_like(head)
+            and one.plan.step_seconds <= (wide if is_preferred(one, head) else limit)
         ]
         ordered.append(min(equals, key=lambda one: one.harshness))
         left.remove(ordered[-1])
@@ -180,7 +191,9 @@ def rank(recipes: Iterable[Recipe]) -> list[Recipe]:
 def is_preferred(one: Recipe, head: Recipe) -> bool:
     """Return whether a recipe is worth more time than another: it changes nothing, or at least not the learned
     result."""
-    return (one.changes_nothing and not head.changes_nothing) or (head.is_lossy and not one.is_lossy)
+    return (one.changes_nothing and not head.changes_nothing) or (
+        head.is_lossy and not one.is_lossy
+    )
 
 
 def worth_showing(ranked: list[Recipe]) -> list[Recipe]:

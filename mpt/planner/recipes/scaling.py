@@ -81,7 +81,10 @@ class Scaling:
         for row in self.rows:
             if row.error:
                 found.setdefault((row.words, row.error), []).append(row.nproc)
-        return [f"{words} on {', '.join(map(str, cards))} cards: {error}" for (words, error), cards in found.items()]
+        return [
+            f"{words} on {', '.join(map(str, cards))} cards: {error}"
+            for (words, error), cards in found.items()
+        ]
 
     def efficiency(self, row: Row) -> float:
         """Return samples per second and card against those of the fewest cards planned."""
@@ -120,7 +123,12 @@ class Asked:
 
 
 def plan_scaling(
-    session: Session, config: Config, kind: str, base: Placement, strategy: str | None, budget: int | None
+    session: Session,
+    config: Config,
+    kind: str,
+    base: Placement,
+    strategy: str | None,
+    budget: int | None,
 ) -> Scaling:
     """Plan all numbers of cards. Raises ConfigError for a kind that is not known, or if nothing can be planned."""
     if kind not in KINDS:
@@ -130,13 +138,22 @@ def plan_scaling(
         is_alone_too = name == "ddp" or strategy is not None
         counts = [nproc for nproc in sizes_until(base.nproc) if nproc > 1 or is_alone_too]
         for sizes in traced_together(counts, kind, name):
-            batches = [config.train.batch_size * (nproc if kind == "weak" else 1) for nproc in sizes]
+            batches = [
+                config.train.batch_size * (nproc if kind == "weak" else 1) for nproc in sizes
+            ]
             if batches[0] < sizes[0]:
                 continue
             own = with_batch_size(config, batches[0], session.allow)
-            wish = {"budget_bytes": budget, "placement": replace(base, nproc=sizes[0], strategy=name).as_data()}
+            wish = {
+                "budget_bytes": budget,
+                "placement": replace(base, nproc=sizes[0], strategy=name).as_data(),
+            }
             is_one_trace = traces_once(kind, name) and sizes[0] > 1
-            future = session.submit_worlds(own, sizes, **wish) if is_one_trace else session.submit(own, **wish)
+            future = (
+                session.submit_worlds(own, sizes, **wish)
+                if is_one_trace
+                else session.submit(own, **wish)
+            )
             asked.append(Asked(name, sizes, batches, future))
     rows = [row for one in asked for row in one.rows()]
     if all(row.error for row in rows):
@@ -176,7 +193,9 @@ def as_data(scaling: Scaling) -> dict[str, Any]:
     return {
         "scaling": scaling.kind,
         "rows": [row_as_data(scaling, row) for row in scaling.rows],
-        "fewest": None if scaling.fewest is None else {"nproc": scaling.fewest.nproc, "strategy": scaling.fewest.words},
+        "fewest": None
+        if scaling.fewest is None
+        else {"nproc": scaling.fewest.nproc, "strategy": scaling.fewest.words},
     }
 
 
@@ -227,7 +246,9 @@ def write_picture(path: Path, scaling: Scaling, title: str, budget: int | None) 
     efficiency.set_xscale("log", base=2)
     ticks = sorted({row.nproc for row in scaling.planned})
     efficiency.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=8)
-    efficiency.set_xlabel("cards" if scaling.kind == "strong" else "cards; the batch grows with them")
+    efficiency.set_xlabel(
+        "cards" if scaling.kind == "strong" else "cards; the batch grows with them"
+    )
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:

@@ -99,7 +99,9 @@ def search(
     searches = goes_on(first.result().get())
     found.keep(({}, config, first))
     if not searches:
-        return Search(found.with_largest(found.recipes[:1]) if largest_batch else found.recipes[:1], [], [])
+        return Search(
+            found.with_largest(found.recipes[:1]) if largest_batch else found.recipes[:1], [], []
+        )
     for attempt in alone:
         found.keep(attempt)
     found.try_single(precisions, tried)
@@ -141,8 +143,15 @@ class _Search:
         on_answer: Callable[[int, int], None],
         allow_lossy: bool,
     ) -> None:
-        self.session, self.config, self.budget_bytes, self.on_answer = session, config, budget_bytes, on_answer
-        self.dialled = [one for one in reliefs("activations", "weights") if allow_lossy or not one.is_lossy]
+        self.session, self.config, self.budget_bytes, self.on_answer = (
+            session,
+            config,
+            budget_bytes,
+            on_answer,
+        )
+        self.dialled = [
+            one for one in reliefs("activations", "weights") if allow_lossy or not one.is_lossy
+        ]
         self.recipes: list[Recipe] = []
         self.refused: list[tuple[Patch, str]] = []
         self.hopeless: list[Patch] = []
@@ -163,7 +172,9 @@ class _Search:
         if changed.to_data() in self._seen:
             return None
         self._seen.append(changed.to_data())
-        planned = self.session.submit(changed, budget_bytes=self.budget_bytes, timeline=True, only_if_built_fits=True)
+        planned = self.session.submit(
+            changed, budget_bytes=self.budget_bytes, timeline=True, only_if_built_fits=True
+        )
         return patch, changed, planned
 
     def keep(self, attempt: _Attempt | None) -> None:
@@ -181,15 +192,23 @@ class _Search:
         plan = answer.found
         self.recipes.append(Recipe(patch, changed, plan))
         if plan.growing is not None and plan.growing.fits:
-            patch = joined(patch, {one.name: one.proposals[0] for one in reliefs("fragmentation")[:1]})
+            patch = joined(
+                patch, {one.name: one.proposals[0] for one in reliefs("fragmentation")[:1]}
+            )
             grown = patched(self.config, patch, self.session.allow)
-            self.recipes.append(Recipe(patch, grown, replace(plan, **vars(plan.growing)), traced=False))
-        self.on_answer(sum(one.traced for one in self.recipes), sum(one.fits for one in self.recipes))
+            self.recipes.append(
+                Recipe(patch, grown, replace(plan, **vars(plan.growing)), traced=False)
+            )
+        self.on_answer(
+            sum(one.traced for one in self.recipes), sum(one.fits for one in self.recipes)
+        )
 
     def with_largest(self, ranked: list[Recipe]) -> list[Recipe]:
         """Return recipes, the first of them with its largest batch."""
         first = ranked[0]
-        answer = self.session.submit(first.config, budget_bytes=self.budget_bytes, largest_batch=True).result()
+        answer = self.session.submit(
+            first.config, budget_bytes=self.budget_bytes, largest_batch=True
+        ).result()
         if answer.found is None:
             return ranked
         found = answer.found
@@ -208,7 +227,10 @@ class _Search:
         """
         pending: deque[_Attempt] = deque()
         for patch in patches:
-            while pending and (len(pending) == self.session.workers or any(is_part(one, patch) for one, *_ in pending)):
+            while pending and (
+                len(pending) == self.session.workers
+                or any(is_part(one, patch) for one, *_ in pending)
+            ):
                 self.keep(pending.popleft())
             attempt = self.submit(patch) if self.is_worth_trying(patch) else None
             if attempt is not None:
@@ -225,14 +247,22 @@ class _Search:
             for attempt in [self.submit(patch) for patch in patches if not self.is_hopeless(patch)]:
                 self.keep(attempt)
 
-    def try_split(self, precisions: Sequence[Patch], heavy: Sequence[Patch], tried: Combinations) -> None:
+    def try_split(
+        self, precisions: Sequence[Patch], heavy: Sequence[Patch], tried: Combinations
+    ) -> None:
         """Try smaller and smaller micro-batches; the smallest only if nothing fits."""
         for count in (*PARTS, *LAST_RESORT_PARTS):
-            if count > self.config.train.batch_size or (count in LAST_RESORT_PARTS and self.has_fitting):
+            if count > self.config.train.batch_size or (
+                count in LAST_RESORT_PARTS and self.has_fitting
+            ):
                 break
             micro_batch = parted(self.config, count)
-            self.try_all(each_with(precisions, [{**tricks, **micro_batch} for tricks in tried.split]))
-            self.try_all(each_with(heavy, [{**tricks, **micro_batch} for tricks in tried.split_weights]))
+            self.try_all(
+                each_with(precisions, [{**tricks, **micro_batch} for tricks in tried.split])
+            )
+            self.try_all(
+                each_with(heavy, [{**tricks, **micro_batch} for tricks in tried.split_weights])
+            )
 
     def try_without_scale(self, gpu: Gpu) -> None:
         """Try in bfloat16, which needs no loss scale, tricks that the configured half precision refuses for having
@@ -266,16 +296,25 @@ class _Search:
                 if trick.dials and trick.proposals and trick.name not in self.config.memory.tricks:
                     strongest = plans.get(str(joined(precision, {trick.name: trick.proposals[-1]})))
                     assert plain is not None
-                    groups.append([Turn(precision, trick.name, dial, plain, strongest) for dial in trick.dials])
+                    groups.append(
+                        [
+                            Turn(precision, trick.name, dial, plain, strongest)
+                            for dial in trick.dials
+                        ]
+                    )
         for turns in sorted(groups, key=lambda group: (not group[0].is_exact, len(group))):
             for _ in range(DIAL_ROUNDS):
-                turns = [turn for turn in turns if not self.cannot_win(turn.part, turn.patch(turn.most))]
+                turns = [
+                    turn for turn in turns if not self.cannot_win(turn.part, turn.patch(turn.most))
+                ]
                 self.turn([(turn, value) for turn in turns for value in turn.next_values()])
                 turns = sorted(turns, key=lambda turn: turn.fastest or math.inf)[:1]
 
     def turn(self, tries: Sequence[tuple[Turn, float]]) -> None:
         """Plan values of dials, all at once, and let the turns know."""
-        for turn, value, attempt in [(turn, value, self.submit(turn.patch(value))) for turn, value in tries]:
+        for turn, value, attempt in [
+            (turn, value, self.submit(turn.patch(value))) for turn, value in tries
+        ]:
             turn.note(value, self.answer(attempt))
 
     def answer(self, attempt: _Attempt | None) -> Recipe | None:
@@ -292,9 +331,9 @@ class _Search:
 
     def is_worth_trying(self, patch: Patch) -> bool:
         """Return whether a patch is neither needless nor hopeless; note the hopeless."""
-        if any(one.fits_well and one.is_part_of(patch) for one in self.recipes) or self.is_pointless(
-            patch.get("precision")
-        ):
+        if any(
+            one.fits_well and one.is_part_of(patch) for one in self.recipes
+        ) or self.is_pointless(patch.get("precision")):
             return False
         if any(self.cannot_win(part, patch) for part in self.parts_of(patch)):
             return False
@@ -302,7 +341,9 @@ class _Search:
 
     def is_hopeless(self, patch: Patch) -> bool:
         """Return whether other recipes prove that a patch does not fit; note it."""
-        if any(one.proves_hopeless(patch, self.budget_bytes) for one in self.recipes) or self.cannot_shrink(patch):
+        if any(
+            one.proves_hopeless(patch, self.budget_bytes) for one in self.recipes
+        ) or self.cannot_shrink(patch):
             self.hopeless.append(patch)
             return True
         return False
@@ -316,16 +357,25 @@ class _Search:
         own = [one for one in self.recipes if one.patch.get("precision") == precision]
         alone = min((one.plan.step_seconds for one in own if not one.tricks), default=0.0)
         quick = (one for one in own if one.is_exact and one.plan.step_seconds <= (1 + TIE) * alone)
-        return any(one.fits_well for one in quick) or self.is_outdone({"precision": precision} if precision else {})
+        return any(one.fits_well for one in quick) or self.is_outdone(
+            {"precision": precision} if precision else {}
+        )
 
     def cannot_win(self, part: Recipe, patch: Patch) -> bool:
         """Return whether something that fits well changes no more than a patch, and takes no longer than a part of it.
 
         What a patch has in addition to a part, or has more of, takes more time.
         """
-        limit = *part.harshness[:-2], not part.is_exact or self.is_inexact(patch), len(patch.get("memory", {}))
+        limit = (
+            *part.harshness[:-2],
+            not part.is_exact or self.is_inexact(patch),
+            len(patch.get("memory", {})),
+        )
         fitting = (one for one in self.recipes if one.traced and one.fits_well)
-        return any(one.harshness <= limit and one.plan.step_seconds <= part.plan.step_seconds for one in fitting)
+        return any(
+            one.harshness <= limit and one.plan.step_seconds <= part.plan.step_seconds
+            for one in fitting
+        )
 
     def is_inexact(self, patch: Patch) -> bool:
         """Return whether a trick of a patch is known to change the order of sums."""
@@ -351,12 +401,18 @@ class _Search:
         """Return whether a precision alone takes longer than a fitting recipe, by more than the time model's band."""
         alone = self.seconds_alone(precision)
         fitting = (one.plan for one in self.recipes if one.fits_well)
-        return alone < math.inf and any(plan.step_seconds * (1 + plan.time_band) < alone for plan in fitting)
+        return alone < math.inf and any(
+            plan.step_seconds * (1 + plan.time_band) < alone for plan in fitting
+        )
 
     def seconds_alone(self, precision: Patch) -> float:
         """Return the time of a step in a precision with no trick; infinite if that is not planned."""
         found = (one for one in self.recipes if not one.tricks)
-        seconds = (one.plan.step_seconds for one in found if one.patch.get("precision") == precision.get("precision"))
+        seconds = (
+            one.plan.step_seconds
+            for one in found
+            if one.patch.get("precision") == precision.get("precision")
+        )
         return min(seconds, default=math.inf)
 
     def cannot_shrink(self, patch: Patch) -> bool:
@@ -376,4 +432,7 @@ class _Search:
         if len(peaks) < 2:
             return False
         small, large = sorted(peaks)[:2]
-        return bool(peaks[small] - (peaks[large] - peaks[small]) * small / (large - small) > self.budget_bytes)
+        return bool(
+            peaks[small] - (peaks[large] - peaks[small]) * small / (large - small)
+            > self.budget_bytes
+        )

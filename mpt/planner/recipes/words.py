@@ -48,7 +48,9 @@ def described(name: str, plan: Plan) -> str:
     return f"{name}, batch {plan.batch_size}" if plan.batch_size else name
 
 
-def inference_headline(config: Config, gpu: Gpu, plan: InferencePlan, frame: tuple[int, int] | None) -> str:
+def inference_headline(
+    config: Config, gpu: Gpu, plan: InferencePlan, frame: tuple[int, int] | None
+) -> str:
     """Return the answer in one sentence."""
     subject = f"{config.heading}, inference ({plan.mode})"
     needed = describe_bytes(plan.with_room)
@@ -58,7 +60,8 @@ def inference_headline(config: Config, gpu: Gpu, plan: InferencePlan, frame: tup
             return f"{subject}, frames of {frame[1]} x {frame[0]}, on {gpu.name}: no tile fits in {budget}."
         height, width = plan.tile
         return (
-            f"{subject}, frames of {frame[1]} x {frame[0]}, on {gpu.name}: tiles of {width} x {height} fit in {budget}."
+            f"{subject}, frames of {frame[1]} x {frame[0]}, on {gpu.name}: tiles of {width} "
+            f"x {height} fit in {budget}."
         )
     subject = f"{subject}, batch {plan.batch_size}, on {gpu.name}"
     if plan.fits is None:
@@ -105,7 +108,11 @@ def describe_band(band: float) -> str:
 def describe_workspace(plan: Plan) -> str:
     """Return the assumed workspace of cuDNN, and whether there would be no room for it."""
     said = "assumed for its workspace, until `mpt plan calibrate RUN` has measured it"
-    room = None if plan.budget_bytes is None else plan.budget_bytes - plan.context_bytes - plan.allocated
+    room = (
+        None
+        if plan.budget_bytes is None
+        else plan.budget_bytes - plan.context_bytes - plan.allocated
+    )
     if not plan.fits or room is None or plan.assumed_workspace <= room:
         return said
     return f"{said}; {describe_bytes(max(0, room))} are left for it, so that slower kernels may be chosen"
@@ -154,7 +161,9 @@ def way_out(name: str, plan: Plan, room: MadeRoom | None) -> str:
     """Return the advice for a plan that does not fit."""
     moment = room.moments[name] if room is not None else None
     if room is not None and moment is not None and moment.fits:
-        change = " ".join(write_override(f"memory.{key}", value) for key, value in room.patch["memory"].items())
+        change = " ".join(
+            write_override(f"memory.{key}", value) for key, value in room.patch["memory"].items()
+        )
         return f"{change} makes room for it"
     if name == RESUME:  # which has no batch
         return "a mode that holds less, or memory.cpu_optimizer=true"

@@ -76,11 +76,18 @@ class PlanBeside:
 
 
 def plan_beside(
-    config: Config, data: DataSpec, device: torch.device, path: Path, allow: Sequence[str] = (), world: World = ALONE
+    config: Config,
+    data: DataSpec,
+    device: torch.device,
+    path: Path,
+    allow: Sequence[str] = (),
+    world: World = ALONE,
 ) -> PlanBeside:
     """Start planning the first rank's memory if `train.plan_memory` wants it, to be written to `path`."""
     wanted = config.train.plan_memory
-    if device.type not in ("cuda", "cpu") or not (device.type == "cuda" if wanted is None else wanted):
+    if device.type not in ("cuda", "cpu") or not (
+        device.type == "cuda" if wanted is None else wanted
+    ):
         return PlanBeside(path)
     try:
         path.unlink(missing_ok=True)  # of the run before it was resumed
@@ -91,7 +98,12 @@ def plan_beside(
 
 
 def request(
-    config: Config, data: DataSpec, device: torch.device, path: Path, allow: Sequence[str] = (), world: World = ALONE
+    config: Config,
+    data: DataSpec,
+    device: torch.device,
+    path: Path,
+    allow: Sequence[str] = (),
+    world: World = ALONE,
 ) -> dict[str, Any]:
     """Return the request to the process, as plain data. Raises CannotPlan for several processes on CPUs."""
     gpu, calibration = find_gpu(DEFAULT), Calibration()
@@ -100,7 +112,9 @@ def request(
     ranks = Placement(world.size, config.parallel.strategy, per_machine=world.on_machine)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        gpu = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
+        gpu = installed_gpu(
+            properties.name, properties.total_memory, (properties.major, properties.minor)
+        )
         calibration = load_calibration(gpu.name)
     return {
         "config": config.to_yaml(),
@@ -132,7 +146,8 @@ def launch(wish: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 def note(path: Path, problem: str) -> None:
     """Write down why there is no plan."""
-    with contextlib.suppress(MptError):  # a disk that takes no note takes no report either, which says so
+    # a disk that takes no note takes no report either, which says so
+    with contextlib.suppress(MptError):
         write_atomically(path, json.dumps({"error": problem}) + "\n")
 
 
@@ -169,8 +184,14 @@ def predict(wish: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     config, data, gpu = understand(wish)
     if wish["kind"] == "cpu":
-        fake = trace_config(config, data, config.train.batch_size, gpu, None, torch.device("cpu"), batch_ahead=False)
-        found: dict[str, Any] = {"kind": "live tensors", "peak_bytes": live_peak(fake.trace), "notes": fake.notes}
+        fake = trace_config(
+            config, data, config.train.batch_size, gpu, None, torch.device("cpu"), batch_ahead=False
+        )
+        found: dict[str, Any] = {
+            "kind": "live tensors",
+            "peak_bytes": live_peak(fake.trace),
+            "notes": fake.notes,
+        }
     else:
         calibration = Calibration(**wish["calibration"])
         plan = plan_config(config, data, gpu, calibration, Wish(placement=wish["placement"]))

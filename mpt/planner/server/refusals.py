@@ -49,5 +49,7 @@ def _parted(config: Config, asked: Any) -> tuple[str, dict[str, str]]:
     """Split a request into its tricks' settings and the rest."""
     data = config.to_data()
     memory = data.pop("memory")
-    tricks = {name: json.dumps(memory.pop(name, None), sort_keys=True) for name in config.memory.tricks}
+    tricks = {
+        name: json.dumps(memory.pop(name, None), sort_keys=True) for name in config.memory.tricks
+    }
     return json.dumps([data, memory, asked], sort_keys=True), tricks

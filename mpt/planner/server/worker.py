@@ -70,7 +70,9 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
         if "own" in request:
             return {"found": answer_own(request["own"], gpu, calibration, Wish(**request["wish"]))}
         config = load_config(request["config"], allow=request["allow"])
-        key = json.dumps([config.to_data()["dataset"], config.to_data()["model"], config.to_data()["task"]])
+        key = json.dumps(
+            [config.to_data()["dataset"], config.to_data()["model"], config.to_data()["task"]]
+        )
         if request.get("data") is not None:
             spec, notes = DataSpec.from_record(request["data"]), []
         else:
@@ -78,13 +80,19 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
                 specs[key] = find_data_spec(config)
             spec, notes = specs[key]
         if "inference" in request:
-            made = plan_inference(config, spec, gpu, calibration, InferenceWish(**request["inference"]))
+            made = plan_inference(
+                config, spec, gpu, calibration, InferenceWish(**request["inference"])
+            )
             return {"found": replace(made, notes=[*made.notes, *notes]).as_data()}
         if "worlds" in request:
-            rows = plan_worlds(config, spec, gpu, calibration, Wish(**request["wish"]), request["worlds"])
+            rows = plan_worlds(
+                config, spec, gpu, calibration, Wish(**request["wish"]), request["worlds"]
+            )
             return {"found": [replace(row, notes=[*row.notes, *notes]).as_data() for row in rows]}
         wish = Wish(**request["wish"])
-        subject = json.dumps([request["gpu"], request.get("data"), request["allow"]], sort_keys=True)
+        subject = json.dumps(
+            [request["gpu"], request.get("data"), request["allow"]], sort_keys=True
+        )
         refused = refusals.kept(config, [request["gpu"], wish.placement, wish.whole_run])
         with refused, remembering(subject):
             plan = plan_config(config, spec, gpu, calibration, wish)
@@ -118,7 +126,9 @@ def find_data_spec(config: Any) -> tuple[Any, list[str]]:
         assume = plugin.optional("assume")
         assumed = assume(plugin.native_settings(config.sized_dataset.settings)) if assume else None
         if assumed is not None:
-            return assumed, [f"the data set is not here ({found}): its layout follows from the settings"]
+            return assumed, [
+                f"the data set is not here ({found}): its layout follows from the settings"
+            ]
         size = setting_of(config.sized_dataset.settings, "image_size")
         if config.task.name != "classify" or size is None:
             raise

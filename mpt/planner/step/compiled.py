@@ -40,7 +40,9 @@ from mpt.planner.trace.trace import Recorder
 
 _aten = torch.ops.aten
 VIEWS = frozenset({_aten.unsqueeze.default, _aten._unsafe_view.default, _aten.reshape.default})
-SCATTERS = frozenset({_aten.scatter_add.default, _aten.index_put.default, _aten._unsafe_index_put.default})
+SCATTERS = frozenset(
+    {_aten.scatter_add.default, _aten.index_put.default, _aten._unsafe_index_put.default}
+)
 """They write into their first operand, and compute the rest as they read it."""
 
 MANY_OPERATORS = 30
@@ -54,11 +56,17 @@ def compiling_on_fake(recorder: Recorder) -> Iterator[list[str]]:
     original = nn.Module.compile
 
     def compile_planned(
-        module: nn.Module, *args: Any, backend: str = "inductor", mode: str | None = None, **options: Any
+        module: nn.Module,
+        *args: Any,
+        backend: str = "inductor",
+        mode: str | None = None,
+        **options: Any,
     ) -> None:
         import_compiler(recorder)
         fuses = backend == "inductor"
-        module._compiled_call_impl = PlannedNetwork(module, recorder, fuses, fuses and mode in GRAPHED, notes)
+        module._compiled_call_impl = PlannedNetwork(
+            module, recorder, fuses, fuses and mode in GRAPHED, notes
+        )
 
     nn.Module.compile = compile_planned  # type: ignore[assignment, method-assign]
     try:
@@ -83,7 +91,14 @@ def import_compiler(recorder: Recorder) -> None:
 class PlannedNetwork:
     """Calls a network as its compiled graphs would run; they are made once for each setting of its inputs."""
 
-    def __init__(self, module: nn.Module, recorder: Recorder, fuses: bool, is_recorded: bool, notes: list[str]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        recorder: Recorder,
+        fuses: bool,
+        is_recorded: bool,
+        notes: list[str],
+    ) -> None:
         self.module, self.recorder, self.fuses, self.notes = module, recorder, fuses, notes
         self.is_recorded = is_recorded
         self._graphs: dict[Any, Callable[..., Any]] = {}
@@ -92,7 +107,11 @@ class PlannedNetwork:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         weights = dict(self.module.named_parameters(remove_duplicate=False))
         buffers = dict(self.module.named_buffers(remove_duplicate=False))
-        key = self.module.training, _situation(), *map(_describe, tree_leaves((weights, buffers, args, kwargs)))
+        key = (
+            self.module.training,
+            _situation(),
+            *map(_describe, tree_leaves((weights, buffers, args, kwargs))),
+        )
         found = self._graphs.get(key)
         if found is not None:
             return found(weights, buffers, *args, **kwargs)
@@ -101,13 +120,16 @@ class PlannedNetwork:
         self.module._compiled_call_impl, self.recorder.is_paused = None, True
         try:
             found = self._traced(len(weights) + len(buffers))
-            examples = tree_map_only(Tensor, _example, (args, kwargs))  # AOTAutograd keeps its example inputs
+            # AOTAutograd keeps its example inputs
+            examples = tree_map_only(Tensor, _example, (args, kwargs))
             found(weights, buffers, *examples[0], **examples[1])
             self._graphs[key] = found
         except Exception as error:
             self._stays_eager = True
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-            self.notes.append(f"memory.compile: {type(self.module).__name__} is planned as the eager network: {reason}")
+            self.notes.append(
+                f"memory.compile: {type(self.module).__name__} is planned as the eager network: {reason}"
+            )
         finally:
             self.module._compiled_call_impl, self.recorder.is_paused = self, False
         return self(*args, **kwargs)
@@ -120,7 +142,8 @@ class PlannedNetwork:
         def called(weights: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(self.module, {**weights, **buffers}, args, kwargs)
 
-        def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:  # AOTAutograd's own names
+        # AOTAutograd's own names
+        def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
             run = GraphRun(gm, self.recorder, self.fuses)
             return RecordedGraph(run) if self.is_recorded else run
 
@@ -134,7 +157,9 @@ class PlannedNetwork:
             keep_inference_input_mutations=True,
         )
 
-    def cut(self, joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def cut(
+        self, joint: fx.GraphModule, inputs: Any, **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return forward and backward of a traced network: the kept part between the two is torch's choice."""
         from torch._functorch.partitioners import min_cut_rematerialization_partition
         from torch._inductor.graph import GraphLowering
@@ -207,7 +232,11 @@ class GraphRun:
                 and _is_pointwise(kinds, node)
                 and not _reduces(node)
                 and not kinds.is_view(node)
-                and any(_bytes(done) == _bytes(node) for done in freed if done is not node and self._is_writable(done))
+                and any(
+                    _bytes(done) == _bytes(node)
+                    for done in freed
+                    if done is not node and self._is_writable(done)
+                )
             ):
                 found.add(node)
         return found
@@ -250,16 +279,24 @@ def copy_for_convolutions(forward: fx.GraphModule) -> None:
     """Copy the weights and inputs that convolutions take as they are, as Inductor does for channels last."""
     graph = forward.graph
     for given in [node for node in graph.nodes if node.op == "placeholder"]:
-        readers = [user for user in given.users if user.target is _aten.convolution.default and given in user.args[:2]]
+        readers = [
+            user
+            for user in given.users
+            if user.target is _aten.convolution.default and given in user.args[:2]
+        ]
         value = given.meta.get("val")
         if not readers or not isinstance(value, Tensor) or value.dim() != 4:
             continue
         if value.is_contiguous(memory_format=torch.channels_last):
             continue
         with graph.inserting_before(readers[0]):
-            copy = graph.call_function(_aten.clone.default, (given,), {"memory_format": torch.contiguous_format})
+            copy = graph.call_function(
+                _aten.clone.default, (given,), {"memory_format": torch.contiguous_format}
+            )
         copy.meta["val"] = value
-        given.replace_all_uses_with(copy, delete_user_cb=lambda user, keep=readers: user in keep or user.op == "output")
+        given.replace_all_uses_with(
+            copy, delete_user_cb=lambda user, keep=readers: user in keep or user.op == "output"
+        )
     forward.recompile()
 
 
@@ -281,22 +318,33 @@ def find_fused(nodes: list[fx.Node]) -> set[fx.Node]:
         """Whether a reader is part of a fused kernel, through views too."""
         if is_view(user):
             return all(map(reads_elementwise, user.users))
-        return user.op == "call_function" and (_is_pointwise(kinds, user) or user.target in SCATTERS)
+        return user.op == "call_function" and (
+            _is_pointwise(kinds, user) or user.target in SCATTERS
+        )
 
     fused: set[fx.Node] = set()
     reads: dict[fx.Node, set[fx.Node]] = {}
     operators: dict[fx.Node, int] = {}
     for node in nodes:
         sources = node.all_input_nodes
-        reads[node] = set[fx.Node]().union(*(reads[one] if one in fused else {one} for one in sources))
+        reads[node] = set[fx.Node]().union(
+            *(reads[one] if one in fused else {one} for one in sources)
+        )
         operators[node] = 1 + sum(operators[one] for one in sources if one in fused)
         if node.op != "call_function":
             continue
         if is_view(node):
             if sources[0] in fused:
                 fused.add(node)
-        elif _is_pointwise(kinds, node) and not _reduces(node) and all(map(reads_elementwise, node.users)):
-            costly = len(reads[node]) > config.realize_reads_threshold or operators[node] > MANY_OPERATORS
+        elif (
+            _is_pointwise(kinds, node)
+            and not _reduces(node)
+            and all(map(reads_elementwise, node.users))
+        ):
+            costly = (
+                len(reads[node]) > config.realize_reads_threshold
+                or operators[node] > MANY_OPERATORS
+            )
             if len(node.users) <= 1 or not costly:
                 fused.add(node)
     return fused
@@ -315,7 +363,9 @@ def _is_pointwise(kinds: Any, node: fx.Node) -> bool:
 
 
 def _reduces(node: fx.Node) -> bool:
-    return torch.Tag.reduction in getattr(node.target, "tags", ()) or node.target is operator.getitem
+    return (
+        torch.Tag.reduction in getattr(node.target, "tags", ()) or node.target is operator.getitem
+    )
 
 
 def _situation() -> tuple[Any, ...]:

@@ -118,14 +118,18 @@ def describe_moments(
         alone = after_steps(whole, steps, moment)
         played = replay(alone, expandable=expandable)
         fits = None
-        if capacity is not None:  # held back it takes another course only if there is too little room
-            fits = played.reserved <= capacity or replay(alone, capacity, expandable=expandable).fits
+        # held back it takes another course only if there is too little room
+        if capacity is not None:
+            fits = (
+                played.reserved <= capacity or replay(alone, capacity, expandable=expandable).fits
+            )
         found[moment.name] = PlannedMoment(
             allocated=peak_from(alone, steps),
             reserved=played.reserved,
             grown=played.reserved - reserved,
             fits=fits,
-            reads_values=moment.reads_values and moment.name != SAVING,  # whose check reads flags, which change nothing
+            # whose check reads flags, which change nothing
+            reads_values=moment.reads_values and moment.name != SAVING,
         )
     return found
 

@@ -29,7 +29,9 @@ def trace_rank(
     """Trace one rank's build and two steps; `batch_size` is of all ranks together. Raises CannotPlan."""
     settings = config.parallel.model_copy(update={"strategy": placement.strategy})
     work = OrderedWork(ranks=placement.nproc)
-    world = PlannedRank(placement.rank, placement.nproc, settings, work, device is None, placement.per_machine)
+    world = PlannedRank(
+        placement.rank, placement.nproc, settings, work, device is None, placement.per_machine
+    )
     if settings.strategy == "fsdp" and settings.shard == "hybrid":
         together = settings.shard_ranks or world.on_machine
         work.ranks, work.stride = placement.nproc // together, together

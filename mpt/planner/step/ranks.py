@@ -43,7 +43,13 @@ class PlannedRank(Ranks):
     """A rank of `size`, alone in its process. All others are assumed to do the same."""
 
     def __init__(
-        self, rank: int, size: int, settings: Parallel, work: OrderedWork, is_nccl: bool, per_machine: int = 8
+        self,
+        rank: int,
+        size: int,
+        settings: Parallel,
+        work: OrderedWork,
+        is_nccl: bool,
+        per_machine: int = 8,
     ) -> None:
         self.rank, self.size, self.settings = rank, size, settings
         self.host, self.work, self.is_nccl = "", work, is_nccl

@@ -49,21 +49,28 @@ class Resume:
 def outline(run: Run) -> dict[str, Any]:
     """Return the state of a traced run's checkpoint, without random numbers."""
     state = {name: part for name, part in capture(run).items() if name != "random"}
-    found = tree_map_only(Tensor, lambda tensor: SavedTensor(tuple(tensor.shape), tensor.dtype), state)
+    found = tree_map_only(
+        Tensor, lambda tensor: SavedTensor(tuple(tensor.shape), tensor.dtype), state
+    )
     assert isinstance(found, dict)
     return found
 
 
 def put_in(run: Run, saved: Mapping[str, Any]) -> int:
     """Put an outlined checkpoint into a built run, from host memory; return its bytes there."""
-    state = tree_map_only(SavedTensor, lambda one: torch.empty(one.shape, dtype=one.dtype, device="cpu"), dict(saved))
+    state = tree_map_only(
+        SavedTensor, lambda one: torch.empty(one.shape, dtype=one.dtype, device="cpu"), dict(saved)
+    )
     with values_as_zeros():
         restore_tensors(run, state)
     return sum(one.nbytes for one in tree_leaves(dict(saved)) if isinstance(one, SavedTensor))
 
 
 def trace_resume(
-    build: Callable[[], Run], saved: Mapping[str, Any], trace: Trace, explain: Callable[[BaseException], str]
+    build: Callable[[], Run],
+    saved: Mapping[str, Any],
+    trace: Trace,
+    explain: Callable[[BaseException], str],
 ) -> Resume:
     """Build a run and resume it, in a fake mode whose recorder fills `trace`."""
     try:
@@ -83,7 +90,10 @@ def describe_resume(
     played = replay(resume.trace, expandable=expandable)
     fits = None
     if capacity is not None:
-        fits = played.reserved <= capacity or replay(resume.trace, capacity, expandable=expandable).fits
+        fits = (
+            played.reserved <= capacity
+            or replay(resume.trace, capacity, expandable=expandable).fits
+        )
     moment = PlannedMoment(
         allocated=played.allocated,
         reserved=played.reserved,

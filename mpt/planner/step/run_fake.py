@@ -137,7 +137,9 @@ def trace_config(
     inexact = [trick.name for trick in run.tricks if not trick.exact]
     steps_alone = Trace(whole.storages[:born], whole.events[:steps], spans)
     resume = None if saved is None else resumed(config, device, data, gpu, saved)
-    return FakeRun(steps_alone, work, notes, inexact, whole, moments, largest_convolution, on_host, resume)
+    return FakeRun(
+        steps_alone, work, notes, inexact, whole, moments, largest_convolution, on_host, resume
+    )
 
 
 def check_built(trace: Trace, most: int | None) -> None:
@@ -149,7 +151,9 @@ def check_built(trace: Trace, most: int | None) -> None:
         raise MemoryBudgetError(f"built, and before any step, it holds {describe_bytes(live)}")
 
 
-def resumed(config: Config, device: torch.device, data: DataSpec, gpu: Gpu, saved: Mapping[str, Any]) -> Resume:
+def resumed(
+    config: Config, device: torch.device, data: DataSpec, gpu: Gpu, saved: Mapping[str, Any]
+) -> Resume:
     """Build the run again, as a process that resumes does, and put a checkpoint into it."""
     recorder = Recorder(device.type)
 
@@ -166,13 +170,18 @@ def host_bytes(run: Run) -> int:
     held: list[Any] = [*weights, *(weight.grad for weight in weights)]
     for optimizer in run.optimizers.values():
         held += (value for state in optimizer.state.values() for value in state.values())
-    parts = {id(part): part for part in map(local, (one for one in held if isinstance(one, Tensor) and one.dim()))}
+    parts = {
+        id(part): part
+        for part in map(local, (one for one in held if isinstance(one, Tensor) and one.dim()))
+    }
     on_host = sum(part.nbytes for part in parts.values() if part.device.type == "cpu")
     return on_host + sum(trick.host_bytes for trick in run.tricks)
 
 
 @contextmanager
-def on_fake_gpu(recorder: Recorder, gpu: Gpu, outside: AbstractContextManager[Any] = NOTHING) -> Iterator[None]:
+def on_fake_gpu(
+    recorder: Recorder, gpu: Gpu, outside: AbstractContextManager[Any] = NOTHING
+) -> Iterator[None]:
     """Make tensors fake and record them, along the routes of a GPU; `outside` is entered before tensors are fake.
 
     Raises CannotPlan, with module and line, for a question that has no answer.
@@ -182,7 +191,8 @@ def on_fake_gpu(recorder: Recorder, gpu: Gpu, outside: AbstractContextManager[An
     routes.target.capability = gpu.capability
     late_compiler.stay_eager()  # memory.compile has a way of its own
     fake_device.clear_weight_casts()
-    fake = LeanFakeMode(allow_non_fake_inputs=True)  # such as a constant that the model's file makes on import
+    # such as a constant that the model's file makes on import
+    fake = LeanFakeMode(allow_non_fake_inputs=True)
     recorder.below = fake
     with (
         explained(recorder),

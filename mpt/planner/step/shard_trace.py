@@ -112,7 +112,9 @@ class Chunks:
     def __getitem__(self, number: int) -> Tensor:
         start = number * self.each
         length = min(self.each, self.tensor.size(self.dim) - start)
-        return self.tensor.narrow(self.dim, start, length) if length > 0 else self.tensor.new_empty(0)
+        return (
+            self.tensor.narrow(self.dim, start, length) if length > 0 else self.tensor.new_empty(0)
+        )
 
 
 @contextlib.contextmanager
@@ -164,7 +166,9 @@ def watch_shards(recorder: Recorder, work: OrderedWork, as_gloo: bool = False) -
         outputs(own, *args, **kwargs)  # torch 2.11 names `force_recreate`
         recorder.mark(own.all_gather_outputs, "gathered parameters")
 
-    def scatter_copy(own: Any, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def scatter_copy(
+        own: Any, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         copy = input_tensor.clone()
         result = scattering(own, output_tensor, copy, *args, **kwargs)
         del copy
@@ -183,7 +187,9 @@ def watch_shards(recorder: Recorder, work: OrderedWork, as_gloo: bool = False) -
 
     outputs = parameters.FSDPParam.init_all_gather_outputs
     gather, scatter = collectives.DefaultAllGather, collectives.DefaultReduceScatter
-    propagator = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
+    propagator = importlib.import_module(
+        "torch.distributed.tensor._sharding_prop"
+    ).ShardingPropagator
     propagating = propagator._propagate_tensor_meta_non_cached
     scattering = scatter.__call__
     changes: list[tuple[Any, str, Any]] = [

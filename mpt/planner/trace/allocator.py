@@ -33,7 +33,9 @@ class OutOfMemory(Exception):
     """The request does not fit even after unused segments were given back."""
 
     def __init__(self, requested_bytes: int, reserved_bytes: int, capacity_bytes: int) -> None:
-        super().__init__(f"{requested_bytes} bytes in addition to {reserved_bytes} reserved, of {capacity_bytes}")
+        super().__init__(
+            f"{requested_bytes} bytes in addition to {reserved_bytes} reserved, of {capacity_bytes}"
+        )
         self.requested_bytes = requested_bytes
 
 
@@ -241,7 +243,9 @@ class ExpandableAllocator(CachingAllocator):
     def _find_room(self, size: int, pool: Pool) -> Block:
         for unmapped in self._unmapped[pool]:
             before = unmapped.previous
-            first = before if before is not None and before.mapped and not before.in_use else unmapped
+            first = (
+                before if before is not None and before.mapped and not before.in_use else unmapped
+            )
             room = 0
             block: Block | None = first
             while room < size and block is not None and not block.in_use:
@@ -258,7 +262,9 @@ class ExpandableAllocator(CachingAllocator):
         self._reserve(size)
         self._unmapped[block.pool].remove(block)
         if block.size > size:
-            bisect.insort(self._unmapped[block.pool], _cut(block, size, mapped=False), key=lambda b: b.address)
+            bisect.insort(
+                self._unmapped[block.pool], _cut(block, size, mapped=False), key=lambda b: b.address
+            )
         block.mapped = True
         for neighbour in (block.previous, block.next):
             if neighbour is not None and neighbour.mapped and not neighbour.in_use:
@@ -273,7 +279,14 @@ class ExpandableAllocator(CachingAllocator):
 
 def _cut(block: Block, size: int, mapped: bool = True) -> Block:
     """Shorten a block to `size` bytes and return the rest as a new neighbour."""
-    rest = Block(block.address + size, block.size - size, block.pool, mapped=mapped, previous=block, next=block.next)
+    rest = Block(
+        block.address + size,
+        block.size - size,
+        block.pool,
+        mapped=mapped,
+        previous=block,
+        next=block.next,
+    )
     if block.next is not None:
         block.next.previous = rest
     block.next, block.size = rest, size

@@ -26,7 +26,8 @@ class BatchFit:
     def sizes(self, batch_size: int) -> list[int]:
         """Return every storage's bytes at a batch size."""
         return [
-            max(0, round(fixed + slope * batch_size)) for fixed, slope in zip(self.fixed, self.per_sample, strict=True)
+            max(0, round(fixed + slope * batch_size))
+            for fixed, slope in zip(self.fixed, self.per_sample, strict=True)
         ]
 
 
@@ -37,7 +38,8 @@ def fit(first: Trace, first_batch: int, second: Trace, second_batch: int) -> Bat
     if any(a.operator != b.operator for a, b in zip(first.storages, second.storages, strict=True)):
         return None
     slopes = [
-        (b.size - a.size) / (second_batch - first_batch) for a, b in zip(first.storages, second.storages, strict=True)
+        (b.size - a.size) / (second_batch - first_batch)
+        for a, b in zip(first.storages, second.storages, strict=True)
     ]
     fixed = [a.size - slope * first_batch for a, slope in zip(first.storages, slopes, strict=True)]
     if any(round(size) < 0 for size in fixed):

@@ -22,7 +22,9 @@ from mpt.planner.trace.trace import Recorder
 
 DEVICES_MEET = ("found at least two devices", "found two different devices")
 """Words of torch from 2.12 on, and before."""
-LOOKS_AT_VALUES = "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
+LOOKS_AT_VALUES = (
+    "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
+)
 
 
 class CannotPlan(MptError):
@@ -41,7 +43,9 @@ def explained(recorder: Recorder) -> Iterator[None]:
         error = lost_error() or seen
         if isinstance(error, MptError):
             raise error from None
-        raise CannotPlan(f"cannot plan: {reason_of(error)}, at {place_of([seen, error], recorder)}") from error
+        raise CannotPlan(
+            f"cannot plan: {reason_of(error)}, at {place_of([seen, error], recorder)}"
+        ) from error
 
 
 def reason_of(error: BaseException) -> str:
@@ -67,7 +71,9 @@ def reason_of(error: BaseException) -> str:
         moves = "the model moves itself to a GPU (.cuda() or a fixed device) instead of following its inputs"
         return f"{moves} ({plain(text)})"
     if operator_without_kernel := re.match(r"Could not run '([^']+)'", text):
-        return f"{operator_without_kernel[1]}, which it calls, has no rule for a GPU that is not there"
+        return (
+            f"{operator_without_kernel[1]}, which it calls, has no rule for a GPU that is not there"
+        )
     return f"{type(error).__name__}: {plain(text)}" if text else type(error).__name__
 
 
@@ -79,11 +85,15 @@ def plain(text: str) -> str:
 def place_of(errors: list[BaseException], recorder: Recorder) -> str:
     """Return the innermost module of the tracebacks, outer ones first, and the innermost line outside torch."""
     module, line = "", "an unknown line"
-    for frame, number in chain.from_iterable(traceback.walk_tb(error.__traceback__) for error in errors):
+    for frame, number in chain.from_iterable(
+        traceback.walk_tb(error.__traceback__) for error in errors
+    ):
         path = frame.f_code.co_filename
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             module = recorder.module_names.get(id(owner), type(owner).__name__)
-        if "/torch/" not in path.replace("\\", "/") and "/mpt/planner/" not in path.replace("\\", "/"):
+        if "/torch/" not in path.replace("\\", "/") and "/mpt/planner/" not in path.replace(
+            "\\", "/"
+        ):
             line = f"{path}:{number}"
     return f"{module} ({line})" if module else line

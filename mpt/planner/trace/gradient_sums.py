@@ -30,11 +30,17 @@ def node_number() -> int:
 
 def is_in_place(gradient: Tensor, other: object, caller: FrameType | None) -> bool:
     """Would autograd add `other` to this gradient in place, if these are its summands? `caller` asked for the sum."""
-    if caller is None or caller.f_code is not ENGINE or torch.is_grad_enabled() or not isinstance(other, Tensor):
+    if (
+        caller is None
+        or caller.f_code is not ENGINE
+        or torch.is_grad_enabled()
+        or not isinstance(other, Tensor)
+    ):
         return False
     if gradient.shape != other.shape or gradient.dtype != other.dtype:
         return False
     storage = gradient.untyped_storage()
-    is_whole = storage.nbytes() == gradient.numel() * gradient.element_size()  # no part of another, and not expanded
+    # no part of another, and not expanded
+    is_whole = storage.nbytes() == gradient.numel() * gradient.element_size()
     is_last = bool(torch._C._storage_Use_Count(storage._cdata) == LAST_REFERENCE)
     return is_whole and is_last

@@ -69,7 +69,11 @@ def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     devices = {tensor.device.type for tensor in tensors if tensor.dim()}
     if "cpu" in devices:
         # A copy crosses once, however many of its tensors the operator names: `copy_` returns its argument.
-        return Cost("link", ((0, max(sizes)),), False) if len(devices) > 1 else Cost("host", ((0, moved),), False)
+        return (
+            Cost("link", ((0, max(sizes)),), False)
+            if len(devices) > 1
+            else Cost("host", ((0, moved),), False)
+        )
     flops = 0 if count_flops is None else int(count_flops(*args, **kwargs, out_val=result))
     half = any(tensor.dtype in HALF for tensor in inputs)
     if func is _aten.convolution.default:
@@ -81,7 +85,9 @@ def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     return Cost("device", ((flops, moved),), half)
 
 
-def convolution_kernels(given: Tensor, weight: Tensor, groups: int, flops: int, moved: int) -> tuple[Kernel, ...]:
+def convolution_kernels(
+    given: Tensor, weight: Tensor, groups: int, flops: int, moved: int
+) -> tuple[Kernel, ...]:
     """Return a convolution's kernels; `flops` and `moved` are of all of it."""
     channels = channels_of_group(weight, groups)
     if is_depthwise(weight, groups):
@@ -102,7 +108,9 @@ def gradient_kernels(
     flops //= of_input + of_weight * groups  # as torch counts them
     if is_depthwise(weight, groups):
         operations = window_operations(weight, flops)
-        return ((operations, each),) * of_input + ((operations, int(each * DEPTHWISE_SLOWDOWN)),) * of_weight
+        return ((operations, each),) * of_input + (
+            (operations, int(each * DEPTHWISE_SLOWDOWN)),
+        ) * of_weight
     kernel = (padded(flops, channels, groups), each)
     return (kernel, *layout_copies(given, each)) * count
 
@@ -138,7 +146,11 @@ def padded(flops: int, channels: int, groups: int) -> int:
 
 def layout_copies(given: Tensor, moved: int) -> tuple[Kernel, ...]:
     """Return the copies to channels_last of a half convolution of contiguous tensors (batch, channels, h, w)."""
-    if given.dtype not in HALF or given.dim() != 4 or given.is_contiguous(memory_format=torch.channels_last):
+    if (
+        given.dtype not in HALF
+        or given.dim() != 4
+        or given.is_contiguous(memory_format=torch.channels_last)
+    ):
         return ()
     return ((0, int(moved * LAYOUT_SHARE)),)
 

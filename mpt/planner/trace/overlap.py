@@ -104,7 +104,12 @@ class OrderedWork(Work):
     """How far apart those are."""
 
     def observe(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, outcome: Outcome | None = None
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        outcome: Outcome | None = None,
     ) -> None:
         """Add one operator, or a collective that torch's own code starts."""
         name = func._schema.name
@@ -178,11 +183,17 @@ def step_time(work: OrderedWork, gpu: Gpu, cluster: Cluster, factor: float = 1.0
     on_device = 0.0
     for event in work.events:
         if isinstance(event, Operator):
-            seconds = work.operator_seconds(gpu, event.flops, event.moved, event.half) * factor * event.share
+            seconds = (
+                work.operator_seconds(gpu, event.flops, event.moved, event.half)
+                * factor
+                * event.share
+            )
             clocks[event.stream] += seconds
             on_device += seconds if event.stream == COMPUTING else 0.0
         elif isinstance(event, Sent):
-            seconds = cluster.seconds(event.kind, event.count, event.size, event.stride) * event.share
+            seconds = (
+                cluster.seconds(event.kind, event.count, event.size, event.stride) * event.share
+            )
             network_free = max(network_free, clocks[event.stream]) + seconds
             communication += seconds
             sent_bytes += round(event.count * event.share)
@@ -195,7 +206,10 @@ def step_time(work: OrderedWork, gpu: Gpu, cluster: Cluster, factor: float = 1.0
             moments[event.event] = clocks[event.stream]
         else:
             clocks[event.stream] = max(clocks[event.stream], moments.get(event.event, 0.0))
-    everything = sum(work.operator_seconds(gpu, *key) * count for key, count in work.operators.items()) * factor
+    everything = (
+        sum(work.operator_seconds(gpu, *key) * count for key, count in work.operators.items())
+        * factor
+    )
     # The host's link and processor add the same with and without other ranks.
     computing = on_device + work.seconds(gpu) * factor - everything
     total = max(*clocks.values(), network_free) - on_device + computing if clocks else network_free

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from mpt.planner.facts.verdict import sure_share
-from mpt.planner.trace.allocator import CachingAllocator, ExpandableAllocator, OutOfMemory, round_request
+from mpt.planner.trace.allocator import (
+    CachingAllocator,
+    ExpandableAllocator,
+    OutOfMemory,
+    round_request,
+)
 from mpt.planner.trace.trace import CATEGORIES, EMPTIED, Trace
 
 COPYING = 1
@@ -58,12 +63,20 @@ def replay(
             if storages[entry].operator == EMPTIED:
                 allocator.empty_cache()
             size = storages[entry].size if sizes is None else sizes[entry]
-            allocator.malloc(entry, size, COPYING if storages[entry].category == "batch" else storages[entry].stream)
+            allocator.malloc(
+                entry,
+                size,
+                COPYING if storages[entry].category == "batch" else storages[entry].stream,
+            )
             if allocator.allocated > peak:
                 peak, peak_event = allocator.allocated, event
     except OutOfMemory:
-        return Replay(allocator.peak_allocated, allocator.peak_reserved, False, allocator.retries, event)
-    return Replay(allocator.peak_allocated, allocator.peak_reserved, True, allocator.retries, peak_event)
+        return Replay(
+            allocator.peak_allocated, allocator.peak_reserved, False, allocator.retries, event
+        )
+    return Replay(
+        allocator.peak_allocated, allocator.peak_reserved, True, allocator.retries, peak_event
+    )
 
 
 def fits_at_all_and_surely(
@@ -84,7 +97,9 @@ def fits_at_all_and_surely(
     return played.fits, played.fits and not played.retries and taken <= sure_share() * budget_bytes
 
 
-def split_at(trace: Trace, event: int, sizes: Sequence[int] | None = None, modules: int = 10) -> Split:
+def split_at(
+    trace: Trace, event: int, sizes: Sequence[int] | None = None, modules: int = 10
+) -> Split:
     """Return the live bytes after an event, largest modules first."""
     by_category: Counter[str] = Counter()
     by_module: Counter[str] = Counter()
@@ -98,31 +113,45 @@ def split_at(trace: Trace, event: int, sizes: Sequence[int] | None = None, modul
 
 
 def peak_live(
-    trace: Trace, sizes: Sequence[int] | None = None, categories: Container[str] = frozenset(CATEGORIES)
+    trace: Trace,
+    sizes: Sequence[int] | None = None,
+    categories: Container[str] = frozenset(CATEGORIES),
 ) -> int:
     """Return the most bytes alive at once, rounded as the allocator rounds them: no replay can do with less."""
     rounded = [
         round_request(size) if size and storage.category in categories else 0
         for storage, size in zip(trace.storages, _sizes(trace, sizes), strict=True)
     ]
-    return max(accumulate(rounded[entry] if entry >= 0 else -rounded[~entry] for entry in trace.events), default=0)
+    return max(
+        accumulate(rounded[entry] if entry >= 0 else -rounded[~entry] for entry in trace.events),
+        default=0,
+    )
 
 
-def timeline(trace: Trace, sizes: Sequence[int] | None = None, points: int = 600) -> dict[str, list[int]]:
+def timeline(
+    trace: Trace, sizes: Sequence[int] | None = None, points: int = 600
+) -> dict[str, list[int]]:
     """Return live bytes per category after every event, thinned to about `points` that keep each stretch's maximum."""
     rounded = [round_request(size) for size in _sizes(trace, sizes)]
     changes = [rounded[entry] if entry >= 0 else -rounded[~entry] for entry in trace.events]
     totals = list(accumulate(changes))
     stretch = max(1, len(totals) // points)
     starts = range(0, len(totals), stretch)
-    chosen = {max(range(start, min(start + stretch, len(totals))), key=totals.__getitem__) for start in starts}
+    chosen = {
+        max(range(start, min(start + stretch, len(totals))), key=totals.__getitem__)
+        for start in starts
+    }
     live: Counter[str] = Counter()
     kept: list[dict[str, int]] = []
     for event, (entry, change) in enumerate(zip(trace.events, changes, strict=True)):
         live[trace.storages[entry if entry >= 0 else ~entry].category] += change
         if event in chosen:
             kept.append(dict(live))
-    return {name: [row.get(name, 0) for row in kept] for name in CATEGORIES if any(row.get(name) for row in kept)}
+    return {
+        name: [row.get(name, 0) for row in kept]
+        for name in CATEGORIES
+        if any(row.get(name) for row in kept)
+    }
 
 
 def _sizes(trace: Trace, sizes: Sequence[int] | None) -> Sequence[int]:

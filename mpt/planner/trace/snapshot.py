@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from mpt.errors import InputOutputError
-from mpt.planner.trace.allocator import GRAPHS, Block, CachingAllocator, ExpandableAllocator, OutOfMemory
+from mpt.planner.trace.allocator import (
+    GRAPHS,
+    Block,
+    CachingAllocator,
+    ExpandableAllocator,
+    OutOfMemory,
+)
 from mpt.planner.trace.replay import COPYING
 from mpt.planner.trace.trace import EMPTIED, Storage, Trace
 
@@ -28,7 +34,9 @@ class SegmentLog:
 
     def __init__(self, mapped: bool) -> None:
         self.entries: list[dict[str, Any]] = []
-        self.words = ("segment_map", "segment_unmap") if mapped else ("segment_alloc", "segment_free")
+        self.words = (
+            ("segment_map", "segment_unmap") if mapped else ("segment_alloc", "segment_free")
+        )
         self.frames: list[dict[str, Any]] = []
         """Of the request that is being served."""
         self._pools: dict[Any, int] = {}
@@ -101,7 +109,9 @@ class LoggedExpandable(ExpandableAllocator):
         super()._merge_unmapped(block)
 
 
-def make_snapshot(trace: Trace, capacity_bytes: int | None = None, expandable: bool = False) -> dict[str, Any]:
+def make_snapshot(
+    trace: Trace, capacity_bytes: int | None = None, expandable: bool = False
+) -> dict[str, Any]:
     """Return a trace as the mapping that `torch.cuda.memory._snapshot` returns.
 
     It ends with the request that does not fit into `capacity_bytes`, if one does not.

@@ -43,7 +43,9 @@ class Efficiency:
 class Work:
     """The operators of one step: how often each (flops, bytes, half) occurs, and bytes over the host link."""
 
-    operators: defaultdict[tuple[int, int, bool], float] = field(default_factory=lambda: defaultdict(float))
+    operators: defaultdict[tuple[int, int, bool], float] = field(
+        default_factory=lambda: defaultdict(float)
+    )
     host_bytes: float = 0
     host_compute_bytes: float = 0
     """Bytes that the host's own processor reads and writes, for optimizers that live there."""
@@ -54,7 +56,12 @@ class Work:
     """The share of steps that have the work observed now: a penalty every 16 steps is a sixteenth of each."""
 
     def observe(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, outcome: Outcome | None = None
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        outcome: Outcome | None = None,
     ) -> None:
         """Add one operator. A `mpt.planner.trace.trace.Observer`. `outcome` keeps its cost for the next like it."""
         cost = None if outcome is None else outcome.cost
@@ -88,7 +95,9 @@ class Work:
         """Return the share of published times by which planned ones may differ from them."""
         if not self.uncertain:
             return BAND
-        times = {key: count * self.operator_seconds(gpu, *key) for key, count in self.operators.items()}
+        times = {
+            key: count * self.operator_seconds(gpu, *key) for key, count in self.operators.items()
+        }
         share = sum(times.get(key, 0.0) for key in self.uncertain) / sum(times.values())
         return UNCERTAIN_BAND if share >= UNCERTAIN_SHARE else BAND
 

@@ -37,7 +37,10 @@ AXIS = (
 
 
 def write_timeline(
-    path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[int]]]], budget_bytes: int | None, title: str = ""
+    path: Path,
+    panels: Sequence[tuple[str, Mapping[str, Sequence[int]]]],
+    budget_bytes: int | None,
+    title: str = "",
 ) -> None:
     """Write a PNG with one panel per recipe; `budget_bytes`, less the context, is drawn as a line.
 
@@ -49,9 +52,17 @@ def write_timeline(
     from matplotlib import pyplot
 
     figure, rows = pyplot.subplots(
-        len(panels), 1, figsize=(9, 1.2 + 2.3 * len(panels)), sharey=True, squeeze=False, layout="constrained"
+        len(panels),
+        1,
+        figsize=(9, 1.2 + 2.3 * len(panels)),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
-    highest = max(sum(values) for _, lines in panels for values in zip(*lines.values(), strict=True)) / GIB
+    highest = (
+        max(sum(values) for _, lines in panels for values in zip(*lines.values(), strict=True))
+        / GIB
+    )
     if title:
         figure.suptitle(title, fontsize=11)
     for axes, (recipe, lines) in zip(rows[:, 0], panels, strict=True):
@@ -75,9 +86,20 @@ def write_timeline(
     rows[-1, 0].set_xlabel(AXIS)
     handles: dict[str, Any] = {}
     for axes in rows[:, 0]:
-        handles.update({label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)})
-    ordered = [*(name for name in COLOURS if name in handles), *(name for name in handles if name not in COLOURS)]
-    figure.legend([handles[name] for name in ordered], ordered, loc="outside lower center", ncols=5, fontsize=8)
+        handles.update(
+            {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        )
+    ordered = [
+        *(name for name in COLOURS if name in handles),
+        *(name for name in handles if name not in COLOURS),
+    ]
+    figure.legend(
+        [handles[name] for name in ordered],
+        ordered,
+        loc="outside lower center",
+        ncols=5,
+        fontsize=8,
+    )
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:

@@ -89,7 +89,9 @@ class Trace:
 
     def span_at(self, event: int) -> Span:
         """Return the moment in which an event happened."""
-        return self.spans[max(0, bisect.bisect_right([span.start for span in self.spans], event) - 1)]
+        return self.spans[
+            max(0, bisect.bisect_right([span.start for span in self.spans], event) - 1)
+        ]
 
     def live_at(self, event: int) -> set[int]:
         """Return the storages alive right after an event."""
@@ -115,7 +117,9 @@ DEVICE_QUERY = torch.ops.prim.device.default
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records storages of one device type, for as long as it is entered."""
 
-    def __init__(self, device_type: str, unseen: Unseen | None = None, observer: Observer | None = None) -> None:
+    def __init__(
+        self, device_type: str, unseen: Unseen | None = None, observer: Observer | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device_type, self.unseen, self.observer = device_type, unseen, observer
         self.trace = Trace(spans=[Span(0, 0, "", "build")])
@@ -123,7 +127,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live = LiveStorages(self._die)
         self._undecided: set[int] = set()
         self._stack: list[tuple[nn.Module, str]] = []
-        self._entries: list[tuple[int, str]] = []  # (next autograd sequence number, module) in order
+        # (next autograd sequence number, module) in order
+        self._entries: list[tuple[int, str]] = []
         self._made_by: dict[int, int] = {}
         """Storages of the backward pass -> the number of the autograd node in which they were made."""
         self._workspaces: list[int] = []
@@ -204,8 +209,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def mark(self, tensors: Iterable[Tensor], category: str, module: str | None = None) -> None:
         """Note the category of tensors, and optionally their owner."""
         for wrapped in tensors:
-            tensor = cast(Any, wrapped)._local_tensor if isinstance(wrapped, self._wrappers) else wrapped
-            if isinstance(tensor, Tensor) and tensor.is_sparse:  # its places may be the batch's tokens
+            tensor = (
+                cast(Any, wrapped)._local_tensor if isinstance(wrapped, self._wrappers) else wrapped
+            )
+            # its places may be the batch's tokens
+            if isinstance(tensor, Tensor) and tensor.is_sparse:
                 tensor = tensor._values()
             index = self._live.number_of(tensor) if isinstance(tensor, Tensor) else None
             if index is not None:
@@ -244,7 +252,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled while recording, so nothing need be kept from the compiler
+        # nothing is compiled while recording, so nothing need be kept from the compiler
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE_QUERY:
@@ -257,8 +266,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.below is not None and (SparseRows in types or sparse_rows.makes_rows(func, args)):
             return self._on_rows(func, args, kwargs)
         operator = func._schema.name
-        if self.unseen is not None and self.unseen.opens_handle(operator, self.moment == "backward"):
-            self._workspaces.append(self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS"))
+        if self.unseen is not None and self.unseen.opens_handle(
+            operator, self.moment == "backward"
+        ):
+            self._workspaces.append(
+                self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS")
+            )
         self.outcome = None
         if func is SUM and self.moment == "backward" and self._adds_up(args, sys._getframe(1)):
             result = args[0].add_(args[1])
@@ -276,7 +289,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.unseen is not None:
             scratch = self.unseen.scratch(operator, args, result)
             if scratch:
-                self.trace.events.append(~self._birth(scratch, "workspace", self._owner(), operator))
+                self.trace.events.append(
+                    ~self._birth(scratch, "workspace", self._owner(), operator)
+                )
         if self.observer is not None:
             self.observer(func, args, kwargs, result)
         return result
@@ -290,7 +305,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.outcome = None
         rows = next((one for one in args[:2] if isinstance(one, SparseRows)), None)
         if self.observer is not None and rows is not None and not isinstance(args[0], SparseRows):
-            self.observer(func, (rows.numbers, rows.numbers, rows.places), {}, rows.numbers)  # not the whole table
+            # not the whole table
+            self.observer(func, (rows.numbers, rows.numbers, rows.places), {}, rows.numbers)
         return result
 
     def _adds_up(self, args: tuple[Any, ...], caller: FrameType | None) -> bool:
@@ -310,7 +326,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note(tensor._values(), operator)
             return
         if tensor.layout != torch.strided:
-            raise NotImplementedError(f"tensors of this layout are not followed ({operator}, {tensor.layout})")
+            raise NotImplementedError(
+                f"tensors of this layout are not followed ({operator}, {tensor.layout})"
+            )
         if self._live.number_of(tensor) is not None:
             return
         in_backward = self.moment == "backward"
@@ -320,7 +338,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             category = FORWARD
         else:
             category = "temporaries"
-        index = self._birth(max(least, tensor.untyped_storage().nbytes()), category, self._owner(), operator)
+        index = self._birth(
+            max(least, tensor.untyped_storage().nbytes()), category, self._owner(), operator
+        )
         if in_backward:
             self._made_by[index] = node_number()
         if category == FORWARD:
@@ -366,7 +386,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _leave_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
         while self._stack and self._stack.pop()[0] is not module:
             pass
-        self._entries.append((torch._C._autograd._get_sequence_nr(), self._stack[-1][1] if self._stack else ""))
+        self._entries.append(
+            (torch._C._autograd._get_sequence_nr(), self._stack[-1][1] if self._stack else "")
+        )
         if not self._stack and self.moment == "backward":
             self._decide()  # a recomputed block is done: its live results are its activations
 

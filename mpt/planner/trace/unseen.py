@@ -31,7 +31,9 @@ CUBLAS_BYTES_SM90 = 32 * MIB
 CUBLAS_BYTES_DETERMINISTIC = 8 * 4096 * 1024
 """Under CUBLAS_WORKSPACE_CONFIG=:4096:8, which `train.deterministic` sets."""
 MATRIX_PRODUCTS = frozenset(
-    f"aten::{name}{place}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv") for place in ("", "_")
+    f"aten::{name}{place}"
+    for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
+    for place in ("", "_")
 )
 CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::_convolution"})
 ASSUMED_SHARE = 1.0

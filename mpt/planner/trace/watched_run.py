@@ -22,7 +22,12 @@ def watch_run(run: Run, recorder: Recorder) -> Iterator[None]:
     """Mark tensors' owners as they appear, and note moments; undone on leaving."""
     recorder.mark_modules(run.task.modules)
     owners = owners_of(run.task.modules)
-    masters = {p for optimizer in run.optimizers.values() for group in optimizer.param_groups for p in group["params"]}
+    masters = {
+        p
+        for optimizer in run.optimizers.values()
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
     recorder.mark((p for p in masters if id(p) not in owners), "parameters", MASTERS)
     for trick in run.tricks:
         if isinstance(trick, TakesUpdates):
@@ -46,20 +51,28 @@ def owners_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:
 
 
 @contextmanager
-def watch_updates(recorder: Recorder, weights: Iterable[nn.Parameter], owners: Mapping[int, str]) -> Iterator[None]:
+def watch_updates(
+    recorder: Recorder, weights: Iterable[nn.Parameter], owners: Mapping[int, str]
+) -> Iterator[None]:
     """Mark the gradients of weights and the state of all optimizers as they appear, inside the block."""
 
     marked: set[int] = set()
 
     def after_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         # An optimizer that steps during backward has one parameter at a time in its groups.
-        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        stepped = {
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        }
         for parameter, state in optimizer.state.items():
             if id(parameter) in marked and id(parameter) not in stepped:
                 continue
             marked.add(id(parameter))
             owner = owners.get(id(parameter), MASTERS)
-            recorder.mark((value for value in state.values() if isinstance(value, Tensor)), "optimizer state", owner)
+            recorder.mark(
+                (value for value in state.values() if isinstance(value, Tensor)),
+                "optimizer state",
+                owner,
+            )
 
     with ExitStack() as stack:
         for weight in weights:
@@ -96,7 +109,9 @@ class Moments(MemoryTrick):
 
 def trainable_weights(run: Run) -> list[nn.Parameter]:
     """Return the parameters that are trained."""
-    return [p for module in run.task.trainable.values() for p in module.parameters() if p.requires_grad]
+    return [
+        p for module in run.task.trainable.values() for p in module.parameters() if p.requires_grad
+    ]
 
 
 def watch_gradient(parameter: nn.Parameter, owner: str, recorder: Recorder) -> Callable[[], None]:
@@ -108,5 +123,6 @@ def watch_gradient(parameter: nn.Parameter, owner: str, recorder: Recorder) -> C
 
     handle: Any = parameter.register_post_accumulate_grad_hook(mark)  # type: ignore[no-untyped-call]
     hooks: Any = parameter._post_accumulate_grad_hooks
-    hooks.move_to_end(handle.id, last=False)  # before a trick that releases the gradient in its own hook
+    # before a trick that releases the gradient in its own hook
+    hooks.move_to_end(handle.id, last=False)
     return lambda: handle.remove()

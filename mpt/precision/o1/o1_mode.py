@@ -35,7 +35,11 @@ class _Casts(TorchFunctionMode):
     """Applies the rules of this thread's innermost region. One per thread; its state is in the thread's regions."""
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         # Attribute getters come through here too: the miss must be the fast way.
         rule = o1_rules.rules.get(function)
@@ -51,7 +55,10 @@ class _Casts(TorchFunctionMode):
 
 
 def _function_modes() -> list[TorchFunctionMode]:
-    return [torch._C._get_function_stack_at(depth) for depth in range(torch._C._len_torch_function_stack())]
+    return [
+        torch._C._get_function_stack_at(depth)
+        for depth in range(torch._C._len_torch_function_stack())
+    ]
 
 
 class _Thread(threading.local):
@@ -90,7 +97,10 @@ class casts(ContextDecorator):
             _thread.mode.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         _thread.regions.pop()
         if _thread.pushed.pop():
@@ -107,7 +117,10 @@ class suspended(ContextDecorator):
         _thread.regions.append(None)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         _thread.regions.pop()
         if not _thread.regions:
@@ -196,7 +209,9 @@ def unregister_function(module: Any, name: str) -> None:
 def _register(module: Any, name: str, rule: Callable[..., Any] | None) -> None:
     function = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"no function {name!r} in {getattr(module, '__name__', module)}: check the spelling")
+        raise ValueError(
+            f"no function {name!r} in {getattr(module, '__name__', module)}: check the spelling"
+        )
     function = _standing.original(module, name) or function
     if function in o1_rules.BUILT_IN or function in get_testing_overrides():
         functions = [function]
@@ -204,7 +219,9 @@ def _register(module: Any, name: str, rule: Callable[..., Any] | None) -> None:
             functions.append(getattr(Tensor, OPERATOR_METHODS[name]))
         o1_rules.register_rule(functions, rule)
     else:
-        _standing.want(module, name, None if rule is None else functools.partial(_decorate, rule=rule))
+        _standing.want(
+            module, name, None if rule is None else functools.partial(_decorate, rule=rule)
+        )
 
 
 _standing = Replacements()

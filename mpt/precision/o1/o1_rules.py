@@ -148,7 +148,9 @@ def lift_half(function: Call, args: Arguments, kwargs: Keywords, region: Region)
     def lift(value: Any) -> Any:
         return cast(value, torch.float32) if floating_dtypes([value]) & HALVES else value
 
-    return function(*[lift(value) for value in args], **{name: lift(value) for name, value in kwargs.items()})
+    return function(
+        *[lift(value) for value in args], **{name: lift(value) for name, value in kwargs.items()}
+    )
 
 
 def run_like_self(function: Call, args: Arguments, kwargs: Keywords, region: Region) -> Any:
@@ -197,7 +199,8 @@ def _in_place_error(function: Call, dtype: torch.dtype) -> HalfPrecisionError:
 
 _UNMASKED: dict[Call, Call] = {}
 _NO_OVERRIDES = {
-    name: lambda *_: False for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    name: lambda *_: False
+    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 }
 
 
@@ -257,7 +260,9 @@ BUILT_IN: dict[Call, Call] = {
     # `**=` shares its code with pow_, but Apex lists it with the float32 functions.
     **_resolve(Tensor, ["__ipow__"], run_in_float),
 }
-COMPOSITES = frozenset(getattr(functional, name) for name in tables.COMPOSITES_FUNCTIONAL if hasattr(functional, name))
+COMPOSITES = frozenset(
+    getattr(functional, name) for name in tables.COMPOSITES_FUNCTIONAL if hasattr(functional, name)
+)
 registered: dict[Call, Call] = {}
 """The user's own rules, which win over the built-in ones."""
 rules: dict[Call, Call] = dict(BUILT_IN)

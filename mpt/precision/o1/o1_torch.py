@@ -78,7 +78,8 @@ def replacements_in_torch(recall: Recall) -> Iterator[tuple[Any, str, Make]]:
     context."""
     # checkpoint() looks its generator up as a global of its module; the reentrant kind is an autograd function.
     name = "_checkpoint_without_reentrant_generator"
-    if hasattr(checkpointing, f"{name}_impl"):  # torch 2.14 and later keep the other name for programs outside of torch
+    # torch 2.14 and later keep the other name for programs outside of torch
+    if hasattr(checkpointing, f"{name}_impl"):
         name = f"{name}_impl"
     yield checkpointing, name, functools.partial(_recompute_as_before, recall)
     yield BackwardCFunction, "__init__", functools.partial(_mark_node, recall)

@@ -40,7 +40,9 @@ def require_ampere(what: str, device: torch.device, instead: str) -> None:
         )
 
 
-def choose_dtype(settings: PrecisionOptions, device: torch.device, fixed: object = None) -> tuple[torch.dtype, str]:
+def choose_dtype(
+    settings: PrecisionOptions, device: torch.device, fixed: object = None
+) -> tuple[torch.dtype, str]:
     """Return the dtype for a mixed-precision mode on this device, and the reason. `fixed` is the mode's own, if any."""
     if settings.dtype == "bfloat16":
         require_ampere("bfloat16", device, "precision=amp with float16, or precision=fp32")
@@ -52,12 +54,17 @@ def choose_dtype(settings: PrecisionOptions, device: torch.device, fixed: object
         return DTYPES[settings.dtype], f"{settings.dtype}, as {asker}{slow}"
     if device.type == "cpu":
         if cpu_has_fast_bfloat16():
-            return torch.bfloat16, "bfloat16: this CPU multiplies it natively, and it needs no loss scaling"
+            return (
+                torch.bfloat16,
+                "bfloat16: this CPU multiplies it natively, and it needs no loss scaling",
+            )
         return torch.bfloat16, f"bfloat16: needs no loss scaling; {cost_of_emulation()}"
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         cores = (
-            "has tensor cores for it" if (major, minor) >= (7, 0) else "has no tensor cores: memory is saved, not time"
+            "has tensor cores for it"
+            if (major, minor) >= (7, 0)
+            else "has no tensor cores: memory is saved, not time"
         )
         reason = f"float16 with loss scaling: the GPU (compute capability {major}.{minor}) {cores}"
         if any(name in torch.cuda.get_device_name(device) for name in NAN_IN_HALF):

@@ -36,7 +36,9 @@ def cast_floating(value: Any, dtype: torch.dtype) -> Any:
         return {key: cast_floating(item, dtype) for key, item in value.items()}
     if value is None or kind in (float, int, bool, str):
         return value
-    return tree_map(lambda t: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t, value)
+    return tree_map(
+        lambda t: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t, value
+    )
 
 
 @contextlib.contextmanager
@@ -56,7 +58,9 @@ def in_float32(function: F, device_type: str) -> F:
         torch.set_autocast_enabled(device_type, False)
         try:
             with o1.suspended():
-                return function(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
+                return function(
+                    *cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32)
+                )
         finally:
             torch.set_autocast_enabled(device_type, enabled)
 
@@ -79,14 +83,26 @@ class Float32Module(Mixin, nn.Module):
 
 def run_in_float32(module: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a bound method of a `Float32Module` on float32 inputs, with autocast and O1 off."""
-    dtypes = [a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()]
+    dtypes = [
+        a.dtype
+        for a in (*args, *kwargs.values())
+        if isinstance(a, Tensor) and a.is_floating_point()
+    ]
     with full_precision(module.float32_device_type):
-        outputs = function(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
+        outputs = function(
+            *cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32)
+        )
     outer = dtypes[0] if dtypes else module.float32_outer_dtype
-    return cast_floating(outputs, outer) if module.float32_casts_back and outer is not None else outputs
+    return (
+        cast_floating(outputs, outer)
+        if module.float32_casts_back and outer is not None
+        else outputs
+    )
 
 
-def keep_in_float32(module: nn.Module, device_type: str, casts_back: bool, half: torch.dtype | None = None) -> None:
+def keep_in_float32(
+    module: nn.Module, device_type: str, casts_back: bool, half: torch.dtype | None = None
+) -> None:
     """Make one module run in float32, in place. Its state-dict keys do not change.
 
     It does so whichever of its public methods is called (`encode`, `decode`): each runs as its forward does.
@@ -96,7 +112,9 @@ def keep_in_float32(module: nn.Module, device_type: str, casts_back: bool, half:
     tensors = [*module.parameters(), *module.buffers()]
     if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in tensors):
         module.float()  # fake parameters refuse even the swap that changes nothing
-    methods = {name: _float32_method(function) for name, function in own_methods(type(module)).items()}
+    methods = {
+        name: _float32_method(function) for name, function in own_methods(type(module)).items()
+    }
     mix_in(module, Float32Module, methods)
     module.float32_device_type = device_type  # type: ignore[assignment]
     module.float32_casts_back = casts_back  # type: ignore[assignment]
@@ -106,7 +124,8 @@ def keep_in_float32(module: nn.Module, device_type: str, casts_back: bool, half:
 def answer_in_float32(modules: Sequence[nn.Module]) -> None:
     """Let modules inside of such modules return float32 if no input is floating, as an embedding does."""
     for module in modules:
-        if not isinstance(module, nn.ModuleList | nn.ModuleDict):  # these have no forward to be inside of
+        # these have no forward to be inside of
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict):
             for inner in module.modules():
                 if inner is not module and isinstance(inner, Float32Module):
                     inner.float32_outer_dtype = None
@@ -139,7 +158,11 @@ def own_methods(kind: type) -> dict[str, FunctionType]:
         if owner.__module__.startswith("torch."):
             break
         for name, value in vars(owner).items():
-            if isinstance(value, FunctionType) and not name.startswith("_") and not hasattr(nn.Module, name):
+            if (
+                isinstance(value, FunctionType)
+                and not name.startswith("_")
+                and not hasattr(nn.Module, name)
+            ):
                 found.setdefault(name, value)
     return found
 

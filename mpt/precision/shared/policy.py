@@ -40,7 +40,12 @@ class Policy(Precision):
     """Whether the mode can continue in bfloat16 if float16 overflows at the smallest scale."""
 
     def __init__(
-        self, name: str, settings: PrecisionOptions, device: torch.device, dtype: torch.dtype, reason: str
+        self,
+        name: str,
+        settings: PrecisionOptions,
+        device: torch.device,
+        dtype: torch.dtype,
+        reason: str,
     ) -> None:
         self.name, self.settings, self.device = name, settings, device
         self.numerics = Numerics(dtype, reason)
@@ -49,7 +54,9 @@ class Policy(Precision):
 
     def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
         """Set the precision of products, and keep in float32 the modules that the settings name."""
-        self.numerics = replace(self.numerics, notes=tuple(set_products(self.settings, self.numerics.dtype)))
+        self.numerics = replace(
+            self.numerics, notes=tuple(set_products(self.settings, self.numerics.dtype))
+        )
         kept = matching_modules(task.modules, self.settings.keep_fp32, "precision.keep_fp32")
         for module in kept:
             keep_in_float32(module, self.device.type, self.casts_back, self.numerics.dtype)
@@ -83,7 +90,11 @@ class Policy(Precision):
 
     def loss(self, function: F) -> F:
         """Wrap a loss function to run in float32, unless the settings say that losses inherit the mode."""
-        return function if self.settings.losses == "inherit" else in_float32(function, self.device.type)
+        return (
+            function
+            if self.settings.losses == "inherit"
+            else in_float32(function, self.device.type)
+        )
 
     def backward(self, loss: Tensor, phase: Phase) -> None:
         """Back-propagate one loss, scaled if the phase has a scaler."""
@@ -126,7 +137,11 @@ class Policy(Precision):
 
     def keep_float32(self, module: nn.Module) -> bool:
         """Keep a module in float32 from now on, its weights in place: optimizers hold them."""
-        tensors = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point()]
+        tensors = [
+            tensor
+            for tensor in (*module.parameters(), *module.buffers())
+            if tensor.is_floating_point()
+        ]
         if not self.can_fall_back or any(tensor.dtype != torch.float32 for tensor in tensors):
             return False
         if isinstance(module, Float32Module):
@@ -160,7 +175,11 @@ class Policy(Precision):
 
         A run that fell back continues in bfloat16 unless `precision.dtype` was changed since.
         """
-        if state.get("fell_back") and state.get("asked_dtype") == self.settings.dtype and self.can_fall_back:
+        if (
+            state.get("fell_back")
+            and state.get("asked_dtype") == self.settings.dtype
+            and self.can_fall_back
+        ):
             self.go_on_in_bfloat16()
         for name, scaler in self.scalers.items():
             if name in state["scalers"]:

@@ -62,7 +62,8 @@ def round_at_random(numbers: Tensor, halves: Tensor) -> Tensor:
     """
     # The random halves are signed: from -32768 to 32767.
     bits = numbers.view(torch.int32)
-    if bits.device.type == "cpu":  # which copies tensors that are strided or of another dtype element by element
+    # which copies tensors that are strided or of another dtype element by element
+    if bits.device.type == "cpu":
         is_nan = numbers.isnan() if has_nan(numbers) else None
         bits.add_(halves.bitwise_right_shift_(16)).add_(1 << 15).bitwise_and_(-1 << 16)
         rounded = numbers.to(torch.bfloat16)

@@ -17,7 +17,9 @@ from torch.optim import Optimizer
 def parameters_of(optimizer: Optimizer, saved: Mapping[str, Any]) -> Iterator[tuple[int, Tensor]]:
     """Yield the number of each parameter in a state dict, and the parameter."""
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    yield from zip(numbers, (one for group in optimizer.param_groups for one in group["params"]), strict=True)
+    yield from zip(
+        numbers, (one for group in optimizer.param_groups for one in group["params"]), strict=True
+    )
 
 
 def put_back_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
@@ -42,7 +44,9 @@ def hold_state_in_bfloat16(optimizer: Optimizer) -> None:
             for name, value in saved["state"].get(number, {}).items():
                 if isinstance(value, Tensor) and value.dim():
                     dtype = torch.bfloat16 if value.is_floating_point() else value.dtype
-                    loaded.state[parameter][name] = value.detach().to(parameter.device, dtype, copy=True)
+                    loaded.state[parameter][name] = value.detach().to(
+                        parameter.device, dtype, copy=True
+                    )
 
     optimizer.register_load_state_dict_pre_hook(before)
     optimizer.register_load_state_dict_post_hook(after)

@@ -84,10 +84,18 @@ class LossScaler:
             if device not in found:
                 found[device] = torch.zeros((), device=device)
             if dtype == torch.bfloat16:  # GradScaler's kernel does not exist for it on CUDA
-                found[device] += ~torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
-                torch._foreach_mul_(gradients, 1.0 / self.scale if self.kept is None else self.kept[1])
+                found[device] += ~torch.stack(
+                    [gradient.isfinite().all() for gradient in gradients]
+                ).all()
+                torch._foreach_mul_(
+                    gradients, 1.0 / self.scale if self.kept is None else self.kept[1]
+                )
                 continue
-            inverse = torch.full((), 1.0 / self.scale, device=device) if self.kept is None else self.kept[1]
+            inverse = (
+                torch.full((), 1.0 / self.scale, device=device)
+                if self.kept is None
+                else self.kept[1]
+            )
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, found[device], inverse)
         agree_on_shards(parameters, found)
         overflowed = any(ask(flag, usual=False) for flag in found.values())
@@ -99,7 +107,9 @@ class LossScaler:
         if not self.dynamic:
             return
         if overflowed:
-            self.overflows_at_floor = self.overflows_at_floor + 1 if self.scale <= self.min_scale else 0
+            self.overflows_at_floor = (
+                self.overflows_at_floor + 1 if self.scale <= self.min_scale else 0
+            )
             self.scale = max(self.scale * BACKOFF, self.min_scale)
             self.clean_steps = 0
             return
@@ -148,12 +158,15 @@ def stored_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
         if gradient.is_sparse:
             if not gradient.is_coalesced():
                 gradient = parameter.grad = gradient.coalesce()
-            gradient = gradient._values()  # not values(), whose changes would not reach the gradient
+            # not values(), whose changes would not reach the gradient
+            gradient = gradient._values()
         stored.append(gradient)
     return stored
 
 
-def agree_on_shards(parameters: Sequence[nn.Parameter], found: Mapping[torch.device, Tensor]) -> None:
+def agree_on_shards(
+    parameters: Sequence[nn.Parameter], found: Mapping[torch.device, Tensor]
+) -> None:
     """Share one rank's finding in its shards of the gradients with all ranks."""
     group = group_of(parameters)
     if group is not None:

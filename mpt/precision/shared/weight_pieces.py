@@ -20,7 +20,13 @@ from mpt.precision.shared.rounding import (
 
 PIECE = 2**21
 """Elements that are in float32 at a time, if the optimizer can be applied to parts of a tensor."""
-ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RMSprop, torch.optim.SGD)
+ELEMENTWISE = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.RMSprop,
+    torch.optim.SGD,
+)
 """Optimizers of torch that update each element alone; one of ours says so by an attribute `elementwise`."""
 COMPENSATION = "compensation"
 
@@ -74,14 +80,20 @@ class Bucket:
         self._lift_states(states)
 
     def _lift_weights(self, states: list[dict[str, Any]]) -> None:
-        weights = self._lift("", self.pieces, [piece.part(piece.parameter.detach()) for piece in self.pieces])
+        weights = self._lift(
+            "", self.pieces, [piece.part(piece.parameter.detach()) for piece in self.pieces]
+        )
         compensated, kept = [], []
         for piece, weight, state in zip(self.pieces, weights, states):
             if COMPENSATION in state:
                 compensated.append(weight)
                 part = piece.part(state[COMPENSATION])
                 is_coded = part.dtype == torch.int8
-                kept.append(coded_remainder(part, piece.part(piece.parameter.detach())) if is_coded else part.float())
+                kept.append(
+                    coded_remainder(part, piece.part(piece.parameter.detach()))
+                    if is_coded
+                    else part.float()
+                )
         if kept:
             torch._foreach_add_(compensated, kept)
         self.lifted = [nn.Parameter(weight) for weight in weights]
@@ -100,19 +112,31 @@ class Bucket:
     def _lift_states(self, states: list[dict[str, Any]]) -> None:
         self.wide, names = [], set()
         for piece, state in zip(self.pieces, states):
-            by_element = {key for key, value in state.items() if piece.belongs(value)} - {COMPENSATION}
+            by_element = {key for key, value in state.items() if piece.belongs(value)} - {
+                COMPENSATION
+            }
             single = state.keys() - by_element - {COMPENSATION}
             self.wide.append({key: small(value) for key, value in state.items() if key in single})
             names |= by_element
         for name in sorted(names):
-            owners = [index for index, state in enumerate(states) if self.pieces[index].belongs(state.get(name))]
+            owners = [
+                index
+                for index, state in enumerate(states)
+                if self.pieces[index].belongs(state.get(name))
+            ]
             pieces = [self.pieces[index] for index in owners]
-            values = self._lift(name, pieces, [self.pieces[index].part(states[index][name]) for index in owners])
+            values = self._lift(
+                name, pieces, [self.pieces[index].part(states[index][name]) for index in owners]
+            )
             for index, value in zip(owners, values, strict=True):
                 self.wide[index][name] = value
 
     def _lift(self, name: str, pieces: list[Piece], parts: list[Tensor]) -> list[Tensor]:
-        flat = parts[0].reshape(-1) if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
+        flat = (
+            parts[0].reshape(-1)
+            if len(parts) == 1
+            else torch.cat([part.reshape(-1) for part in parts])
+        )
         self.flat[name] = flat.float() if flat.dtype != torch.float32 else flat.clone()
         views = torch.split(self.flat[name], [len(piece) for piece in pieces])
         return [view.view(part.shape) for view, part in zip(views, parts, strict=True)]
@@ -124,27 +148,38 @@ class Bucket:
             nearest, remainder = with_remainder(numbers, self.pieces[0].parameter.dtype)
             self._store([piece.part(piece.parameter.detach()) for piece in self.pieces], nearest)
             kept = rounding.keep(self.pieces, remainder.view(-1), nearest.view(-1))
-            self._store([self._slot(piece, COMPENSATION, kept.dtype) for piece in self.pieces], kept)
+            self._store(
+                [self._slot(piece, COMPENSATION, kept.dtype) for piece in self.pieces], kept
+            )
         else:
-            flat = rounding.round("", self.pieces, self._together("", self.pieces, list(self.lifted)))
+            flat = rounding.round(
+                "", self.pieces, self._together("", self.pieces, list(self.lifted))
+            )
             self._store([piece.part(piece.parameter.detach()) for piece in self.pieces], flat)
         owners: dict[str, list[int]] = {}
         for index, (lifted, wide) in enumerate(zip(self.lifted, self.wide, strict=True)):
             stored = self.stored[self.pieces[index].parameter]
             for name, value in wide.items():
-                if not (isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() > 0):
+                if not (
+                    isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() > 0
+                ):
                     stored[name] = value
                 elif value.shape == lifted.shape:
                     owners.setdefault(name, []).append(index)
                 else:
-                    flat = rounding.round_other(name, self.pieces[index], value.contiguous().view(-1))
+                    flat = rounding.round_other(
+                        name, self.pieces[index], value.contiguous().view(-1)
+                    )
                     if not isinstance(stored.get(name), Tensor):
                         stored[name] = torch.empty_like(value, dtype=torch.bfloat16)
                     stored[name].copy_(flat.view(value.shape))
         for name, indices in sorted(owners.items()):
             pieces = [self.pieces[index] for index in indices]
             together = self._together(name, pieces, [self.wide[index][name] for index in indices])
-            self._store([self._slot(piece, name) for piece in pieces], rounding.round(name, pieces, together))
+            self._store(
+                [self._slot(piece, name) for piece in pieces],
+                rounding.round(name, pieces, together),
+            )
 
     def _together(self, name: str, pieces: list[Piece], values: list[Tensor]) -> Tensor:
         """Return the values as one flat tensor: the one that they were lifted into, if they are still its views."""
@@ -161,7 +196,9 @@ class Bucket:
         kept = stored.get(name)
         if not isinstance(kept, Tensor) or kept.dtype != dtype:
             like = piece.parameter.detach()
-            stored[name] = torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+            stored[name] = torch.empty_like(
+                like, dtype=dtype, memory_format=torch.contiguous_format
+            )
         return piece.part(stored[name])
 
     def _store(self, places: list[Tensor], flat: Tensor) -> None:
@@ -169,7 +206,9 @@ class Bucket:
             places[0].copy_(flat.view(places[0].shape))
             return
         values = torch.split(flat.contiguous(), [place.numel() for place in places])
-        torch._foreach_copy_(places, [value.view(place.shape) for value, place in zip(values, places, strict=True)])
+        torch._foreach_copy_(
+            places, [value.view(place.shape) for value, place in zip(values, places, strict=True)]
+        )
 
 
 def small(value: Any) -> Any:
@@ -229,7 +268,9 @@ def buckets(optimizer: Optimizer, members: list[list[nn.Parameter]]) -> Iterator
     divisible = isinstance(optimizer, ELEMENTWISE) or bool(getattr(optimizer, "elementwise", False))
     bucket: list[Piece] = []
     size = 0
-    halves = [p for parameters in members for p in parameters if p.grad is not None and not is_float32(p)]
+    halves = [
+        p for parameters in members for p in parameters if p.grad is not None and not is_float32(p)
+    ]
     for parameter in halves:
         count = parameter.numel()
         if divisible and count > PIECE and parameter.is_contiguous():

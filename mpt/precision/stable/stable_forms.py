@@ -20,7 +20,14 @@ from torch.overrides import TorchFunctionMode
 
 from mpt.config.options import STABLE_FORMS
 from mpt.precision.stable.stable_graph import ALIASES, WINDOWS, Graph, read_call
-from mpt.precision.stable.stable_logs import LOGS, Rewrite, cross_entropy, logarithm, logarithm_of_one_more, quotient
+from mpt.precision.stable.stable_logs import (
+    LOGS,
+    Rewrite,
+    cross_entropy,
+    logarithm,
+    logarithm_of_one_more,
+    quotient,
+)
 from mpt.precision.stable.stable_sums import (
     difference,
     distance,
@@ -39,7 +46,12 @@ Found = Callable[[str, Rewrite], None]
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "log": {"log": logarithm, "log1p": logarithm_of_one_more},
     "cross_entropy": {"binary_cross_entropy": cross_entropy},
-    "softmax": {"div": quotient, "reciprocal": quotient, "softmax": shifted_scale, "sub": shifted_scale},
+    "softmax": {
+        "div": quotient,
+        "reciprocal": quotient,
+        "softmax": shifted_scale,
+        "sub": shifted_scale,
+    },
     "norm": {"sqrt": root, "rsqrt": root, "pow": root, "mean": mean_of_squares},
     "variance": {"sub": difference},
     "distance": {"sub": distance},
@@ -78,7 +90,11 @@ class StableForms(TorchFunctionMode):
         self.depth = 0
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         call = read_call(func, args, kwargs or {})
         if call is None:
@@ -107,7 +123,10 @@ class StableForms(TorchFunctionMode):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Forget the forward's calls."""
         global _active
@@ -134,7 +153,10 @@ class Region(AbstractContextManager[None]):
         self.mode.graph = Graph()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.mode.graph = self.outside.pop()
         self.mode.__exit__(kind, error, trace)

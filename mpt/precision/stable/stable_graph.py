@@ -35,12 +35,43 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "clamp": ("clamp", "clip"),
     "reshape": RESHAPES,
     "cast": CASTS,
-    **{name: (name,) for name in ("square", "sqrt", "rsqrt", "reciprocal", "exp", "softmax", "sum", "mean", "amax")},
-    **{name: (name,) for name in ("max", "clamp_min", "gather", "__getitem__", "binary_cross_entropy", "normalize")},
+    **{
+        name: (name,)
+        for name in (
+            "square",
+            "sqrt",
+            "rsqrt",
+            "reciprocal",
+            "exp",
+            "softmax",
+            "sum",
+            "mean",
+            "amax",
+        )
+    },
+    **{
+        name: (name,)
+        for name in (
+            "max",
+            "clamp_min",
+            "gather",
+            "__getitem__",
+            "binary_cross_entropy",
+            "normalize",
+        )
+    },
     **{name: (name,) for name in WINDOWS},
 }
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_POOL = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+_POOL = (
+    "input",
+    "kernel_size",
+    "stride",
+    "padding",
+    "ceil_mode",
+    "count_include_pad",
+    "divisor_override",
+)
 PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("add", "sub", "rsub", "mul", "div", "rdiv", "matmul"), ("input", "other")),
     "pow": ("input", "exponent"),
@@ -85,7 +116,10 @@ class Call:
         """Return whether other calls have the same remaining arguments; a tensor is the same as itself alone."""
 
         def known(call: Call) -> list[tuple[str, Any]]:
-            return [(key, id(value) if isinstance(value, Tensor) else value) for key, value in call.options]
+            return [
+                (key, id(value) if isinstance(value, Tensor) else value)
+                for key, value in call.options
+            ]
 
         return all(known(other) == known(self) for other in others)
 
@@ -102,7 +136,9 @@ def versions_of(values: tuple[Any, ...]) -> Iterator[int]:
             yield -1 if value.is_inference() else value._version
 
 
-def read_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+def read_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Call | None:
     """Return a call in its canonical form; None for an unknown call, or one with unusual arguments."""
     name = KNOWN.get(function)
     if name is None or (not args and "input" not in kwargs):
@@ -127,7 +163,12 @@ def read_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 def _canonical(name: str, given: dict[str, Any]) -> Call | None:
     first = given.pop("input")
     other = given.pop("other", given.pop("exponent", given.pop("weight", None)))
-    options = tuple(sorted(((key, value) for key, value in given.items() if value is not None), key=lambda one: one[0]))
+    options = tuple(
+        sorted(
+            ((key, value) for key, value in given.items() if value is not None),
+            key=lambda one: one[0],
+        )
+    )
     if name in ("rsub", "rdiv"):
         name, first, other = name[1:], other, first
     elif name in ("add", "mul") and not isinstance(first, Tensor):
@@ -141,7 +182,9 @@ def _canonical(name: str, given: dict[str, Any]) -> Call | None:
     return _noted(name, first, other, options)
 
 
-def _noted(name: str, first: Any, other: Any = None, options: tuple[tuple[str, Any], ...] = ()) -> Call:
+def _noted(
+    name: str, first: Any, other: Any = None, options: tuple[tuple[str, Any], ...] = ()
+) -> Call:
     return Call(name, first, other, options, tuple(versions_of((first, other))))
 
 

@@ -73,7 +73,9 @@ def _of_sub(graph: Graph, call: Call, value: Tensor, dtype: torch.dtype) -> Rewr
     made = graph.behind_casts(call.other, "sigmoid")
     if made is None or not is_number(call.input) or call.input < 1:
         return None
-    rest = Rewrite(lambda: functional.logsigmoid(-made.input.to(dtype)), "1 - sigmoid(x)", "logsigmoid(-x)")
+    rest = Rewrite(
+        lambda: functional.logsigmoid(-made.input.to(dtype)), "1 - sigmoid(x)", "logsigmoid(-x)"
+    )
     return rest if call.input == 1 else plus(rest, float(call.input) - 1)
 
 
@@ -113,12 +115,16 @@ def _of_power(graph: Graph, call: Call, value: Tensor, dtype: torch.dtype) -> Re
     inner = log_of(graph, call.input, dtype)
     if inner is None or not is_number(power):
         return None
-    return Rewrite(lambda: inner.make() * power, f"{inner.was} ** {power:g}", f"{power:g} * {inner.instead}")
+    return Rewrite(
+        lambda: inner.make() * power, f"{inner.was} ** {power:g}", f"{power:g} * {inner.instead}"
+    )
 
 
 def _of_clamp(graph: Graph, call: Call, value: Tensor, dtype: torch.dtype) -> Rewrite | None:
     inner, low, high = log_of(graph, call.input, dtype), call.option("min"), call.option("max")
-    if inner is None or any(bound is not None and not (is_number(bound) and bound > 0) for bound in (low, high)):
+    if inner is None or any(
+        bound is not None and not (is_number(bound) and bound > 0) for bound in (low, high)
+    ):
         return None
     bounds = [None if bound is None else math.log(bound) for bound in (low, high)]
     said = f"clamp({inner.instead}, log(min), log(max))"
@@ -137,12 +143,20 @@ def _of_part(graph: Graph, call: Call, value: Tensor, dtype: torch.dtype) -> Rew
             f"{inner.instead}.gather(...)",
         )
     if call.name == "__getitem__":
-        return Rewrite(lambda: inner.make()[call.option("index")], f"{inner.was}[...]", f"({inner.instead})[...]")
+        return Rewrite(
+            lambda: inner.make()[call.option("index")],
+            f"{inner.was}[...]",
+            f"({inner.instead})[...]",
+        )
     return Rewrite(lambda: inner.make().reshape(value.shape), inner.was, inner.instead)
 
 
 LOGS: dict[str, Any] = {
-    "softmax": _leaf("softmax(x)", "log_softmax(x)", lambda call, x: functional.log_softmax(x, call.option("dim"))),
+    "softmax": _leaf(
+        "softmax(x)",
+        "log_softmax(x)",
+        lambda call, x: functional.log_softmax(x, call.option("dim")),
+    ),
     "sigmoid": _leaf("sigmoid(x)", "logsigmoid(x)", lambda call, x: functional.logsigmoid(x)),
     "exp": _leaf("exp(x)", "x", lambda call, x: x),
     "add": _of_add,
@@ -188,7 +202,11 @@ def logarithm_of_one_more(graph: Graph, call: Call) -> Rewrite | None:
     negated = graph.made(call.input, "neg")
     made = graph.behind_casts(negated.input, "sigmoid") if negated is not None else None
     if made is not None:
-        return Rewrite(lambda: functional.logsigmoid(-made.input.to(dtype)), "log1p(-sigmoid(x))", "logsigmoid(-x)")
+        return Rewrite(
+            lambda: functional.logsigmoid(-made.input.to(dtype)),
+            "log1p(-sigmoid(x))",
+            "logsigmoid(-x)",
+        )
     inner = log_of(graph, call.input, dtype)
     if inner is None:
         return None
@@ -201,7 +219,12 @@ def cross_entropy(graph: Graph, call: Call) -> Rewrite | None:
     made = graph.made(call.input)
     while made is not None and made.name in ("cast", "reshape"):
         made = graph.made(made.input)
-    if made is None or made.name != "sigmoid" or call.option("size_average") or call.option("reduce"):
+    if (
+        made is None
+        or made.name != "sigmoid"
+        or call.option("size_average")
+        or call.option("reduce")
+    ):
         return None
     probability: Tensor = call.input
     return Rewrite(
@@ -234,5 +257,7 @@ def quotient(graph: Graph, call: Call) -> Rewrite | None:
         )
     name = f"{above:g}" if is_number(above) else "y"
     return Rewrite(
-        lambda: above * torch.exp(-lower.make()), f"{name} / ({lower.was})", f"{name} * exp(-{lower.instead})"
+        lambda: above * torch.exp(-lower.make()),
+        f"{name} / ({lower.was})",
+        f"{name} * exp(-{lower.instead})",
     )

@@ -53,7 +53,11 @@ def scaled_square(x: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     dims, keepdim = dims_of(call), bool(call.option("keepdim", False))
     s = x.detach().abs().amax(dims, keepdim=True).clamp_min(TINY)
     reduced = (x / s).square()
-    total = reduced.mean(dims, keepdim=keepdim) if call.name == "mean" else reduced.sum(dims, keepdim=keepdim)
+    total = (
+        reduced.mean(dims, keepdim=keepdim)
+        if call.name == "mean"
+        else reduced.sum(dims, keepdim=keepdim)
+    )
     return total, s.sum(dims, keepdim=keepdim)
 
 
@@ -77,7 +81,9 @@ def root(graph: Graph, call: Call) -> Rewrite | None:
         return None
     other = second if second is not None else torch.full_like(first, math.sqrt(more))
     said = ("y**2", "y") if second is not None else (f"{more:g}", f"{math.sqrt(more):g}")
-    return Rewrite(lambda: torch.hypot(first, other), f"sqrt(x**2 + {said[0]})", f"hypot(x, {said[1]})")
+    return Rewrite(
+        lambda: torch.hypot(first, other), f"sqrt(x**2 + {said[0]})", f"hypot(x, {said[1]})"
+    )
 
 
 def _scaled_root(x: Tensor, reduced: Call, eps: float, power: float) -> Rewrite:
@@ -89,7 +95,9 @@ def _scaled_root(x: Tensor, reduced: Call, eps: float, power: float) -> Rewrite:
     name, more = "rsqrt" if power < 0 else "sqrt", f" + {eps:g}" if eps else ""
     lower = " / s" if power < 0 else " * s"
     inside = f"{reduced.name}((x / s)**2){more + ' / s**2' if more else ''}"
-    return Rewrite(make, f"{name}({reduced.name}(x**2){more})", f"{name}({inside}){lower}, s = x.abs().amax()")
+    return Rewrite(
+        make, f"{name}({reduced.name}(x**2){more})", f"{name}({inside}){lower}, s = x.abs().amax()"
+    )
 
 
 def mean_of_squares(graph: Graph, call: Call) -> Rewrite | None:
@@ -128,7 +136,11 @@ def difference(graph: Graph, call: Call) -> Rewrite | None:
         return Rewrite(lambda: centred_mean(x, y, whole), was, said)
     if whole.option("padding", 0) != 0 or whole.option("bias") is not None:
         return None
-    said = "x - c in the place of x" + ("" if x is y else ", y - d in that of y") + ", the mean of each sample"
+    said = (
+        "x - c in the place of x"
+        + ("" if x is y else ", y - d in that of y")
+        + ", the mean of each sample"
+    )
     return Rewrite(lambda: centred_window(x, y, whole), was, said)
 
 
@@ -178,7 +190,9 @@ def distance(graph: Graph, call: Call) -> Rewrite | None:
     factors = factors_of(graph, mixed.input)
     if a is None or b is None or factors is None:
         return None
-    if not any(graph.same(a, one) and graph.same(b, other) for one, other in (factors, factors[::-1])):
+    if not any(
+        graph.same(a, one) and graph.same(b, other) for one, other in (factors, factors[::-1])
+    ):
         return None
     keepdim = bool(first.option("keepdim", False))
     return Rewrite(
@@ -256,7 +270,10 @@ def divide_first(graph: Graph, call: Call) -> Rewrite | None:
         return None
     share = abs(c) ** (1 / len(leaves))
     return Rewrite(
-        lambda: functools.reduce(operator.mul, [one * share for one in leaves]).to(value.dtype) * math.copysign(1, c),
+        lambda: (
+            functools.reduce(operator.mul, [one * share for one in leaves]).to(value.dtype)
+            * math.copysign(1, c)
+        ),
         f"a product of {len(leaves)} factors * {c:g}",
         f"a product of factors * {share:g}",
     )
@@ -303,9 +320,19 @@ def epsilon(graph: Graph, call: Call) -> Rewrite | None:
     if call.name == "normalize":
         eps = call.option("eps", 1e-12)
         options = {name: value for name, value in call.options if name != "eps"}
-        return _raised(eps, "normalize(x, eps=", ")", lambda: functional.normalize(call.input, **options, eps=TINY))
+        return _raised(
+            eps,
+            "normalize(x, eps=",
+            ")",
+            lambda: functional.normalize(call.input, **options, eps=TINY),
+        )
     if call.name == "clamp":
-        return _raised(call.option("min"), "clamp(x, min=", ")", lambda: call.input.clamp(TINY, call.option("max")))
+        return _raised(
+            call.option("min"),
+            "clamp(x, min=",
+            ")",
+            lambda: call.input.clamp(TINY, call.option("max")),
+        )
     return _raised(call.other, "x + ", "", lambda: call.input + TINY)
 
 

@@ -51,7 +51,9 @@ class Artist(Protocol):
 class Boards:
     """The boards of a run, each behind its queue. Call `check_installed` first."""
 
-    def __init__(self, names: Sequence[str], run: RunDirectory, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, names: Sequence[str], run: RunDirectory, settings: Mapping[str, Any]
+    ) -> None:
         """`settings` is the configuration, nested, for those that show it."""
         self.problems: list[str] = []
         """Failures since the last look."""
@@ -60,7 +62,8 @@ class Boards:
         """Draws for boards, on their threads; without it they get no drawings."""
         for name in names:
             try:
-                import_module(PACKAGES[name])  # here: two threads that import at once may meet a module half made
+                # here: two threads that import at once may meet a module half made
+                import_module(PACKAGES[name])
             except (Exception, SystemExit) as error:
                 self.leave_out(name, str(error) or type(error).__name__)
             else:
@@ -99,7 +102,9 @@ class Boards:
 
     def leave_out(self, name: str, problem: str) -> None:
         """Note that a board gets nothing more."""
-        self.problems.append(f"{TITLES[name]} gets nothing more of this run: {problem.splitlines()[0]}")
+        self.problems.append(
+            f"{TITLES[name]} gets nothing more of this run: {problem.splitlines()[0]}"
+        )
 
     def take_problems(self) -> list[str]:
         """Return the failures since the last call."""

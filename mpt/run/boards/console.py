@@ -130,7 +130,9 @@ class Console:
                 TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
                 TextColumn("{task.description}", markup=False, table_column=rest),
             )
-            self.progress = Progress(*columns, console=RichConsole(file=cast(TextIO, self.stream)), expand=True)
+            self.progress = Progress(
+                *columns, console=RichConsole(file=cast(TextIO, self.stream)), expand=True
+            )
             self.progress.start()
             self.stream.write(KEEP_TITLE)
             self.bar = self.progress.add_task("", total=self.total_steps)
@@ -153,7 +155,9 @@ class Console:
             on = f" on {row['test_samples']} test samples" if "test_samples" in row else ""
             self.message(f"step {row['step']}/{self.total_steps}  evaluated{on}: {figures}")
         elif self.progress is not None:
-            self.progress.update(self.bar, completed=row["step"], description=harmless(describe_row(row)))
+            self.progress.update(
+                self.bar, completed=row["step"], description=harmless(describe_row(row))
+            )
         else:
             self.print_plain(f"step {row['step']}/{self.total_steps}  {describe_row(row)}")
 
@@ -181,7 +185,9 @@ class Console:
             return
         text = f"warning: {text}"
         if self.progress is not None:
-            self.progress.console.print(harmless(text), style="yellow", markup=False, highlight=False)
+            self.progress.console.print(
+                harmless(text), style="yellow", markup=False, highlight=False
+            )
         else:
             self.print_plain(text)
 

@@ -51,7 +51,9 @@ class Feed:
         self.calls: queue.SimpleQueue[Callable[[Board], None] | None] = queue.SimpleQueue()
         self.busy_since: float | None = time.monotonic()
         """When the call began that runs now."""
-        self.thread = threading.Thread(target=self._run, args=(open_board,), name="mpt-board", daemon=True)
+        self.thread = threading.Thread(
+            target=self._run, args=(open_board,), name="mpt-board", daemon=True
+        )
         self.thread.start()
 
     def put(self, call: Callable[[Board], None]) -> None:
@@ -90,5 +92,7 @@ class Feed:
                     board.close()
                     return
                 call(board)
-        except BaseException as error:  # a board's own errors are of many kinds, SystemExit among them
+        except (
+            BaseException
+        ) as error:  # a board's own errors are of many kinds, SystemExit among them
             self.problem = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -32,7 +32,9 @@ class Mlflow(Board):
 
         server, folder = os.environ.get("MLFLOW_TRACKING_URI"), run.path.absolute()
         try:
-            self.client: Any = MlflowClient(tracking_uri=server or f"sqlite:///{folder / 'mlflow.db'}")
+            self.client: Any = MlflowClient(
+                tracking_uri=server or f"sqlite:///{folder / 'mlflow.db'}"
+            )
         except Exception as error:
             if server is None and find_spec("sqlalchemy") is None:
                 raise ConfigError(
@@ -40,17 +42,22 @@ class Mlflow(Board):
                     "MLFLOW_TRACKING_URI"
                 ) from error
             raise
-        pictures = None if server else (folder / "mlruns").as_uri()  # by default below the working directory
+        # by default below the working directory
+        pictures = None if server else (folder / "mlruns").as_uri()
         self.metric: Any = Metric
         known = run.path / "mlflow-id.txt"
         if not known.is_file():
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mpt")
             experiment = self.client.get_experiment_by_name(name)
             number = (
-                experiment.experiment_id if experiment is not None else self.client.create_experiment(name, pictures)
+                experiment.experiment_id
+                if experiment is not None
+                else self.client.create_experiment(name, pictures)
             )
             made = self.client.create_run(number, run_name=run.name).info.run_id
-            parameters = [Param(key, str(value)[:MOST_LETTERS]) for key, value in flatten(settings).items()]
+            parameters = [
+                Param(key, str(value)[:MOST_LETTERS]) for key, value in flatten(settings).items()
+            ]
             for start in range(0, len(parameters), 100):  # as many as a call may have
                 self.client.log_batch(made, params=parameters[start : start + 100])
             write_atomically(known, made + "\n")
@@ -58,7 +65,9 @@ class Mlflow(Board):
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        self.client.log_batch(self.number, [self.metric(name, value, now, step) for name, value in numbers.items()])
+        self.client.log_batch(
+            self.number, [self.metric(name, value, now, step) for name, value in numbers.items()]
+        )
 
     def picture(self, step: int, path: Path, name: str = "preview") -> None:
         folder = "samples" if name == "preview" else f"{name.partition('/')[0]}/step-{step:08d}"

@@ -21,7 +21,9 @@ class TensorBoard(Board):
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer: Any = SummaryWriter(log_dir=str(run.path / "tensorboard"))
-        lines = (f"    {line}" for line in yaml.safe_dump(dict(settings), sort_keys=False).splitlines())
+        lines = (
+            f"    {line}" for line in yaml.safe_dump(dict(settings), sort_keys=False).splitlines()
+        )
         self.writer.add_text("configuration", "\n".join(lines), 0)  # Markdown: a block of code
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -30,7 +32,9 @@ class TensorBoard(Board):
 
     def picture(self, step: int, path: Path, name: str = "preview") -> None:
         with Image.open(path) as image:
-            self.writer.add_image(name, numpy.asarray(image.convert("RGB")), step, dataformats="HWC")
+            self.writer.add_image(
+                name, numpy.asarray(image.convert("RGB")), step, dataformats="HWC"
+            )
 
     def close(self) -> None:
         self.writer.close()

@@ -40,10 +40,16 @@ class BackgroundSave:
         """How many checkpoints several processes have begun to write together."""
         self.writing: Writing | None = None
 
-    def start(self, step: int, state: EncodedState, write: Callable[[EncodedState], object]) -> None:
+    def start(
+        self, step: int, state: EncodedState, write: Callable[[EncodedState], object]
+    ) -> None:
         """Let `write` store a state, in a thread if there is room for a copy of it. Raises the errors of `finish`."""
         self.finish()
-        tensors = self.copies.of(state.tensors, state.tensor_bytes, self.beside) if self.beside is not False else None
+        tensors = (
+            self.copies.of(state.tensors, state.tensor_bytes, self.beside)
+            if self.beside is not False
+            else None
+        )
         if tensors is None:
             write(state)
             self.newest = step
@@ -102,22 +108,31 @@ class HostCopies:
         self.block = torch.empty(0, dtype=torch.uint8)
 
     @torch.no_grad()
-    def of(self, tensors: Mapping[str, Tensor], tensor_bytes: int, wanted: bool | None) -> dict[str, Tensor] | None:
+    def of(
+        self, tensors: Mapping[str, Tensor], tensor_bytes: int, wanted: bool | None
+    ) -> dict[str, Tensor] | None:
         """Return contiguous copies, which stay as they are until the next call; None if there is no room.
 
         Unless they are `wanted`, they may take a share of the memory that is available, which must be known.
         """
         needed = tensor_bytes + ALIGNMENT * len(tensors)
         if self.block.numel() < needed:
-            self.block = torch.empty(0, dtype=torch.uint8)  # given back first: both together may not fit
+            # given back first: both together may not fit
+            self.block = torch.empty(0, dtype=torch.uint8)
             available = available_bytes()
             if not wanted and (available is None or needed > LARGEST_SHARE * available):
                 return None
             try:
-                self.block = new_block(needed, pinned=any(tensor.is_cuda for tensor in tensors.values()))
+                self.block = new_block(
+                    needed, pinned=any(tensor.is_cuda for tensor in tensors.values())
+                )
             except RuntimeError:  # out of memory
                 return None
-        copies, begin, is_pinned = {}, 0, any(tensor.is_cuda for tensor in tensors.values()) and self.block.is_pinned()
+        copies, begin, is_pinned = (
+            {},
+            0,
+            any(tensor.is_cuda for tensor in tensors.values()) and self.block.is_pinned(),
+        )
         for name, tensor in tensors.items():
             size = tensor.numel() * tensor.element_size()
             copy = self.block[begin : begin + size].view(tensor.dtype).view(tensor.shape)

@@ -25,7 +25,14 @@ from mpt.parallel.mail import LOOK_SECONDS, Mail
 from mpt.parallel.world import World
 from mpt.run.checkpoints.background_save import BackgroundSave
 from mpt.run.checkpoints.checkpoint import EncodedState, encode
-from mpt.run.checkpoints.shards import Shards, accept, begin_folder, checksum, shard_name, write_rows
+from mpt.run.checkpoints.shards import (
+    Shards,
+    accept,
+    begin_folder,
+    checksum,
+    shard_name,
+    write_rows,
+)
 from mpt.run.checkpoints.state import pack_parts
 from mpt.run.process.files import failures_explained
 from mpt.run.records.layout import RunDirectory
@@ -83,19 +90,35 @@ def copy(world: World, saver: BackgroundSave, state: Mapping[str, Any]) -> Copie
     """Return a copy of this rank's part of a state, or None if there is no room for it."""
     parts = pack_parts(state)[2]
     name = shard_name(*place_of(parts.values()))
-    held = {f"row {key}": local(tensor).detach() for key, tensor in parts.items()} if name is not None else {}
+    held = (
+        {f"row {key}": local(tensor).detach() for key, tensor in parts.items()}
+        if name is not None
+        else {}
+    )
     common = encode(state, is_sharded=True) if world.is_first else None
     if common is not None:
         held |= {f"all {key}": tensor for key, tensor in common.tensors.items()}
     copies = saver.copies.of(held, sum(tensor.nbytes for tensor in held.values()), True)
     if copies is None:
         return None
-    rows, alike = ({key[4:]: one for key, one in copies.items() if key[:4] == kind} for kind in ("row ", "all "))
-    return Copied(name, rows, checksum(parts), None if common is None else EncodedState(common.structure, alike))
+    rows, alike = (
+        {key[4:]: one for key, one in copies.items() if key[:4] == kind}
+        for kind in ("row ", "all ")
+    )
+    return Copied(
+        name,
+        rows,
+        checksum(parts),
+        None if common is None else EncodedState(common.structure, alike),
+    )
 
 
 def write_and_wait(
-    mail: Mail, number: int, folder: Path, copied: Copied, commit: Callable[[EncodedState, Shards | None], object]
+    mail: Mail,
+    number: int,
+    folder: Path,
+    copied: Copied,
+    commit: Callable[[EncodedState, Shards | None], object],
 ) -> None:
     """Write this rank's file and wait until the checkpoint is there. Raises InputOutputError on all ranks alike."""
     entry, reason = None, None
@@ -110,8 +133,14 @@ def write_and_wait(
             raise InputOutputError(failure)
         return
     try:
-        told = [json.loads(text) for text in mail.wait([f"{number}/rank/{rank}" for rank in range(mail.size)])]
-        commit(copied.common, accept(folder, [(tuple(e) if e else None, why, names) for e, why, names in told]))
+        told = [
+            json.loads(text)
+            for text in mail.wait([f"{number}/rank/{rank}" for rank in range(mail.size)])
+        ]
+        commit(
+            copied.common,
+            accept(folder, [(tuple(e) if e else None, why, names) for e, why, names in told]),
+        )
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)  # still under its first name
         mail.post(f"{number}/end", str(error) or type(error).__name__)

@@ -39,7 +39,14 @@ from mpt.run.checkpoints.manifest import (
     hash_manifest,
     read_manifest,
 )
-from mpt.run.checkpoints.retention import REPLACED, list_steps, prune, read_index, remove, write_index
+from mpt.run.checkpoints.retention import (
+    REPLACED,
+    list_steps,
+    prune,
+    read_index,
+    remove,
+    write_index,
+)
 from mpt.run.checkpoints.shards import Shards, begin_folder, join, shard_names
 from mpt.run.checkpoints.state import pack_parts, unpack
 from mpt.run.checkpoints.tensor_file import build_header, read_tensors, write_tensors
@@ -106,7 +113,9 @@ def encode(state: Mapping[str, Any], *, is_sharded: bool = False) -> EncodedStat
     """Return a state as it goes into files; its tensors are those of the state, not copies. Raises as `save` does."""
     structure, tensors, parts = pack_parts(state)
     assert is_sharded or not parts, "a sharded state is written by all ranks together"
-    return EncodedState(json.dumps(structure, allow_nan=False, separators=(",", ":")).encode(), tensors)
+    return EncodedState(
+        json.dumps(structure, allow_nan=False, separators=(",", ":")).encode(), tensors
+    )
 
 
 def write(run: RunDirectory, step: int, state: EncodedState, **about: Unpack[About]) -> Path:
@@ -161,7 +170,9 @@ def write_files(
             STRUCTURE: {"sha256": hashlib.sha256(structure).hexdigest(), "bytes": len(structure)},
             **shards,
         }
-        text = json.dumps({**manifest, "sha256": hash_manifest(manifest)}, indent=2, allow_nan=False).encode()
+        text = json.dumps(
+            {**manifest, "sha256": hash_manifest(manifest)}, indent=2, allow_nan=False
+        ).encode()
         assert len(text) <= LARGEST_MANIFEST_BYTES, "extra_manifest is meant for a few figures"
         with new_file(MANIFEST, directory) as descriptor:
             write_fully(descriptor, text)
@@ -208,7 +219,9 @@ def load(source: RunDirectory | Path, world: World = ALONE) -> LoadedCheckpoint:
     source = source.resolve()  # a link that the user names is meant; one inside a run is not
     if not source.is_dir():
         what = "is a file; checkpoints are directories" if source.exists() else "does not exist"
-        raise CheckpointError(f"{source} {what}. Name a run, or a directory like RUN/checkpoints/step-00000100.")
+        raise CheckpointError(
+            f"{source} {what}. Name a run, or a directory like RUN/checkpoints/step-00000100."
+        )
     if CHECKPOINT_NAME.fullmatch(source.name) or (source / MANIFEST).exists():
         try:
             return read_alike(source, world)
@@ -235,7 +248,9 @@ def load_newest(run: RunDirectory, world: World) -> LoadedCheckpoint:
         return LoadedCheckpoint(found.step, found.state, found.path, found.manifest, notes)
     remedy = "Start a new run, or restore a checkpoint from a backup."
     if not steps and not notes:
-        gone = "no checkpoint yet" if run.checkpoints.is_dir() else "no checkpoints directory any more"
+        gone = (
+            "no checkpoint yet" if run.checkpoints.is_dir() else "no checkpoints directory any more"
+        )
         raise CheckpointError(f"{run.path} has {gone}. {remedy}")
     raise CheckpointError(f"{run.path} has no whole checkpoint: {'; '.join(notes)}. {remedy}")
 
@@ -264,7 +279,9 @@ def read_alike(path: Path, world: World) -> LoadedCheckpoint:
         told = reason_of(error), ""
     for rank, (reason, digest) in enumerate(every := world.collect(told)):
         if reason:
-            raise ValueError(f"{reason} (seen by rank {rank})" if every[0] != every[rank] else reason)
+            raise ValueError(
+                f"{reason} (seen by rank {rank})" if every[0] != every[rank] else reason
+            )
         if digest != every[0][1]:
             raise ValueError(f"rank {rank} finds another checkpoint of that name than rank 0")
     assert found is not None

@@ -50,7 +50,10 @@ def load_wanted(run: RunDirectory, wanted: Wanted, metric: str) -> tuple[LoadedC
         loaded = load(run)
         note = f"the best checkpoint is passed over: {error}"
         passed_over = dataclasses.replace(loaded, notes=[note, *loaded.notes])
-        return passed_over, f"step {loaded.step}, the newest whole checkpoint{figure_of(loaded, metric)}"
+        return (
+            passed_over,
+            f"step {loaded.step}, the newest whole checkpoint{figure_of(loaded, metric)}",
+        )
     words = f"step {best.step}, the best checkpoint{figure_of(loaded, metric)}"
     newest = max(list_steps(run))
     return loaded, words if newest == best.step else f"{words}; --newest takes step {newest}"

@@ -26,7 +26,9 @@ LARGEST_MANIFEST_BYTES = 1 << 20
 def hash_manifest(manifest: Mapping[str, Any]) -> str:
     """Return the hash of a manifest without its own hash."""
     body = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -42,7 +44,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not whole:
         raise ValueError(f"{MANIFEST} is damaged")
     if number not in (FORMAT, SHARDED_FORMAT):
-        raise ValueError(f"it has format {number}, and this version of mpt reads formats {FORMAT} and {SHARDED_FORMAT}")
+        raise ValueError(
+            f"it has format {number}, and this version of mpt reads formats {FORMAT} and {SHARDED_FORMAT}"
+        )
     return dict(manifest)
 
 

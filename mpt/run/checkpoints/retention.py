@@ -38,7 +38,11 @@ def list_steps(run: RunDirectory) -> list[int]:
     if not run.checkpoints.is_dir():
         return []
     found = (CHECKPOINT_NAME.fullmatch(name) for name in os.listdir(run.checkpoints))
-    return sorted(int(match.group(1)) for match in found if match and match.string == f"step-{int(match.group(1)):08d}")
+    return sorted(
+        int(match.group(1))
+        for match in found
+        if match and match.string == f"step-{int(match.group(1)):08d}"
+    )
 
 
 def find_best(run: RunDirectory) -> BestCheckpoint | None:
@@ -63,7 +67,11 @@ def list_abandoned(run: RunDirectory) -> dict[int, Path]:
     """Return step -> the checkpoint of that step that was set aside."""
     names = os.listdir(run.checkpoints) if run.checkpoints.is_dir() else []
     found = ((name, CHECKPOINT_NAME.fullmatch(name.removeprefix(ABANDONED))) for name in names)
-    return {int(m.group(1)): run.checkpoints / name for name, m in found if m and name.startswith(ABANDONED)}
+    return {
+        int(m.group(1)): run.checkpoints / name
+        for name, m in found
+        if m and name.startswith(ABANDONED)
+    }
 
 
 def prune(run: RunDirectory, newest: int, keep_last: int) -> None:
@@ -134,8 +142,12 @@ def clean_temporaries(run: RunDirectory) -> list[str]:
                 target = folder / name.removeprefix(REPLACED).rpartition("-")[0]
                 if name.startswith(REPLACED) and not os.path.lexists(target):
                     os.rename(folder / name, target)
-                    notes.append(f"{target.name} was being replaced when the run was killed; the earlier one is back.")
+                    notes.append(
+                        f"{target.name} was being replaced when the run was killed; the earlier one is back."
+                    )
                 elif name.startswith((TEMPORARY, REPLACED)):
                     remove(folder / name)
-                    notes.append(f"{name} was left unfinished by a run that was killed; it was removed.")
+                    notes.append(
+                        f"{name} was left unfinished by a run that was killed; it was removed."
+                    )
     return notes

@@ -77,7 +77,9 @@ def write_shard(folder: Path, parts: Mapping[str, Any]) -> tuple[str, dict[str, 
     name = shard_name(*place_of(parts.values()))
     if name is None:
         return None
-    return write_rows(folder, name, {key: local(tensor).detach().contiguous() for key, tensor in parts.items()})
+    return write_rows(
+        folder, name, {key: local(tensor).detach().contiguous() for key, tensor in parts.items()}
+    )
 
 
 def checksum(names: Iterable[str]) -> int:
@@ -102,9 +104,13 @@ def write_rows(folder: Path, name: str, own: Mapping[str, Tensor]) -> tuple[str,
     return name, {"sha256": digest, "bytes": size}
 
 
-def accept(folder: Path, told: Sequence[tuple[tuple[str, dict[str, Any]] | None, str | None, int]]) -> Shards:
+def accept(
+    folder: Path, told: Sequence[tuple[tuple[str, dict[str, Any]] | None, str | None, int]]
+) -> Shards:
     """Return all ranks' files. Removes the folder and raises InputOutputError if a rank could not write its own."""
-    failures = [f"rank {rank}: {reason}" for rank, (_, reason, _) in enumerate(told) if reason is not None]
+    failures = [
+        f"rank {rank}: {reason}" for rank, (_, reason, _) in enumerate(told) if reason is not None
+    ]
     if failures:
         remove(folder)
         raise InputOutputError(failures[0])
@@ -115,8 +121,12 @@ def accept(folder: Path, told: Sequence[tuple[tuple[str, dict[str, Any]] | None,
 def shard_names(files: Iterable[str]) -> list[str]:
     """Return the shard files among a checkpoint's, in the order of their rows. Raises ValueError if they are no set."""
     found = sorted(name for name in files if SHARD.fullmatch(name))
-    if found != [f"shard-{number:05d}-of-{len(found):05d}.safetensors" for number in range(len(found))]:
-        raise ValueError(f"its manifest lists {len(found)} shards that are not all of a checkpoint's")
+    if found != [
+        f"shard-{number:05d}-of-{len(found):05d}.safetensors" for number in range(len(found))
+    ]:
+        raise ValueError(
+            f"its manifest lists {len(found)} shards that are not all of a checkpoint's"
+        )
     return found
 
 

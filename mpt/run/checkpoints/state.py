@@ -32,7 +32,9 @@ def pack(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
     Raises TypeError naming a value that has no place in it.
     """
     structure, tensors, parts = pack_parts(state)
-    assert not parts, "a sharded state is written by all ranks together, see mpt.run.checkpoints.shards"
+    assert not parts, (
+        "a sharded state is written by all ranks together, see mpt.run.checkpoints.shards"
+    )
     return structure, tensors
 
 
@@ -46,14 +48,25 @@ def unpack(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Put a state together again. Raises ValueError if the structure is not one that `pack` made."""
     try:
         return Unpacker(tensors).decode(structure)
-    except (KeyError, TypeError, AttributeError, RuntimeError, RecursionError, OverflowError) as error:
-        raise ValueError(f"its structure cannot be rebuilt ({type(error).__name__}: {error})") from error
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
+        raise ValueError(
+            f"its structure cannot be rebuilt ({type(error).__name__}: {error})"
+        ) from error
 
 
 def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Do these strides walk each element of one gapless block exactly once?"""
     expected = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
+    for step, size in sorted(
+        (step, size) for step, size in zip(stride, shape, strict=True) if size != 1
+    ):
         if step != expected:
             return False
         expected *= size
@@ -86,8 +99,15 @@ class Packer:
             return [self.encode(item, (*path, str(i))) for i, item in enumerate(value)]
         if isinstance(value, Mapping):
             if all(isinstance(key, str) for key in value):
-                return {"dict": {str(key): self.encode(item, (*path, key)) for key, item in value.items()}}
-            pairs = [[self.encode(k, (*path, "key")), self.encode(v, (*path, str(k)))] for k, v in value.items()]
+                return {
+                    "dict": {
+                        str(key): self.encode(item, (*path, key)) for key, item in value.items()
+                    }
+                }
+            pairs = [
+                [self.encode(k, (*path, "key")), self.encode(v, (*path, str(k)))]
+                for k, v in value.items()
+            ]
             return {"items": pairs}
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(
@@ -101,7 +121,9 @@ class Packer:
             self.parts[name] = tensor
             return {"tensor": name}
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-            raise TypeError(f"state[{'.'.join(path)}] is a {tensor.layout} {tensor.dtype} tensor on {tensor.device}")
+            raise TypeError(
+                f"state[{'.'.join(path)}] is a {tensor.layout} {tensor.dtype} tensor on {tensor.device}"
+            )
         node: dict[str, Any] = {}
         if not tensor.is_contiguous() and is_dense(tuple(tensor.shape), tensor.stride()):
             node["stride"] = list(tensor.stride())

@@ -26,7 +26,11 @@ def first_non_finite(state: Any, only_sharded: bool = False) -> str | None:
     Works on the tensors' devices and copies one flag per device to the host; only a state that fails is looked at
     further. Of a sharded tensor this rank's part is looked at; `only_sharded` leaves out all others.
     """
-    found = ((name, local(one)) for name, one in walk_tensors(state) if is_sharded(one) or not only_sharded)
+    found = (
+        (name, local(one))
+        for name, one in walk_tensors(state)
+        if is_sharded(one) or not only_sharded
+    )
     named = [(name, tensor) for name, tensor in found if is_checkable(tensor)]
     flags: dict[torch.device, list[Tensor]] = {}
     for _, tensor in named:
@@ -52,7 +56,11 @@ def is_checkable(tensor: Tensor) -> bool:
 
 def finite_flag(tensor: Tensor) -> Tensor:
     """Return a boolean scalar on the tensor's device: is all of it finite?"""
-    values = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    values = (
+        torch.view_as_real(tensor.detach().resolve_conj())
+        if tensor.is_complex()
+        else tensor.detach()
+    )
     if values.element_size() == 1:  # no float8 kernel for this
         values = values.float()
     # One pass without a temporary the size of the tensor, fifteen times the speed of isfinite().all(); NaN propagates.
@@ -88,7 +96,11 @@ def compare_keys(
     ]
     parts = [
         f"{len(names)} {title}: {', '.join(names[:SHOWN_KEYS])}{', ...' if len(names) > SHOWN_KEYS else ''}"
-        for title, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", other_shape))
+        for title, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", other_shape),
+        )
         if names
     ]
     if parts:

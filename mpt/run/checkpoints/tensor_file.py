@@ -65,7 +65,11 @@ def build_header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     for name in order:
         tensor = tensors[name]
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, order
@@ -164,7 +168,13 @@ def parse_header(text: bytes, data_bytes: int) -> list[tuple[str, torch.dtype, l
         header = json.loads(text)
         header.pop("__metadata__", None)
         rows = [
-            (entry["data_offsets"][0], entry["data_offsets"][1], name, DTYPES[entry["dtype"]], entry["shape"])
+            (
+                entry["data_offsets"][0],
+                entry["data_offsets"][1],
+                name,
+                DTYPES[entry["dtype"]],
+                entry["shape"],
+            )
             for name, entry in header.items()
         ]
         rows.sort(key=lambda row: row[:2])
@@ -174,7 +184,12 @@ def parse_header(text: bytes, data_bytes: int) -> list[tuple[str, torch.dtype, l
     found = []
     for begin, end, name, dtype, shape in rows:
         dimensions_fit = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
-        if not dimensions_fit or type(begin) is not int or type(end) is not int or begin != position:
+        if (
+            not dimensions_fit
+            or type(begin) is not int
+            or type(end) is not int
+            or begin != position
+        ):
             raise ValueError(f"tensor {name!r} has an impossible shape or place")
         if end - begin != math.prod(shape) * dtype.itemsize or end > data_bytes:
             raise ValueError(f"tensor {name!r} does not have the size that its shape needs")

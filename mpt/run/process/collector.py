@@ -40,6 +40,7 @@ def collect_as_usual() -> None:
 def end() -> None:
     """Leave the collector as it was before `pause`."""
     if usual:
-        gc.unfreeze()  # else extension modules report objects that are left at the interpreter's end as leaks
+        # else extension modules report objects that are left at the interpreter's end as leaks
+        gc.unfreeze()
         gc.set_threshold(*usual.pop())
         gc.enable()

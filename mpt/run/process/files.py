@@ -19,7 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpt.errors import ConfigError, InputOutputError
-from mpt.run.process.operating_system import NO_WAITING, Folder, open_file, opened, replace, sync_folder, unlink
+from mpt.run.process.operating_system import (
+    NO_WAITING,
+    Folder,
+    open_file,
+    opened,
+    replace,
+    sync_folder,
+    unlink,
+)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a write on a disk without room."""
@@ -93,7 +101,9 @@ def write_fully(descriptor: int, data: bytes | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def write_atomically(path: Path, data: bytes | str, *, durable: bool = True, follow_folder: bool = True) -> None:
+def write_atomically(
+    path: Path, data: bytes | str, *, durable: bool = True, follow_folder: bool = True
+) -> None:
     """Replace a file's content so that a reader, or a crash, meets the old or the new one, never a part.
 
     A symbolic link under that name is replaced, not followed; with `follow_folder=False` a folder that is a link
@@ -101,7 +111,10 @@ def write_atomically(path: Path, data: bytes | str, *, durable: bool = True, fol
     """
     content = data.encode(errors="backslashreplace") if isinstance(data, str) else data
     temporary = temporary_name()
-    with failures_explained(path, len(content)), opened(path.parent, follow_links=follow_folder) as folder:
+    with (
+        failures_explained(path, len(content)),
+        opened(path.parent, follow_links=follow_folder) as folder,
+    ):
         try:
             descriptor = open_new(temporary, folder)
             try:
@@ -157,10 +170,17 @@ def failures_explained(path: Path, needed_bytes: int | None = None) -> Iterator[
         sizes = ""
         if needed_bytes is not None and error.errno in FULL:
             free = free_bytes(path)
-            if error.errno == errno.ENOSPC and free is not None and free > needed_bytes and has_no_inodes(path):
+            if (
+                error.errno == errno.ENOSPC
+                and free is not None
+                and free > needed_bytes
+                and has_no_inodes(path)
+            ):
                 raise InputOutputError(
                     f"{path} could not be written: the file system has no room for one more file (inodes), though "
                     f"{free} bytes are free: remove files there."
                 ) from error
-            sizes = f" {needed_bytes} bytes are needed{'' if free is None else f', {free} are free'}."
+            sizes = (
+                f" {needed_bytes} bytes are needed{'' if free is None else f', {free} are free'}."
+            )
         raise InputOutputError(f"{path} could not be written: {remedy}.{sizes}") from error

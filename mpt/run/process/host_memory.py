@@ -13,7 +13,9 @@ GROUPS = Path("/sys/fs/cgroup")
 def available_bytes() -> int | None:
     """Return the free memory of the machine or of this process's control group; None if unknown."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        line = next(line for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable:"))
+        line = next(
+            line for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable:")
+        )
         left = int(line.split()[1]) * 1024
         return min([left, *left_to_groups()])
     return None

@@ -80,7 +80,9 @@ class MemoryMeter:
             accelerator.synchronize(self.device)
             accelerator.reset_peaks(self.device)
         self.recognise(is_start=True)
-        self.stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.log.save, unpack_saved))
+        self.stack.enter_context(
+            torch.autograd.graph.saved_tensors_hooks(self.log.save, unpack_saved)
+        )
         self.stack.enter_context(DispatchWatch(self.log))
         return self
 
@@ -217,7 +219,9 @@ class StorageLog:
             times_saved[number] = times_saved.get(number, 0) + saving
         parts = dict.fromkeys((*CATEGORIES, "activations", "rest"), 0)
         for number, size in live.items():
-            parts[self.labels.get(number) or ("activations" if times_saved.get(number) else "rest")] += size
+            parts[
+                self.labels.get(number) or ("activations" if times_saved.get(number) else "rest")
+            ] += size
         return {"peak_bytes": highest, **parts}
 
 
@@ -229,7 +233,11 @@ class DispatchWatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-
         self.log = log
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         # Tensors that are read before they were made here were there before; only lift_fresh reads a tensor that Python
         # just made.

@@ -30,7 +30,9 @@ except ImportError:
 
 Folder = int | Path
 """An opened folder: a descriptor on POSIX, a path on Windows."""
-ALWAYS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT"))
+ALWAYS = sum(
+    getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT")
+)
 """No links, nothing handed to other programs, no line ends changed."""
 NO_WAITING = getattr(os, "O_NONBLOCK", 0)
 """A pipe without a writer would block for ever; regular files do not heed it."""
@@ -64,7 +66,9 @@ def opened(path: Path, *, follow_links: bool = False) -> Iterator[Folder]:
 def opened_below(name: str, folder: Folder) -> Iterator[Folder]:
     """Open a folder inside an opened one."""
     if isinstance(folder, int):
-        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        descriptor = os.open(
+            name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder
+        )
         try:
             yield descriptor
         finally:
@@ -124,7 +128,10 @@ def exchange(one: Path, other: Path) -> bool:
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    if rename(AT_CWD, os.fsencode(one), AT_CWD, os.fsencode(other), ctypes.c_uint(RENAME_EXCHANGE)) == 0:
+    if (
+        rename(AT_CWD, os.fsencode(one), AT_CWD, os.fsencode(other), ctypes.c_uint(RENAME_EXCHANGE))
+        == 0
+    ):
         return True
     number = ctypes.get_errno()
     if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):

@@ -31,7 +31,9 @@ IMPATIENT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if has
 """The signals after which a kill is near. SIGUSR1 comes well ahead of one, and Ctrl-C can be pressed twice."""
 LEAST_PATIENCE, MOST_PATIENCE = 5.0, 25.0
 STOPPING = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGBREAK")
+    if hasattr(signal, name)
 )
 """The signals that stop a run. Windows has SIGBREAK (Ctrl-Break, a closed console) for SIGHUP and SIGUSR1."""
 AGAIN_SECONDS = 0.25
@@ -141,7 +143,10 @@ class StopRequest:
     def raise_if_requested(self, message: str) -> None:
         """Raise Interrupted with the exit code of the signal. Call after saving; `message` names the saved state."""
         if self.signal_number is not None:
-            raise Interrupted(f"Stopped by {signal.Signals(self.signal_number).name}. {message}", self.signal_number)
+            raise Interrupted(
+                f"Stopped by {signal.Signals(self.signal_number).name}. {message}",
+                self.signal_number,
+            )
 
     def expect(self, step_seconds: float) -> None:
         """Be as patient as steps of this length want, within bounds."""

@@ -14,7 +14,10 @@ from mpt.seams import DataSpec
 
 def write_layout(path: Path, spec: DataSpec, training_list: str | None = None) -> None:
     """Write a data set's fields and classes, and a hash of the training set's list. Raises InputOutputError."""
-    record = {**spec.to_record(), **({"training_list": training_list} if training_list is not None else {})}
+    record = {
+        **spec.to_record(),
+        **({"training_list": training_list} if training_list is not None else {}),
+    }
     write_atomically(path, json.dumps(record, indent=1) + "\n")
 
 

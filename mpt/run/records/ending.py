@@ -41,11 +41,16 @@ def newest_finished_run(runs_dir: Path) -> tuple[RunDirectory, str | None]:
     trained = finished if finished else [run for run in runs if any(run.checkpoints.glob("step-*"))]
     if not trained:
         if runs:
-            raise CheckpointError(f"No run in {runs_dir} has a checkpoint yet; the newest is {runs[-1].path}.")
+            raise CheckpointError(
+                f"No run in {runs_dir} has a checkpoint yet; the newest is {runs[-1].path}."
+            )
         return newest_run(runs_dir), None
     chosen = trained[-1]
     if not finished:
-        return chosen, f"no run in {runs_dir} is finished; {chosen.path}, the newest with a checkpoint, is taken"
+        return (
+            chosen,
+            f"no run in {runs_dir} is finished; {chosen.path}, the newest with a checkpoint, is taken",
+        )
     if chosen.path != runs[-1].path:
         return chosen, f"{runs[-1].path} is newer and not finished; {chosen.path} is taken"
     return chosen, None

@@ -33,7 +33,16 @@ VARIABLES = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     SIDE_BY_SIDE,
 )
-PROCESSOR_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16", "bf16")
+PROCESSOR_FEATURES = (
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_fp16",
+    "bf16",
+)
 PACKAGES = ("torchvision", "numpy", "timm", "bitsandbytes", "torchao")
 
 
@@ -71,8 +80,12 @@ def describe_devices() -> list[dict[str, Any]]:
     kind, found = accelerator.available(), []
     for index in range(torch.accelerator.device_count()) if kind not in (None, "mps") else ():
         properties = torch.get_device_module(kind).get_device_properties(index)
-        capability = {"capability": f"{properties.major}.{properties.minor}"} if kind == "cuda" else {}
-        found.append({"name": properties.name, **capability, "memory_bytes": properties.total_memory})
+        capability = (
+            {"capability": f"{properties.major}.{properties.minor}"} if kind == "cuda" else {}
+        )
+        found.append(
+            {"name": properties.name, **capability, "memory_bytes": properties.total_memory}
+        )
     return found
 
 
@@ -105,7 +118,8 @@ def current_commit(folder: Path) -> str | None:
 
 def uncommitted_files(folder: Path) -> int | None:
     """Return how many tracked files differ from the commit, None without git. A file that was only touched counts."""
-    answer = ask_git(folder, "diff-index", "--name-only", "HEAD")  # by their times: no filter of the repository runs
+    # by their times: no filter of the repository runs
+    answer = ask_git(folder, "diff-index", "--name-only", "HEAD")
     return None if answer is None else len(answer.splitlines())
 
 

@@ -30,7 +30,8 @@ def keep_parts(directory: RunDirectory) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     for package in outside_packages():
         for file in imported_files(package):
-            with contextlib.suppress(OSError):  # gone or unreadable by now: its hash is recorded as unknown, too
+            # gone or unreadable by now: its hash is recorded as unknown, too
+            with contextlib.suppress(OSError):
                 source = read_bytes(package.folder / file, LARGEST_SOURCE_BYTES)
                 copy = folder / package.name / file
                 copy.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +43,10 @@ def kept_packages(directory: RunDirectory) -> dict[str, Path]:
     found = {}
     for one in read_used_parts(directory.parts_path):
         folder = directory.path / FOLDER / one["name"]
-        if all(recorded is not None and hash_of(folder / file) == recorded for file, recorded in one["files"].items()):
+        if all(
+            recorded is not None and hash_of(folder / file) == recorded
+            for file, recorded in one["files"].items()
+        ):
             found[one["name"]] = folder
     return found
 
@@ -50,7 +54,9 @@ def kept_packages(directory: RunDirectory) -> dict[str, Path]:
 def lost_parts(directory: RunDirectory) -> list[str]:
     """Return the parts that are not here as the run used them, neither in their package nor in the run's folder."""
     kept = kept_packages(directory)
-    return [file for file in changed_parts(directory.parts_path) if file.partition("/")[0] not in kept]
+    return [
+        file for file in changed_parts(directory.parts_path) if file.partition("/")[0] not in kept
+    ]
 
 
 @contextlib.contextmanager
@@ -60,15 +66,27 @@ def own_parts(directory: RunDirectory | None) -> Iterator[None]:
     Modules imported in the block are not in `sys.modules` after it, and the other way round.
     """
     changed = (
-        {file.partition("/")[0] for file in changed_parts(directory.parts_path)} if directory is not None else set()
+        {file.partition("/")[0] for file in changed_parts(directory.parts_path)}
+        if directory is not None
+        else set()
     )
-    kept = {name: path for name, path in kept_packages(directory).items() if name in changed} if directory else {}
+    kept = (
+        {name: path for name, path in kept_packages(directory).items() if name in changed}
+        if directory
+        else {}
+    )
     if not kept:
         yield
         return
-    others = [one.folder for one in outside_packages() if one.name not in kept and one.distribution is None]
+    others = [
+        one.folder
+        for one in outside_packages()
+        if one.name not in kept and one.distribution is None
+    ]
     before, modules = os.environ.get(VARIABLE), taken_out(kept)
-    os.environ[VARIABLE] = os.pathsep.join(map(str, [*(path.resolve() for path in kept.values()), *others]))
+    os.environ[VARIABLE] = os.pathsep.join(
+        map(str, [*(path.resolve() for path in kept.values()), *others])
+    )
     try:
         yield
     finally:
@@ -83,5 +101,9 @@ def own_parts(directory: RunDirectory | None) -> Iterator[None]:
 def taken_out(names: Iterable[str]) -> dict[str, ModuleType]:
     """Take the modules of part packages out of `sys.modules` and return them."""
     homes = tuple(f"{IMPORT_HOME}.{name}" for name in names)
-    found = [name for name in sys.modules if name in homes or name.startswith(tuple(f"{home}." for home in homes))]
+    found = [
+        name
+        for name in sys.modules
+        if name in homes or name.startswith(tuple(f"{home}." for home in homes))
+    ]
     return {name: sys.modules.pop(name) for name in found}

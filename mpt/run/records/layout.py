@@ -113,7 +113,9 @@ class RunDirectory:
 def check_name(name: str) -> None:
     """Raise ConfigError unless `name` can be nothing but the name of one directory."""
     if not IS_POSIX and is_reserved(name):
-        raise ConfigError(f"{name!r} cannot be a run's name on Windows, which keeps it for itself or cuts its end off.")
+        raise ConfigError(
+            f"{name!r} cannot be a run's name on Windows, which keeps it for itself or cuts its end off."
+        )
     if not RUN_NAME.fullmatch(name):
         shown = repr(name if len(name) <= 60 else name[:57] + "...")
         raise ConfigError(
@@ -131,7 +133,9 @@ def create_run(runs_dir: Path, name: str) -> RunDirectory:
     with failures_explained(runs_dir):
         runs_dir.mkdir(parents=True, exist_ok=True)
         number = 1
-        while not claim(run := RunDirectory(runs_dir / (name if number == 1 else f"{name}-{number}"))):
+        while not claim(
+            run := RunDirectory(runs_dir / (name if number == 1 else f"{name}-{number}"))
+        ):
             number += 1
         run.samples.mkdir(exist_ok=True)
     return run
@@ -164,7 +168,9 @@ def open_run(path: Path) -> RunDirectory:
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such run directory.")
     if not is_run(path):
-        raise CheckpointError(f"{path} is not a run directory: it holds none of {', '.join(MARKS)}.")
+        raise CheckpointError(
+            f"{path} is not a run directory: it holds none of {', '.join(MARKS)}."
+        )
     run = RunDirectory(path.resolve())
     refuse_links(run)
     return run
@@ -174,9 +180,13 @@ def refuse_links(run: RunDirectory) -> None:
     """Raise CheckpointError if a link or a file has taken the place of one of the run's directories."""
     for part in (run.checkpoints, run.samples):
         if part.is_symlink():
-            raise CheckpointError(f"{part} is a symbolic link, which is not followed: put the directory itself there.")
+            raise CheckpointError(
+                f"{part} is a symbolic link, which is not followed: put the directory itself there."
+            )
         if part.exists() and not part.is_dir():
-            raise CheckpointError(f"{part} is a file; the run's directory of that name belongs there.")
+            raise CheckpointError(
+                f"{part} is a file; the run's directory of that name belongs there."
+            )
 
 
 def list_runs(runs_dir: Path) -> list[RunDirectory]:
@@ -229,7 +239,11 @@ def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
         raise CheckpointError(f"{text!r} is neither a run nor a checkpoint.")
     try:
         for path in (Path(text), runs_dir / text):
-            if path.name.startswith("step-") and path.parent.is_dir() and is_run(path.parent.parent):
+            if (
+                path.name.startswith("step-")
+                and path.parent.is_dir()
+                and is_run(path.parent.parent)
+            ):
                 if not (CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir()):
                     raise_missing_checkpoint(path)
                 return open_run(path.parent.parent), path.resolve()
@@ -251,7 +265,11 @@ def explain_no_run(text: str, runs_dir: Path) -> str:
         if path.is_dir() and any(file.suffix.lower() in PICTURES for file in path.rglob("*.*")):
             return f"{path} is a folder of pictures, not a run: mpt infer RUN --input {path}"
         if path.is_file():
-            use = ", or train from these weights with model.weights=" + str(path) if path.suffix in WEIGHTS else ""
+            use = (
+                ", or train from these weights with model.weights=" + str(path)
+                if path.suffix in WEIGHTS
+                else ""
+            )
             return f"{path} is a file, not a run or checkpoint: name a run{use}."
     if Path(text).suffix == ".onnx":
         return f"There is no file {text}."
@@ -262,7 +280,11 @@ def explain_no_run(text: str, runs_dir: Path) -> str:
     names = [run.name for run in list_runs(runs_dir)]
     nearest = get_close_matches(text, names, n=1)
     which = "Runs here" if len(names) <= 5 else f"The newest of {len(names)} runs"
-    hint = f" Did you mean {nearest[0]}?" if nearest else f" {which}: {', '.join(names[-5:]) or 'none'}."
+    hint = (
+        f" Did you mean {nearest[0]}?"
+        if nearest
+        else f" {which}: {', '.join(names[-5:]) or 'none'}."
+    )
     return f"There is no run or checkpoint {text!r}, neither as a path nor in {runs_dir}.{hint}"
 
 

@@ -39,7 +39,9 @@ def hold_lock(path: Path, directory: Path) -> Iterator[str | None]:
         with failures_explained(path):
             write_holder(descriptor)
         with ends_in_order(descriptor):
-            killed = f"The lock of a run that was killed ({describe_holder(before)}) was taken over."
+            killed = (
+                f"The lock of a run that was killed ({describe_holder(before)}) was taken over."
+            )
             yield killed if before else None
     finally:
         if descriptor in held_locks:
@@ -105,7 +107,11 @@ def take_lock(descriptor: int, path: Path, directory: Path) -> None:
 
 def write_holder(descriptor: int) -> None:
     """Say in the lock file who holds it."""
-    holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    holder = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
     write_fully(descriptor, json.dumps(holder).encode())

@@ -41,7 +41,9 @@ class Recorder:
         if self.evaluations and not is_whole(run.results_path, self.evaluations):
             write_results(run, self.evaluations)
 
-    def write_metrics(self, step: int, values: Mapping[str, Any], kind: str = "train") -> dict[str, Any]:
+    def write_metrics(
+        self, step: int, values: Mapping[str, Any], kind: str = "train"
+    ) -> dict[str, Any]:
         """Append one line to metrics.jsonl and return it."""
         line = {"kind": kind, "step": step, "time": time.time(), **values}
         self.metrics.append(line)
@@ -51,13 +53,17 @@ class Recorder:
         self, step: int, metrics: Mapping[str, float], values: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Append an evaluation to metrics.jsonl, under `metrics`, and a row to results.csv; return the line."""
-        line = self.write_metrics(step, {"metrics": dict(metrics), **(values or {})}, kind="evaluate")
+        line = self.write_metrics(
+            step, {"metrics": dict(metrics), **(values or {})}, kind="evaluate"
+        )
         self.evaluations.append((step, dict(metrics)))
         self.run.refuse_link()  # the file is written by its path, unlike the lines above
         write_results(self.run, self.evaluations)
         return line
 
-    def write_event(self, step: int, kind: str, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def write_event(
+        self, step: int, kind: str, values: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Append one line to events.jsonl and return it."""
         line = {"kind": kind, "step": step, "time": time.time(), **(values or {})}
         self.events.append(line)
@@ -75,7 +81,8 @@ class Recorder:
             if surplus:
                 lines = read_raw_lines(file.path)
                 kept = b"".join(raw for raw, line in lines if is_kept(line, step))
-                write_atomically(file.path, kept)  # first: if it fails, the file stays as it is, and open
+                # first: if it fails, the file stays as it is, and open
+                write_atomically(file.path, kept)
                 file.reopen()
             dropped += surplus
         self.evaluations = evaluations_of(self.run)
@@ -141,7 +148,8 @@ class LineFile:
             size = os.fstat(self.descriptor).st_size
             written = 0
             try:
-                while written < len(data):  # a nearly full disk takes a part first and fails at the next call
+                # a nearly full disk takes a part first and fails at the next call
+                while written < len(data):
                     written += os.write(self.descriptor, data[written:])
             except OSError:
                 os.ftruncate(self.descriptor, size)
@@ -224,7 +232,11 @@ def last_test_set(run: RunDirectory, step: int | None = None) -> str | None:
     """Return the hash of the test set that the last evaluation recorded, of a step if one is named; None if none
     did.
     """
-    lines = [line for line in read_lines(run.metrics_path) if line.get("kind") == "evaluate" and line.get("test_set")]
+    lines = [
+        line
+        for line in read_lines(run.metrics_path)
+        if line.get("kind") == "evaluate" and line.get("test_set")
+    ]
     lines = [line for line in lines if step is None or line.get("step") == step]
     return str(lines[-1]["test_set"]) if lines else None
 

@@ -21,14 +21,18 @@ EARLIER = re.compile(r"config-until-(\d{8,18})\.yaml", re.ASCII)
 def earlier_settings(run: RunDirectory) -> dict[int, Path]:
     """Return the last step that each superseded settings file held for -> the file, in ascending order."""
     found = {
-        int(match.group(1)): run.path / name for name in os.listdir(run.path) if (match := EARLIER.fullmatch(name))
+        int(match.group(1)): run.path / name
+        for name in os.listdir(run.path)
+        if (match := EARLIER.fullmatch(name))
     }
     return dict(sorted(found.items()))
 
 
 def settings_at(run: RunDirectory, step: int) -> Path:
     """Return the file with the settings that step `step` was trained with. It may be missing or damaged."""
-    return next((path for until, path in earlier_settings(run).items() if until >= step), run.config_path)
+    return next(
+        (path for until, path in earlier_settings(run).items() if until >= step), run.config_path
+    )
 
 
 def replace_settings(run: RunDirectory, step: int, text: str) -> None:
@@ -40,7 +44,8 @@ def replace_settings(run: RunDirectory, step: int, text: str) -> None:
     kept = run.path / f"config-until-{step:08d}.yaml"
     with failures_explained(kept):
         old = read_bytes(before, LARGEST_RECORD_BYTES) if before.is_file() else b""
-        changes = step > 0 and bool(old) and old != text.encode()  # before the first step nothing held for any
+        # before the first step nothing held for any
+        changes = step > 0 and bool(old) and old != text.encode()
         if changes and before != kept:
             write_atomically(kept, old)
         write_atomically(run.config_path, text)

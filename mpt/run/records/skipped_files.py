@@ -28,5 +28,7 @@ def write_skipped_files(run: RunDirectory, found: Mapping[str, str]) -> int:
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(["path", "reason"])
         writer.writerows([csv_cell(cell) for cell in row] for row in sorted(every.items()))
-        write_atomically(run.skipped_files_path, table.getvalue().encode("utf-8", "surrogateescape"))
+        write_atomically(
+            run.skipped_files_path, table.getvalue().encode("utf-8", "surrogateescape")
+        )
     return len(every)

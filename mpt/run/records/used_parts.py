@@ -45,7 +45,11 @@ def imported_files(package: PartPackage) -> list[str]:
     prefix = f"{package.module_name}."
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(prefix)]
     paths = {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
-    return sorted(path.relative_to(package.folder).as_posix() for path in paths if path.is_relative_to(package.folder))
+    return sorted(
+        path.relative_to(package.folder).as_posix()
+        for path in paths
+        if path.is_relative_to(package.folder)
+    )
 
 
 def hash_of(path: Path) -> str | None:
@@ -69,7 +73,9 @@ def read_used_parts(path: Path) -> list[dict[str, Any]]:
     """Return the content; nothing if it is not there or damaged."""
     try:
         found = read_json(path)
-        return [one for one in found if isinstance(one["name"], str) and isinstance(one["files"], dict)]
+        return [
+            one for one in found if isinstance(one["name"], str) and isinstance(one["files"], dict)
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
@@ -101,7 +107,9 @@ def missing_parts_explained(folder: Path) -> Iterator[None]:
             raise
         what = ", ".join(f"{one['name']} ({', '.join(sorted(one['files']))})" for one in missing)
         cures = [
-            f"install {one['distribution']}" if one.get("distribution") else f"add --parts {one.get('folder')}"
+            f"install {one['distribution']}"
+            if one.get("distribution")
+            else f"add --parts {one.get('folder')}"
             for one in missing
         ]
         raise PartError(

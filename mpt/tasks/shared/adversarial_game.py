@@ -28,7 +28,9 @@ def check_critic(objective: str, critic: str) -> None:
     )
 
 
-def failures(figures: Mapping[str, float], limits: Collapse, objective: str, remedy: str) -> dict[str, str]:
+def failures(
+    figures: Mapping[str, float], limits: Collapse, objective: str, remedy: str
+) -> dict[str, str]:
     """Return kind -> a fault that a log line or an evaluation shows, and remedies (`remedy` among them)."""
     found = {}
     if (

@@ -63,7 +63,9 @@ class Sampler:
     def latents(self, count: int, seed: int) -> Tensor:
         """Return latents that depend on the seed alone, the same on every device."""
         numbers = torch.Generator().manual_seed(mix(LATENTS, seed))
-        return draw_latents(count, self.latent_size, self.prior, torch.device("cpu"), numbers).to(self.device)
+        return draw_latents(count, self.latent_size, self.prior, torch.device("cpu"), numbers).to(
+            self.device
+        )
 
     def part(self, total: int, first: int, count: int) -> Tensor:
         """Return samples `first` to `first + count` of the `total` by which an evaluation judges."""
@@ -96,15 +98,29 @@ class Sampler:
         """
         ends = [self.latents(1, seed)[0] for seed in seeds]
         with self.precision.float32():
-            ways = [interpolate(one, other, frames, self.prior) for one, other in itertools.pairwise(ends)]
+            ways = [
+                interpolate(one, other, frames, self.prior)
+                for one, other in itertools.pairwise(ends)
+            ]
         return torch.cat([self.make(way, 0, 1.0) for way in ways])
 
     def infer(self, count: int, seed: int, truncation: float) -> Inference:
         """Return samples, and as further pictures truncated samples and paths between latents."""
         tiles = self.sample(count, seed)
-        figures = {"truncated": self.sample(count, seed, truncation), "interpolation": self.paths(seed)}
-        columns = {"interpolation": PATH_STEPS} | ({"truncated": self.columns} if self.columns else {})
-        return Inference(tiles=tiles, columns=self.columns, outputs=tiles, figures=figures, figure_columns=columns)
+        figures = {
+            "truncated": self.sample(count, seed, truncation),
+            "interpolation": self.paths(seed),
+        }
+        columns = {"interpolation": PATH_STEPS} | (
+            {"truncated": self.columns} if self.columns else {}
+        )
+        return Inference(
+            tiles=tiles,
+            columns=self.columns,
+            outputs=tiles,
+            figures=figures,
+            figure_columns=columns,
+        )
 
 
 class Quality:
@@ -113,7 +129,9 @@ class Quality:
     Networks that compute features are made at the first image of an evaluation and released at its end.
     """
 
-    def __init__(self, data: DataSpec, device: torch.device, inception_weights: str | None = None) -> None:
+    def __init__(
+        self, data: DataSpec, device: torch.device, inception_weights: str | None = None
+    ) -> None:
         self.data, self.device, self.inception_weights = data, device, inception_weights
         self.space: FeatureSpace | None = None
         self.inception: InceptionDistance | None = None
@@ -141,14 +159,21 @@ class Quality:
             "diversity": diversity_ratio(real_nd, fake_nd),
         }
         if self.inception_weights:
-            real_nd, fake_nd = gather(evidence, "real_inception"), gather(evidence, "fake_inception")
+            real_nd, fake_nd = (
+                gather(evidence, "real_inception"),
+                gather(evidence, "fake_inception"),
+            )
             figures["inception_distance"] = frechet_distance(real_nd, fake_nd)
             self.doubt = self.doubt or too_few(real_nd, fake_nd)
         return figures
 
 
 def draw_latents(
-    count: int, size: int, prior: Prior, device: torch.device, numbers: torch.Generator | None = None
+    count: int,
+    size: int,
+    prior: Prior,
+    device: torch.device,
+    numbers: torch.Generator | None = None,
 ) -> Tensor:
     """Return latents (count, size), normal or uniform in [-1, 1)."""
     if prior == "uniform":
@@ -166,7 +191,9 @@ def interpolate(first_d: Tensor, last_d: Tensor, steps: int, prior: Prior) -> Te
         return first_d + share * (last_d - first_d)
     cosine = torch.dot(first_d, last_d) / (first_d.norm() * last_d.norm()).clamp_min(1e-12)
     angle = cosine.clamp(-1 + 1e-6, 1 - 1e-6).acos()
-    way: Tensor = (torch.sin((1 - share) * angle) * first_d + torch.sin(share * angle) * last_d) / torch.sin(angle)
+    way: Tensor = (
+        torch.sin((1 - share) * angle) * first_d + torch.sin(share * angle) * last_d
+    ) / torch.sin(angle)
     return way
 
 
@@ -178,4 +205,6 @@ def show_reconstructions(image_bchw: Tensor, rebuilt_bchw: Tensor, code_bz: Tens
         {"squared_error": round(error, 6), "code": " ".join(f"{value:.4g}" for value in code)}
         for error, code in zip(errors, code_bz.tolist(), strict=True)
     ]
-    return Inference(tiles=pairs, columns=2 * min(4, len(image_bchw)), rows=rows, outputs=rebuilt_bchw)
+    return Inference(
+        tiles=pairs, columns=2 * min(4, len(image_bchw)), rows=rows, outputs=rebuilt_bchw
+    )

@@ -60,7 +60,9 @@ def test_there_is_a_skeleton_for_every_kind_of_part() -> None:
     assert set(SUBPACKAGE_OF.values()) == set(KINDS)
 
 
-def test_what_only_looks_sees_the_parts(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_only_looks_sees_the_parts(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "all.yaml").write_text(ALL_AT_ONCE)
     assert run("validate", "all.yaml") == 2
     assert run("validate", "all.yaml", "--parts", folder) == 0
@@ -95,7 +97,9 @@ def test_one_configuration_of_parts_from_outside_goes_all_the_way(
 
 
 def test_a_task_from_outside_trains_a_model_of_the_package(folder: Path, tmp_path: Path) -> None:
-    config = mpt.load(folder / "configs" / "my_task.yaml", "train.steps=1", "train.batch_size=8", parts=[folder])
+    config = mpt.load(
+        folder / "configs" / "my_task.yaml", "train.steps=1", "train.batch_size=8", parts=[folder]
+    )
     trained = mpt.train(config, runs=tmp_path)
     assert 0 <= trained.figures["accuracy"] <= 1
 
@@ -105,7 +109,9 @@ def test_a_trick_from_outside_is_exact_and_proposed_by_the_planner(folder: Path)
     assert (True,) in [one.proposals for one in reliefs("activations") if one.name == "my_trick"]
     weights = []
     for trick in ("true", "false"):
-        config = mpt.load(folder / "configs" / "my_trick.yaml", f"memory.my_trick={trick}", "train.batch_size=8")
+        config = mpt.load(
+            folder / "configs" / "my_trick.yaml", f"memory.my_trick={trick}", "train.batch_size=8"
+        )
         built = mpt.build(config)
         mpt.update(built, next(built.batches()), 0)
         weights.append(list(built.modules["net"].parameters()))
@@ -127,7 +133,9 @@ def test_the_emulated_float8_rounds_operands_and_passes_gradients(folder: Path) 
     with policy.forward():
         inside = layer(values)
         with policy.float32():
-            assert torch.equal(layer(values), torch.nn.functional.linear(values, layer.weight, layer.bias))
+            assert torch.equal(
+                layer(values), torch.nn.functional.linear(values, layer.weight, layer.bias)
+            )
     assert not torch.equal(inside, layer(values))
 
 
@@ -176,12 +184,16 @@ def test_a_skeleton_s_own_test_of_its_plan_passes(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_tests_that_come_with_the_skeletons_pass(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_a_precision_mode_from_outside_is_compared(folder: Path, tmp_path: Path) -> None:
-    config = mpt.load(folder / "configs" / "my_precision.yaml", "train.steps=3", "precision=null", parts=[folder])
+    config = mpt.load(
+        folder / "configs" / "my_precision.yaml", "train.steps=3", "precision=null", parts=[folder]
+    )
     comparison = mpt.compare(config, "fp32", "my_precision", seeds=1, runs=tmp_path)
     assert [row.group.label for row in comparison.rows] == ["fp32", "my_precision"]

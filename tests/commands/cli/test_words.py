@@ -13,26 +13,47 @@ from mpt.cli import main
 WORDS = [
     ("train classify_digits", "did you mean @classify_digits, which comes with mpt?"),
     ("train configs/dcgan_amp.yaml", "did you mean @dcgan_amp, which comes with mpt?"),
-    ("train yolov8n.pt", "weights are no configuration; a run starts from them with model.weights=yolov8n.pt"),
-    ("train @classify_digits model=yolov8n.pt", "a file of weights: name its model with model.name"),
-    ("train @classify_digits model.weights=https://x.org/a.pt", "nothing is downloaded; fetch the file"),
+    (
+        "train yolov8n.pt",
+        "weights are no configuration; a run starts from them with model.weights=yolov8n.pt",
+    ),
+    (
+        "train @classify_digits model=yolov8n.pt",
+        "a file of weights: name its model with model.name",
+    ),
+    (
+        "train @classify_digits model.weights=https://x.org/a.pt",
+        "nothing is downloaded; fetch the file",
+    ),
     ("train @classify_digits --model-ema", "train.ema=0.9999"),
     ("train @classify_digits --wandb", "train.boards=[wandb]"),
-    ("train @classify_digits --output_dir out", "no such option: --output_dir; here it is --runs DIR"),
+    (
+        "train @classify_digits --output_dir out",
+        "no such option: --output_dir; here it is --runs DIR",
+    ),
     ("train @classify_digits --gpu 0", "here it is --device cuda:0"),
     ("train @classify_digits --devices=2", "here it is --nproc 2"),
     ("train @classify_digits --devices", "here it is --nproc VALUE"),
     ("infer --source pictures", "no such option: --source; here it is --input pictures"),
     ("infer --format onnx", "no such option: --format; here it is mpt convert RUN --to onnx"),
     ("yolofuse prune run", "no such command 'prune'; `mpt prune` does that"),
-    ("infer yolov8n.pt", "It would be weights, not a run: mpt train CONFIG model.weights=yolov8n.pt"),
+    (
+        "infer yolov8n.pt",
+        "It would be weights, not a run: mpt train CONFIG model.weights=yolov8n.pt",
+    ),
     ("convert --format onnx", "no such option: --format; here it is --to onnx"),
-    ("infer run pictures", "found pictures, where nothing more is expected; write --input pictures"),
+    (
+        "infer run pictures",
+        "found pictures, where nothing more is expected; write --input pictures",
+    ),
     ("evaluate run pictures", "write --data pictures"),
     ("convert run net.onnx", "write --output net.onnx"),
     ("train dcgan", "did you mean @dcgan_amp or @dcgan_fp32 or @dcgan_o1, which come with mpt?"),
     ("train wgan", "did you mean @wgan_gp, which come"),
-    ("infer pictures", "pictures is a folder of pictures, not a run: mpt infer RUN --input pictures"),
+    (
+        "infer pictures",
+        "pictures is a folder of pictures, not a run: mpt infer RUN --input pictures",
+    ),
     (
         "train @classify_digits --gradient_accumulation_steps 4",
         "train.batch_size=256 memory.micro_batch=64 (64 x 4 = 256)",
@@ -56,7 +77,10 @@ WORDS = [
     ("train @classify_digits --val_check_interval 500", "train.evaluate_every=500"),
     ("train @classify_digits --max_epochs 3", "train.epochs=3"),
     ("train @classify_digits --warmup_epochs 5", "5 epochs x the steps of an epoch"),
-    ("train @classify_digits --warmup_ratio 0.1 --max_steps 2000", "optimizer.warmup_steps=200 (0.1 x 2000 = 200)"),
+    (
+        "train @classify_digits --warmup_ratio 0.1 --max_steps 2000",
+        "optimizer.warmup_steps=200 (0.1 x 2000 = 200)",
+    ),
     ("train @classify_digits --gradient_checkpointing", "memory.recompute=true"),
     (
         "train @classify_digits train.gradient_accumulation_steps=4",
@@ -71,8 +95,14 @@ WORDS = [
     ("val", "`mpt evaluate` does that"),
     ("eval", "`mpt evaluate` does that"),
     ("test", "`mpt evaluate` does that"),
-    ("train --resume auto train.steps=70", "mpt train CONFIG --resume train.steps=70, or mpt train --resume RUN train"),
-    ("train train.steps=70", "a configuration is expected: FILE.yaml train.steps=70, or @NAME train.steps=70"),
+    (
+        "train --resume auto train.steps=70",
+        "mpt train CONFIG --resume train.steps=70, or mpt train --resume RUN train",
+    ),
+    (
+        "train train.steps=70",
+        "a configuration is expected: FILE.yaml train.steps=70, or @NAME train.steps=70",
+    ),
     (
         "train run",
         "a folder; a YAML file is expected; did you mean run/config.yaml, or to continue that run with --resume",
@@ -80,7 +110,10 @@ WORDS = [
     ("continue runs/a", "`mpt train --resume RUN` does that"),
     ("runs", "`mpt list runs` does that"),
     ("evaluate model.onnx", "There is no file model.onnx."),
-    ("infer classify_digits", "a configuration and no run: train it first with mpt train @classify_digits"),
+    (
+        "infer classify_digits",
+        "a configuration and no run: train it first with mpt train @classify_digits",
+    ),
     ("evaluate @classify_digits", "train it first with mpt train @classify_digits"),
     ("infer --checkpoint runs/a", "no such option: --checkpoint; here it is mpt infer runs/a"),
     (
@@ -88,30 +121,55 @@ WORDS = [
         "--to: found 'torch'; allowed are pt, safetensors, onnx, peft, diffusers, kohya; for Py",
     ),
     ("convert run --to onnx --dtype float16", "--dtype: it says which half; add --half"),
-    ("report run --format pdf", "no such option: --format; here it is --figures DIR, which writes SVG, PDF and CSV"),
+    (
+        "report run --format pdf",
+        "no such option: --format; here it is --figures DIR, which writes SVG, PDF and CSV",
+    ),
     ("report run --svg", "no such option: --svg; here it is --figures DIR"),
     ("evaluate run --split train", "here it is --data FOLDER"),
-    ("evaluate run --metrics f1", "no such option: --metrics; here it is mpt evaluate RUN, with all metrics"),
-    ("infer run/checkpoints", "run/checkpoints holds checkpoints: name the run, run, or one of them."),
-    ("infer run/checkpoints/step-100", "run/checkpoints holds no step-100; it has none (train.keep_last says how"),
+    (
+        "evaluate run --metrics f1",
+        "no such option: --metrics; here it is mpt evaluate RUN, with all metrics",
+    ),
+    (
+        "infer run/checkpoints",
+        "run/checkpoints holds checkpoints: name the run, run, or one of them.",
+    ),
+    (
+        "infer run/checkpoints/step-100",
+        "run/checkpoints holds no step-100; it has none (train.keep_last says how",
+    ),
     ("compare fp32,amp --config @classify_digits", "modes are separated by spaces: fp32 amp"),
-    ("compare fp32 amp --config @classify_digits --margin 1 %", "a margin is written without a space: --margin 1%"),
+    (
+        "compare fp32 amp --config @classify_digits --margin 1 %",
+        "a margin is written without a space: --margin 1%",
+    ),
     ("convert --onnx", "here it is --to onnx"),
     ("plan @classify_digits --memory 6GB", "no such option: --memory; here it is --vram 6GB"),
     ("compare fp32 fp16", "did you mean amp (mixed) or fp16-pure"),
     ("diff fp32 amp", "fp32 is a precision mode: name a configuration or a run before it"),
-    ("train @classify_digits dataset=my/pictures", "did you mean name: image_folder and root: my/pictures?"),
+    (
+        "train @classify_digits dataset=my/pictures",
+        "did you mean name: image_folder and root: my/pictures?",
+    ),
     (
         "train @classify_digits dataset.root=my",
         "this data set takes no folder: your own pictures are dataset.name=image",
     ),
-    ("train @classify_digits train.evaluate_every=1epohc", "a number of steps (200), of epochs (1 epoch"),
+    (
+        "train @classify_digits train.evaluate_every=1epohc",
+        "a number of steps (200), of epochs (1 epoch",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("words", "said"), WORDS, ids=[words for words, _ in WORDS])
 def test_what_was_meant_is_said_in_one_line(
-    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pictures").mkdir()
@@ -148,7 +206,9 @@ def test_every_model_is_described_in_its_own_words(capsys: pytest.CaptureFixture
     assert not [text for text in said if " Here: " in text]
 
 
-def test_after_an_error_the_prompt_comes_back_without_unloading_what_was_imported(tmp_path: Path) -> None:
+def test_after_an_error_the_prompt_comes_back_without_unloading_what_was_imported(
+    tmp_path: Path,
+) -> None:
     """A finalizer stands for torch's; what is registered to run at the end runs."""
     code = (
         "import atexit, sys\n"
@@ -160,6 +220,8 @@ def test_after_an_error_the_prompt_comes_back_without_unloading_what_was_importe
         "from mpt.entry_point import main\n"
         "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=50
+    )
     assert (done.returncode, done.stdout) == (2, "tidied\n")
     assert done.stderr.startswith("error: nowhere.yaml: no such file")

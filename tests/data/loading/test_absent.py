@@ -19,7 +19,10 @@ from mpt.run.records.data_layout import read_layout, write_layout
 from mpt.seams import DataSpec, FieldSpec
 
 SPEC = DataSpec(
-    {"image": FieldSpec((3, 8, 8), torch.float32), "label": FieldSpec((), torch.int64)}, 7, ("cat", "dog"), {"a": 1}
+    {"image": FieldSpec((3, 8, 8), torch.float32), "label": FieldSpec((), torch.int64)},
+    7,
+    ("cat", "dog"),
+    {"a": 1},
 )
 
 
@@ -32,7 +35,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder = tmp_path / "pictures" / split / ("cat" if index % 2 else "dog")
             folder.mkdir(parents=True, exist_ok=True)
             Image.new("L", (16, 16), 30 * index).save(folder / f"{index}.png")
-    for name, model in (("classifier", "{name: small_cnn, features: 4}"), ("generator", "{name: lsgan}")):
+    for name, model in (
+        ("classifier", "{name: small_cnn, features: 4}"),
+        ("generator", "{name: lsgan}"),
+    ):
         config = tmp_path / f"{name}.yaml"
         config.write_text(
             f"model: {model}\ndataset: {{name: image_folder, root: {tmp_path / 'pictures'}, image_size: 8}}\n"
@@ -56,7 +62,11 @@ def test_pictures_are_labelled_with_the_classes_of_the_data_that_are_not_here(
 ) -> None:
     picture = next((moved.parent / "elsewhere").rglob("*.png"))
     for half in (False, True):
-        infer.run(InferArguments(run="classifier", runs=str(moved), input=(str(picture),), half=half, device="cpu"))
+        infer.run(
+            InferArguments(
+                run="classifier", runs=str(moved), input=(str(picture),), half=half, device="cpu"
+            )
+        )
         said = capsys.readouterr().out
         assert f"{picture}: label cat" in said or f"{picture}: label dog" in said
 
@@ -87,7 +97,8 @@ def test_a_layout_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"fields": 3}', "[" * 10_000, json.dumps({**SPEC.to_record(), "size": None})]
+    "text",
+    ["", "[]", "{}", '{"fields": 3}', "[" * 10_000, json.dumps({**SPEC.to_record(), "size": None})],
 )
 def test_a_damaged_layout_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "data.json").write_text(text)

@@ -41,7 +41,13 @@ def test_the_batches_of_a_step_depend_on_seed_and_step_alone_and_are_shared_out_
     assert Loader(skewed(), 10, seed=4, sampling="balanced").indices(17)[0] == steps[17]
     assert Loader(skewed(), 10, seed=5, sampling="balanced").indices(17)[0] != steps[17]
     halves = [
-        Loader(skewed(), 10, 4, sampling="balanced", place=lambda count, half=half: (5 * half, 5 * half + 5))
+        Loader(
+            skewed(),
+            10,
+            4,
+            sampling="balanced",
+            place=lambda count, half=half: (5 * half, 5 * half + 5),
+        )
         for half in (0, 1)
     ]
     assert [number for half in halves for number in half.indices(17)[0]] == steps[17]

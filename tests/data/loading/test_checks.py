@@ -37,9 +37,18 @@ def put(field: str, place: Any, value: float) -> Callable[[dict[str, Any]], obje
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put("image", (5, 0, 3, 3), float("nan")), "picture 5.png: its 'image' holds NaN or infinite values"),
-        (put("image", (7, 0, 0, 0), float("-inf")), "picture 7.png: its 'image' holds NaN or infinite values"),
-        (put("label", 3, 10), "picture 3.png: its label is 10, and there are 10 classes, numbered from 0 to 9"),
+        (
+            put("image", (5, 0, 3, 3), float("nan")),
+            "picture 5.png: its 'image' holds NaN or infinite values",
+        ),
+        (
+            put("image", (7, 0, 0, 0), float("-inf")),
+            "picture 7.png: its 'image' holds NaN or infinite values",
+        ),
+        (
+            put("label", 3, 10),
+            "picture 3.png: its label is 10, and there are 10 classes, numbered from 0 to 9",
+        ),
         (put("label", 4, -1), "picture 4.png: its label is -1, and there are 10 classes"),
     ],
     ids=["nan", "infinite", "too large", "negative"],
@@ -56,7 +65,8 @@ def test_a_bad_sample_is_named(change: Any, said: str, workers: int) -> None:
 
 def test_large_values_and_ignored_labels_are_no_fault() -> None:
     def change(batch: dict[str, Any]) -> None:
-        batch["image"] = torch.full_like(batch["image"], 60000.0, dtype=torch.float16)  # their sum is infinite
+        # their sum is infinite
+        batch["image"] = torch.full_like(batch["image"], 60000.0, dtype=torch.float16)
         batch["label"][3] = IGNORED
 
     batches = Loader(Small(change), 8, seed=0).batches()
@@ -105,15 +115,25 @@ class WithItems(Dataset):
         return self.sample(index)
 
 
-@pytest.mark.parametrize("adopt", [lambda data: data, lambda data: Adopted(Outside(data))], ids=["derived", "adopted"])
+@pytest.mark.parametrize(
+    "adopt", [lambda data: data, lambda data: Adopted(Outside(data))], ids=["derived", "adopted"]
+)
 def test_a_data_set_with_items_alone_is_taken(adopt: Any) -> None:
     batch = parts.batch(size=16)
-    by_name = adopt(WithItems(lambda index: {"label": int(batch["label"][index]), "image": batch["image"][index]}))
-    in_order = adopt(WithItems(lambda index: (batch["image"][index].numpy(), batch["label"][index])))
+    by_name = adopt(
+        WithItems(
+            lambda index: {"label": int(batch["label"][index]), "image": batch["image"][index]}
+        )
+    )
+    in_order = adopt(
+        WithItems(lambda index: (batch["image"][index].numpy(), batch["label"][index]))
+    )
     for data in (by_name, in_order):
         found = data.fetch([3, 1], 0)
         assert all(torch.equal(found[name], batch[name][[3, 1]]) for name in batch)
-    with pytest.raises(DataError, match=r"its __getitem__\(0\) gave a mapping of picture; expected are the fields"):
+    with pytest.raises(
+        DataError, match=r"its __getitem__\(0\) gave a mapping of picture; expected are the fields"
+    ):
         adopt(WithItems(lambda index: {"picture": 0})).fetch([0], 0)
     with pytest.raises(DataError, match="its samples do not make a batch"):
         adopt(WithItems(lambda index: (torch.zeros(index + 1), 0))).fetch([0, 1], 0)
@@ -136,7 +156,9 @@ def test_a_data_set_without_samples_or_layout_is_said_in_one_line() -> None:
     class Empty(Dataset):
         spec = DataSpec(parts.DIGITS.fields, 16)
 
-    with pytest.raises(DataError, match=r"data set Empty: it has neither fetch\(indices, epoch\) nor __getitem__"):
+    with pytest.raises(
+        DataError, match=r"data set Empty: it has neither fetch\(indices, epoch\) nor __getitem__"
+    ):
         Empty().fetch([0], 0)
     with pytest.raises(DataError, match="data set list: it has no spec"):
         Adopted([1, 2])

@@ -40,7 +40,9 @@ def test_the_hash_does_not_depend_on_batches_and_shows_every_change() -> None:
     whole = fingerprint(batch, [6])
     assert whole == fingerprint(batch, [4, 2]) == fingerprint(batch, [1, 2, 3])
     padded = {**batch, "label": torch.stack([batch["label"], torch.zeros(6, dtype=torch.int64)], 1)}
-    assert fingerprint(padded, [6]) == whole, "padding with zeros differs with the samples that share a batch"
+    assert fingerprint(padded, [6]) == whole, (
+        "padding with zeros differs with the samples that share a batch"
+    )
     swapped = {name: value[[1, 0, 2, 3, 4, 5]] for name, value in batch.items()}
     changed = {**batch, "image": batch["image"].clone()}
     changed["image"][3, 1, 2, 2] ^= 1
@@ -75,10 +77,17 @@ def test_runs_on_other_test_pictures_and_a_resume_on_another_list_are_told(
     lists = [read_training_list(Path("runs", name, "data.json")) for name in ("before", "after")]
     assert None not in (*sets, *lists)
     assert len({*sets}) == len({*lists}) == 2
-    with pytest.raises(ConfigError, match=r"the test set of .*before and .*after has the same settings and other sam"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the test set of .*before and .*after has the same settings and other sam",
+    ):
         compare.run(CompareArguments(("before", "after")))
     capsys.readouterr()
-    train.run(TrainArguments(Path("base.yaml"), ("train.steps=4",), name="before", quiet=True, resume="before"))
+    train.run(
+        TrainArguments(
+            Path("base.yaml"), ("train.steps=4",), name="before", quiet=True, resume="before"
+        )
+    )
     kinds = [json.loads(line) for line in Path("runs/before/events.jsonl").read_text().splitlines()]
     assert "test_set" in [line["kind"] for line in kinds]
     assert any("the list of training samples changed" in line.get("message", "") for line in kinds)

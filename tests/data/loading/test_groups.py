@@ -29,7 +29,11 @@ class Sized(Dataset):
 
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
         side = GROUPS[indices[0]] + 1
-        return {"x": torch.stack([torch.full((side, side), float(n)) for n in indices if GROUPS[n] + 1 == side])}
+        return {
+            "x": torch.stack(
+                [torch.full((side, side), float(n)) for n in indices if GROUPS[n] + 1 == side]
+            )
+        }
 
 
 def numbers(batch: Batch) -> list[int]:
@@ -51,7 +55,9 @@ def test_an_epoch_has_whole_batches_of_one_size_and_every_sample() -> None:
         assert all(len(batch) == 3 for batch in epoch)
         assert {n for batch in epoch for n in batch} == set(range(11))
     assert first != second
-    assert [numbers(batch) for batch, _ in zip(loader.batches(7), range(3), strict=False)] == second[2:]
+    assert [
+        numbers(batch) for batch, _ in zip(loader.batches(7), range(3), strict=False)
+    ] == second[2:]
 
 
 def test_a_group_smaller_than_a_batch_comes_several_times_in_it() -> None:

@@ -52,14 +52,19 @@ def test_an_epoch_holds_every_sample_once_and_epochs_differ(drop_last):
         assert len(set(indices)) == len(indices) == (9 if drop_last else 10)
         assert {drawn_in for _, drawn_in in epoch} == {number}
     assert [index for index, _ in epochs[0]] != [index for index, _ in epochs[1]]
-    assert labels(Loader(Numbers(10), 3, seed=1, drop_last=drop_last).batches(), 1) != [epochs[0][:3]]
+    assert labels(Loader(Numbers(10), 3, seed=1, drop_last=drop_last).batches(), 1) != [
+        epochs[0][:3]
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("start", [0, 2, 3, 6, 10])
 def test_a_stream_begun_at_any_step_goes_on_as_the_one_never_stopped(workers, start):
     whole = labels(Loader(Numbers(10), 3, seed=5).batches(), 16)
-    assert labels(Loader(Numbers(10), 3, seed=5, workers=workers).batches(start), 16 - start) == whole[start:]
+    assert (
+        labels(Loader(Numbers(10), 3, seed=5, workers=workers).batches(start), 16 - start)
+        == whole[start:]
+    )
 
 
 def test_without_shuffling_the_order_is_the_data_sets_own():
@@ -70,10 +75,19 @@ def test_without_shuffling_the_order_is_the_data_sets_own():
 
 def test_ranks_share_a_smaller_last_batch_as_evenly_as_a_whole_one():
     parts = [
-        Loader(Numbers(6), 4, 0, drop_last=False, shuffle=False, place=lambda count, rank=rank: share(count, rank, 2))
+        Loader(
+            Numbers(6),
+            4,
+            0,
+            drop_last=False,
+            shuffle=False,
+            place=lambda count, rank=rank: share(count, rank, 2),
+        )
         for rank in range(2)
     ]
-    found = [[[index for index, _ in batch] for batch in labels(part.batches(), 2)] for part in parts]
+    found = [
+        [[index for index, _ in batch] for batch in labels(part.batches(), 2)] for part in parts
+    ]
     assert found == [[[0, 1], [4]], [[2, 3], [5]]]
 
 
@@ -85,10 +99,14 @@ def test_evaluation_sees_every_sample_in_order_with_a_ragged_last_batch(workers)
 
 
 def test_augmented_batches_are_bit_identical_for_any_number_of_workers_and_batch_size():
-    settings = digits.Settings(image_size=16, augment=[{"RandomAffine": {"degrees": 20}}, "RandomErasing"])
+    settings = digits.Settings(
+        image_size=16, augment=[{"RandomAffine": {"degrees": 20}}, "RandomErasing"]
+    )
     data = digits.build(settings, "train", seed=9)
     start = Loader(data, 8, 0).steps_per_epoch - 2  # across the end of an epoch
-    runs = [list(itertools.islice(Loader(data, 8, 0, workers=w).batches(start), 5)) for w in (0, 1, 3)]
+    runs = [
+        list(itertools.islice(Loader(data, 8, 0, workers=w).batches(start), 5)) for w in (0, 1, 3)
+    ]
     assert same(runs[0], runs[1])
     assert same(runs[0], runs[2])
     indices, epoch = Loader(data, 8, 0).indices(start)
@@ -97,7 +115,9 @@ def test_augmented_batches_are_bit_identical_for_any_number_of_workers_and_batch
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loading_leaves_the_global_generator_alone(workers):
-    data = shapes.build(shapes.Settings(size=16, image_size=8, augment=["RandomHorizontalFlip"]), "train", 0)
+    data = shapes.build(
+        shapes.Settings(size=16, image_size=8, augment=["RandomHorizontalFlip"]), "train", 0
+    )
     before = torch.get_rng_state()
     list(itertools.islice(Loader(data, 4, 0, workers=workers).batches(), 6))
     assert torch.equal(torch.get_rng_state(), before)
@@ -135,9 +155,13 @@ def test_a_hung_worker_is_named_after_the_timeout():
         if 8 in indices:
             time.sleep(60)
 
-    stream = Loader(Numbers(40, hang), 4, 0, workers=2, shuffle=False, timeout_seconds=0.5).batches()
+    stream = Loader(
+        Numbers(40, hang), 4, 0, workers=2, shuffle=False, timeout_seconds=0.5
+    ).batches()
     started = time.monotonic()
-    with pytest.raises(DataError, match=r"data worker 0 \(process \d+\) gave no batch for 0\.5 seconds"):
+    with pytest.raises(
+        DataError, match=r"data worker 0 \(process \d+\) gave no batch for 0\.5 seconds"
+    ):
         list(itertools.islice(stream, 10))
     assert time.monotonic() - started < 5
 
@@ -190,7 +214,9 @@ def test_a_worker_that_starts_late_is_waited_for_and_not_ended_by_ctrl_c(monkeyp
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-@pytest.mark.parametrize(("count", "message"), [(0, "the data set is empty"), (3, "3 samples, fewer than one batch")])
+@pytest.mark.parametrize(
+    ("count", "message"), [(0, "the data set is empty"), (3, "3 samples, fewer than one batch")]
+)
 def test_too_few_samples_are_a_data_error_and_never_a_run_of_no_steps(count, message):
     with pytest.raises(DataError, match=message) as caught:
         Loader(Numbers(count), 4, 0)
@@ -214,7 +240,10 @@ def test_prefetching_keeps_order_and_content():
     loader = Loader(Numbers(10), 3, seed=0, pin_memory=True)
     arrived = itertools.islice(prefetch(loader.batches(), device, loader.dataset.spec), 7)
     assert [batch["label"].tolist() for batch in arrived] == labels(loader.batches(), 7)
-    assert to_device(next(loader.batches()), device, loader.dataset.spec)["label"].device.type == device.type
+    assert (
+        to_device(next(loader.batches()), device, loader.dataset.spec)["label"].device.type
+        == device.type
+    )
 
 
 @pytest.mark.gpu
@@ -228,5 +257,7 @@ def test_prefetched_batches_are_not_overwritten_while_the_gpu_is_still_busy_with
         for _ in range(5):
             weight = torch.nn.functional.normalize(weight @ weight)
         sums.append(batch["image"].double().sum())
-    expected = [(batch["image"] / 255).double().sum() for batch in itertools.islice(loader.batches(), 40)]
+    expected = [
+        (batch["image"] / 255).double().sum() for batch in itertools.islice(loader.batches(), 40)
+    ]
     assert torch.allclose(torch.stack(sums).cpu(), torch.stack(expected))

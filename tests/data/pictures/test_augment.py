@@ -9,9 +9,20 @@ from mpt.errors import ConfigError
 pytestmark = pytest.mark.tier("fast")
 
 
-ARGUMENTS = {"RandomAffine": {"degrees": 10}, "RandomRotation": {"degrees": 10}, "RandomPosterize": {"bits": 4}}
-ARGUMENTS |= {"RandomSolarize": {"threshold": 0.5}, "RandomAdjustSharpness": {"sharpness_factor": 2.0}}
-ARGUMENTS |= {"Pad": {"padding": 2}, "GaussianBlur": {"kernel_size": 3}, "ColorJitter": {"brightness": 0.5}}
+ARGUMENTS = {
+    "RandomAffine": {"degrees": 10},
+    "RandomRotation": {"degrees": 10},
+    "RandomPosterize": {"bits": 4},
+}
+ARGUMENTS |= {
+    "RandomSolarize": {"threshold": 0.5},
+    "RandomAdjustSharpness": {"sharpness_factor": 2.0},
+}
+ARGUMENTS |= {
+    "Pad": {"padding": 2},
+    "GaussianBlur": {"kernel_size": 3},
+    "ColorJitter": {"brightness": 0.5},
+}
 ARGUMENTS |= {"ElasticTransform": {"sigma": 1.0}}
 
 
@@ -62,11 +73,17 @@ def test_a_crop_without_a_size_takes_the_image_size():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"RandomCrop": {"pading": 4}}, "RandomCrop has no argument 'pading'; it has size, padding"),
+        (
+            {"RandomCrop": {"pading": 4}},
+            "RandomCrop has no argument 'pading'; it has size, padding",
+        ),
         ("RandomAffine", "RandomAffine needs 'degrees'"),
         ({"RandomCrop": {"size": 99}}, "RandomCrop fails on images of 3 x 16 x 16"),
         ({"RandomHorizontalFlip": {"p": 3.0}}, "RandomHorizontalFlip refuses its arguments"),
-        ({"RandomRotation": {"degrees": 5, "interpolation": "sharp"}}, "RandomRotation refuses its arguments"),
+        (
+            {"RandomRotation": {"degrees": 5, "interpolation": "sharp"}},
+            "RandomRotation refuses its arguments",
+        ),
         ("Lambda", "no augmentation 'Lambda'"),
     ],
 )

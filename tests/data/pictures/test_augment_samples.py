@@ -41,7 +41,9 @@ def sample(fields: dict[str, FieldSpec] = FIELDS) -> dict[str, Tensor]:
     return made
 
 
-def change(entries: list[Any], fields: dict[str, FieldSpec] = FIELDS, index: int = 0) -> dict[str, Tensor]:
+def change(
+    entries: list[Any], fields: dict[str, FieldSpec] = FIELDS, index: int = 0
+) -> dict[str, Tensor]:
     with preserved_generator():
         return SampleAugmentation(entries, fields, seed=0).apply(sample(fields), 0, index)
 
@@ -49,7 +51,12 @@ def change(entries: list[Any], fields: dict[str, FieldSpec] = FIELDS, index: int
 def bounds(picture_chw: Tensor) -> list[float]:
     """Return the box around what is bright."""
     rows, columns = (picture_chw[0] > 0.5).nonzero(as_tuple=True)
-    return [float(columns.min()), float(rows.min()), float(columns.max()) + 1, float(rows.max()) + 1]
+    return [
+        float(columns.min()),
+        float(rows.min()),
+        float(columns.max()) + 1,
+        float(rows.max()) + 1,
+    ]
 
 
 def test_a_flip_moves_every_field_and_leaves_targets_alone() -> None:
@@ -65,7 +72,10 @@ def test_a_flip_moves_every_field_and_leaves_targets_alone() -> None:
 
 @pytest.mark.parametrize("index", range(6))
 def test_shifts_and_crops_keep_pictures_masks_and_boxes_together(index: int) -> None:
-    entries = [{"RandomAffine": {"degrees": 0, "translate": [0.1, 0.1], "scale": [0.8, 1.2]}}, "RandomHorizontalFlip"]
+    entries = [
+        {"RandomAffine": {"degrees": 0, "translate": [0.1, 0.1], "scale": [0.8, 1.2]}},
+        "RandomHorizontalFlip",
+    ]
     found = change([*entries, {"RandomCrop": {"size": [36, 60]}}], index=index)
     assert found["rgb"].shape == (3, 40, 64)
     assert torch.equal(found["rgb"][:1] > 0.5, found["ir"] > 0.5)
@@ -106,5 +116,8 @@ def test_images_of_two_sizes_are_flipped_together_and_a_crop_of_them_is_refused(
     found = change([{"RandomHorizontalFlip": {"p": 1.0}}], fields)
     assert bounds(found["ir"]) == [17, 4, 27, 10]
     assert bounds(found["rgb"]) == [34, 8, 54, 20]
-    with pytest.raises(ConfigError, match=r"dataset\.augment: RandomCrop fails on samples of rgb 3x40x64, ir 1x20x32"):
+    with pytest.raises(
+        ConfigError,
+        match=r"dataset\.augment: RandomCrop fails on samples of rgb 3x40x64, ir 1x20x32",
+    ):
         change([{"RandomCrop": {"size": [16, 16]}}], fields)

@@ -46,7 +46,9 @@ def test_counts_of_16_bits_fill_the_range_that_was_chosen(tmp_path, suffix, leve
 @pytest.mark.parametrize("suffix", ["png", "tif"])
 def test_deep_pixels_without_a_range_are_refused_with_their_numbers(tmp_path, suffix):
     path = save(tmp_path / f"a.{suffix}", counts())
-    with pytest.raises(ConfigError, match=r"16-bit whole numbers from 3000 to 4275, most .* dataset\.ir_range"):
+    with pytest.raises(
+        ConfigError, match=r"16-bit whole numbers from 3000 to 4275, most .* dataset\.ir_range"
+    ):
         grey(path, Levels())
     assert (grey(path, Levels("full")) == counts() >> 8).all()
 
@@ -121,14 +123,19 @@ def test_deep_pictures_are_turned_upright_too(tmp_path, orientation, channels):
         start = body.index(b"eXIf") - 4
         length = int.from_bytes(body[start : start + 4], "big") + 12
         path.write_bytes(content[:33] + body[start : start + length] + content[33:])
-    wanted = numpy.asarray(Image.fromarray(counts().astype(numpy.int32)).transpose(TURNS[orientation]))
+    wanted = numpy.asarray(
+        Image.fromarray(counts().astype(numpy.int32)).transpose(TURNS[orientation])
+    )
     assert (read_counts(path, 10_000) == wanted).all()
 
 
 @pytest.mark.parametrize(
     ("pixels", "said"),
     [
-        (numpy.full((4, 4), 60_000, numpy.uint16), r"its pixels from 60000 to 60000 lie outside of dataset\.ir_range"),
+        (
+            numpy.full((4, 4), 60_000, numpy.uint16),
+            r"its pixels from 60000 to 60000 lie outside of dataset\.ir_range",
+        ),
         (numpy.full((4, 4), numpy.nan, numpy.float32), "no finite numbers"),
     ],
 )

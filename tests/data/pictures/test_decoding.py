@@ -48,7 +48,9 @@ def test_pictures_come_out_upright(tmp_path, kind, orientation):
 def test_opencv_turns_pictures_the_same_way(tmp_path, orientation):
     cv2 = pytest.importorskip("cv2")
     save_turned(tmp_path / "a.jpg", orientation)
-    theirs = torch.from_numpy(cv2.imread(str(tmp_path / "a.jpg"))[..., ::-1].copy()).permute(2, 0, 1)
+    theirs = torch.from_numpy(cv2.imread(str(tmp_path / "a.jpg"))[..., ::-1].copy()).permute(
+        2, 0, 1
+    )
     assert torch.equal(decode_bytes(tmp_path / "a.jpg", 3, None, 10_000), theirs)
 
 
@@ -58,7 +60,9 @@ def test_a_turned_jpeg_is_reduced_by_its_upright_proportions(tmp_path, monkeypat
         monkeypatch.setattr(decoding, "jpeg_decoder", lambda: None)
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
-    upright_picture().resize((480, 320)).transpose(Image.Transpose.ROTATE_90).save(tmp_path / "a.jpg", exif=exif)
+    upright_picture().resize((480, 320)).transpose(Image.Transpose.ROTATE_90).save(
+        tmp_path / "a.jpg", exif=exif
+    )
     wanted = decode_bytes(tmp_path / "a.jpg", 3, (32, 48), 10**6, "letterbox").float()
     for size, fit in (((32, 48), "letterbox"), ((160, 240), "crop")):
         wanted = decode_bytes(tmp_path / "a.jpg", 3, size, 10**6, fit).float()
@@ -70,7 +74,11 @@ def test_a_turned_jpeg_is_reduced_by_its_upright_proportions(tmp_path, monkeypat
 def test_what_is_cut_is_cut_from_the_upright_picture(tmp_path):
     save_turned(tmp_path / "a.png", 6)
     found = decode_bytes(
-        tmp_path / "a.png", 3, None, 10_000, choose_cut=lambda width, height: (width - 16, 0, width, 16)
+        tmp_path / "a.png",
+        3,
+        None,
+        10_000,
+        choose_cut=lambda width, height: (width - 16, 0, width, 16),
     )
     assert found.float().mean((1, 2)).tolist() == [0, 255, 0]
 
@@ -95,6 +103,8 @@ def test_orientation_after_the_pixels_of_a_png_counts_too(tmp_path):
 
 
 def test_exif_data_that_cannot_be_read_turn_nothing(tmp_path):
-    for number, damaged in enumerate((b"Exif\0\0MM", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0nothing")):
+    for number, damaged in enumerate(
+        (b"Exif\0\0MM", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0nothing")
+    ):
         upright_picture().save(tmp_path / f"{number}.jpg", exif=damaged)
         assert decode_bytes(tmp_path / f"{number}.jpg", 3, None, 10_000).shape == (3, HEIGHT, WIDTH)

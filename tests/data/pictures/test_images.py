@@ -36,7 +36,9 @@ def test_a_written_grid_is_a_picture(tmp_path: Path) -> None:
         assert image.mode == "RGBA"
 
 
-def test_a_link_planted_for_the_folder_or_the_picture_is_not_written_through(tmp_path: Path) -> None:
+def test_a_link_planted_for_the_folder_or_the_picture_is_not_written_through(
+    tmp_path: Path,
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious.png").write_text("x")
@@ -45,5 +47,7 @@ def test_a_link_planted_for_the_folder_or_the_picture_is_not_written_through(tmp
         write_grid(torch.zeros(1, 1, 4, 4), tmp_path / "samples" / "grid.png", follow_folder=False)
     (tmp_path / "grid.png").symlink_to(elsewhere / "precious.png")
     write_grid(torch.zeros(1, 1, 4, 4), tmp_path / "grid.png", follow_folder=False)
-    assert [(path.name, path.read_text()) for path in elsewhere.iterdir()] == [("precious.png", "x")]
+    assert [(path.name, path.read_text()) for path in elsewhere.iterdir()] == [
+        ("precious.png", "x")
+    ]
     assert not (tmp_path / "grid.png").is_symlink()

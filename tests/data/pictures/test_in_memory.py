@@ -10,7 +10,9 @@ pytestmark = pytest.mark.tier("fast")
 
 
 def bytes_set(**settings):
-    images = torch.randint(0, 256, (10, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    images = torch.randint(
+        0, 256, (10, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
     return InMemory(images, torch.arange(10), tuple("abcdefghij"), **settings)
 
 
@@ -29,7 +31,9 @@ def test_sets_too_large_to_prepare_are_converted_on_the_way_to_the_same_picture(
     lazy = bytes_set(image_size=16, channels=1)
     assert prepared.images.shape == (10, 1, 16, 16)
     assert lazy.images.shape == (10, 3, 8, 8)
-    one, other = (to_device(data.fetch([1, 2], 0), "cpu", data.spec)["image"] for data in (prepared, lazy))
+    one, other = (
+        to_device(data.fetch([1, 2], 0), "cpu", data.spec)["image"] for data in (prepared, lazy)
+    )
     assert (one - other).abs().max() <= 0.5 / 255 + 1e-6  # the prepared ones are rounded to bytes
 
 

@@ -6,7 +6,9 @@ pytestmark = pytest.mark.tier("fast")
 
 
 def test_every_number_and_the_order_of_numbers_change_the_seed():
-    seeds = {mix(seed, epoch, index) for seed in range(10) for epoch in range(10) for index in range(100)}
+    seeds = {
+        mix(seed, epoch, index) for seed in range(10) for epoch in range(10) for index in range(100)
+    }
     assert len(seeds) == 10_000
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert mix(1, 2) != mix(2, 1)

@@ -28,9 +28,13 @@ def write_with_sound(path: Path, frames: int = 20, rate: int = 10) -> None:
             pixels = np.full((64, 96, 3), index * 10, np.uint8)
             container.mux(video.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         container.mux(video.encode(None))
-        wave = (0.3 * np.sin(np.arange(44100 * frames // rate) / 44100 * 2 * math.pi * 440)).astype(np.float32)
+        wave = (0.3 * np.sin(np.arange(44100 * frames // rate) / 44100 * 2 * math.pi * 440)).astype(
+            np.float32
+        )
         for start in range(0, len(wave), 1024):
-            frame = av.AudioFrame.from_ndarray(wave[None, start : start + 1024], format="fltp", layout="mono")
+            frame = av.AudioFrame.from_ndarray(
+                wave[None, start : start + 1024], format="fltp", layout="mono"
+            )
             frame.sample_rate, frame.pts = 44100, start
             container.mux(sound.encode(frame))
         container.mux(sound.encode(None))
@@ -38,7 +42,10 @@ def write_with_sound(path: Path, frames: int = 20, rate: int = 10) -> None:
 
 def noise(count: int, height: int = 64, width: int = 96) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(256, (3, height, width), dtype=torch.uint8, generator=generator) for _ in range(count)]
+    return [
+        torch.randint(256, (3, height, width), dtype=torch.uint8, generator=generator)
+        for _ in range(count)
+    ]
 
 
 def broken(count: int) -> Iterator[torch.Tensor]:
@@ -56,13 +63,21 @@ def write(path: Path, frames: Iterable[torch.Tensor], rate: float = 10, **option
 def test_a_video_made_by_pyav_is_described_and_read(tmp_path):
     write_with_sound(tmp_path / "in.mp4")
     info = describe_video(tmp_path / "in.mp4")
-    assert (info.width, info.height, info.frame_rate, info.frame_count, info.has_audio) == (96, 64, 10, 20, True)
+    assert (info.width, info.height, info.frame_rate, info.frame_count, info.has_audio) == (
+        96,
+        64,
+        10,
+        20,
+        True,
+    )
     frames = list(read_timed_frames(tmp_path / "in.mp4"))
     assert [round(frame.seconds, 3) for frame in frames] == [index / 10 for index in range(20)]
     levels = [float(frame.image.float().mean()) for frame in frames]
     assert all(abs(level - 10 * index) < 3 for index, level in enumerate(levels))
     part = list(read_frames(tmp_path / "in.mp4", 5, 8))
-    assert [torch.equal(one, frames[index].image) for index, one in enumerate(part, 5)] == [True] * 3
+    assert [torch.equal(one, frames[index].image) for index, one in enumerate(part, 5)] == [
+        True
+    ] * 3
 
 
 def test_colours_survive_writing_and_reading_at_small_and_large_sizes(tmp_path):
@@ -89,7 +104,9 @@ def test_the_sound_goes_along_unchanged(tmp_path):
     sounds = []
     for name in ("in.mp4", "out.mp4"):
         with av.open(str(tmp_path / name)) as container:
-            sounds.append(np.concatenate([frame.to_ndarray() for frame in container.decode(audio=0)], axis=1))
+            sounds.append(
+                np.concatenate([frame.to_ndarray() for frame in container.decode(audio=0)], axis=1)
+            )
     length = min(sound.shape[1] for sound in sounds)
     assert length > 44100 * 1.9
     assert np.array_equal(sounds[0][:, :length], sounds[1][:, :length])
@@ -105,7 +122,10 @@ def test_a_turned_video_is_read_upright(tmp_path):
     frame = torch.zeros(3, 64, 96, dtype=torch.uint8)
     frame[:, :, 48:] = 255
     write(tmp_path / "flat.mp4", [frame] * 2)
-    with av.open(str(tmp_path / "flat.mp4")) as source, av.open(str(tmp_path / "turned.mp4"), "w") as target:
+    with (
+        av.open(str(tmp_path / "flat.mp4")) as source,
+        av.open(str(tmp_path / "turned.mp4"), "w") as target,
+    ):
         stream = target.add_stream_from_template(source.streams.video[0])
         set_rotation = getattr(stream, "set_display_rotation", None)
         if set_rotation is None:
@@ -120,7 +140,11 @@ def test_a_turned_video_is_read_upright(tmp_path):
 
 
 def test_what_is_no_video_is_named(tmp_path):
-    for name, content in (("random.mp4", os.urandom(5000)), ("empty.mkv", b""), ("text.avi", b"hello" * 100)):
+    for name, content in (
+        ("random.mp4", os.urandom(5000)),
+        ("empty.mkv", b""),
+        ("text.avi", b"hello" * 100),
+    ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=f"{name}: not a video"):
             describe_video(tmp_path / name)
@@ -142,7 +166,9 @@ def test_a_video_that_is_cut_off_or_damaged_is_named(tmp_path):
 
 def test_a_playlist_under_a_videos_name_opens_no_other_source(tmp_path):
     write(tmp_path / "real.ts", noise(3))
-    playlist = "#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nhttp://127.0.0.1:9/x.ts\n#EXT-X-ENDLIST\n"
+    playlist = (
+        "#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nhttp://127.0.0.1:9/x.ts\n#EXT-X-ENDLIST\n"
+    )
     (tmp_path / "list.mp4").write_text(playlist)
     with pytest.raises(DataError):
         describe_video(tmp_path / "list.mp4")
@@ -170,7 +196,9 @@ def test_an_earlier_file_stays_until_the_new_one_is_complete(tmp_path):
 
 @pytest.mark.parametrize("ending", ["mp4", "mkv", "ts"])
 def test_parts_are_joined_frame_for_frame_whatever_times_their_format_keeps(tmp_path, ending):
-    pictures = [torch.full((3, 32, 48), 20 * (number % 7) + 50, dtype=torch.uint8) for number in range(9)]
+    pictures = [
+        torch.full((3, 32, 48), 20 * (number % 7) + 50, dtype=torch.uint8) for number in range(9)
+    ]
     parts = [tmp_path / f"{number}.{ending}" for number in range(3)]
     for part, frames in zip(parts, (pictures[:8], pictures, pictures[8:])):
         write(part, frames)
@@ -178,7 +206,9 @@ def test_parts_are_joined_frame_for_frame_whatever_times_their_format_keeps(tmp_
     joined = list(read_timed_frames(tmp_path / f"joined.{ending}"))
     apart = [image for part in parts for image in read_frames(part)]
     assert all(torch.equal(frame.image, image) for frame, image in zip(joined, apart, strict=True))
-    assert [frame.seconds for frame in joined] == pytest.approx([number / 10 for number in range(18)], abs=2e-3)
+    assert [frame.seconds for frame in joined] == pytest.approx(
+        [number / 10 for number in range(18)], abs=2e-3
+    )
 
 
 def test_names_tell_videos():

@@ -17,7 +17,9 @@ def says(**row: Any) -> list[str]:
     return command(f"print('noise'); print({json.dumps(json.dumps(row))})")
 
 
-def test_a_check_that_failed_is_tried_once_more_behind_the_others_and_what_is_there_is_kept() -> None:
+def test_a_check_that_failed_is_tried_once_more_behind_the_others_and_what_is_there_is_kept() -> (
+    None
+):
     checks = {
         "breaks": command("raise ValueError('no bus')"),
         "right": says(said="equal"),
@@ -25,12 +27,19 @@ def test_a_check_that_failed_is_tried_once_more_behind_the_others_and_what_is_th
         "skips": says(skipped="no card"),
     }
     saved: list[list[str]] = []
-    rows = run_checks(checks, 60, (), lambda rows: saved.append([row["name"] for row in rows if "error" not in row]))
+    rows = run_checks(
+        checks,
+        60,
+        (),
+        lambda rows: saved.append([row["name"] for row in rows if "error" not in row]),
+    )
     assert saved[-1] == ["right", "wrong", "skips"]
     assert faults(rows) == ["breaks: ValueError: no bus", "wrong: a|b apart"]
     assert left_over(rows) == ["breaks"]
     again: list[str] = []
-    rows = run_checks({**checks, "new": says(said="late")}, 60, rows, lambda rows: again.append("one more"))
+    rows = run_checks(
+        {**checks, "new": says(said="late")}, 60, rows, lambda rows: again.append("one more")
+    )
     assert len(again) == 2  # the new one and the one that failed
     assert left_over(rows) == []
     text = "\n".join(as_markdown("Checks", rows))

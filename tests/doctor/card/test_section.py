@@ -31,7 +31,9 @@ def test_on_a_cpu_the_file_says_what_could_not_be_done(
 
 def test_every_kind_of_check_is_made_of_a_configuration_of_each_task_or_of_none() -> None:
     names = check_names()
-    assert [name.split()[0] for name in names if name.split()[0] in KINDS] == [name.split()[0] for name in names]
+    assert [name.split()[0] for name in names if name.split()[0] in KINDS] == [
+        name.split()[0] for name in names
+    ]
     tasks = [name.split()[1] for name in names if name.startswith("losses ")]
     assert len(tasks) == len(set(tasks)) > 4
     assert list(dict.fromkeys(name.split()[0] for name in names)) == list(KINDS)
@@ -45,14 +47,20 @@ def test_a_second_run_goes_on_and_a_fault_ends_with_6(
     def run_checks(commands: Any, seconds: float, before: Any, save: Any) -> list[dict[str, Any]]:
         known.append(list(before))
         late = {"name": "nccl", "error": "not reached in time; run this again to go on"}
-        rows = [{"name": "machine", "said": "fast"}, {"name": "nan", "said": "x", "wrong": "lost in bf16-sr"}, late]
+        rows = [
+            {"name": "machine", "said": "fast"},
+            {"name": "nan", "said": "x", "wrong": "lost in bf16-sr"},
+            late,
+        ]
         save(rows)
         return rows
 
     monkeypatch.setattr(section, "run_checks", run_checks)
     for _ in range(2):
         with pytest.raises(NonFiniteError, match="lost in bf16-sr"):
-            doctor.run(DoctorArguments(only=("device",), device="cpu", output=str(tmp_path / "card.json")))
+            doctor.run(
+                DoctorArguments(only=("device",), device="cpu", output=str(tmp_path / "card.json"))
+            )
         assert "1 checks are left: nccl" in capsys.readouterr().out
     assert known[0] == []
     assert [row["name"] for row in known[1]][:3] == ["machine", "nan", "nccl"]

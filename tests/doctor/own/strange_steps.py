@@ -22,7 +22,9 @@ class Net(nn.Module):
         return self.second(torch.relu(self.first(x) / self.large))
 
 
-def trained(loss_of, large=1.0, scaled=True, dtype=torch.float16, weights=torch.float32, on=True, rate=0.01):
+def trained(
+    loss_of, large=1.0, scaled=True, dtype=torch.float16, weights=torch.float32, on=True, rate=0.01
+):
     net = Net(large).cuda().to(weights)
     optimizer = torch.optim.AdamW(net.parameters(), rate)
     scaler = torch.amp.GradScaler("cuda", enabled=scaled)
@@ -53,7 +55,9 @@ def healthy(batch_size=16):
 
 def recomputed():
     """What is recomputed in backward is computed by CUDA's lists as in forward."""
-    return trained(lambda net, x, labels: checkpoint(lambda x: net(x).pow(2), x, use_reentrant=False).mean())
+    return trained(
+        lambda net, x, labels: checkpoint(lambda x: net(x).pow(2), x, use_reentrant=False).mean()
+    )
 
 
 def poor_logarithm():
@@ -137,7 +141,9 @@ def on_cards():
 
     def loss(net, x, labels):
         if not wrapped:
-            wrapped.append(nn.parallel.DistributedDataParallel(net, device_ids=[distributed.get_rank()]))
+            wrapped.append(
+                nn.parallel.DistributedDataParallel(net, device_ids=[distributed.get_rank()])
+            )
         distributed.barrier()
         return functional.cross_entropy(wrapped[0](x), labels)
 

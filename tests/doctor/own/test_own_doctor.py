@@ -31,7 +31,11 @@ def subject(name: str) -> OwnSubject:
 
 def line_with(text: str) -> int:
     """Return the number of the one line of the steps' file that has a text."""
-    (number,) = (number for number, line in enumerate(STEPS.read_text("utf-8").splitlines(), 1) if text in line)
+    (number,) = (
+        number
+        for number, line in enumerate(STEPS.read_text("utf-8").splitlines(), 1)
+        if text in line
+    )
     return number
 
 
@@ -39,14 +43,21 @@ POOR = line_with("1e-8")
 
 
 def said(section: Section, level: str) -> list[str]:
-    return [f"{one.about}: {one.text} {one.advice}".strip() for one in section.findings if one.level == level]
+    return [
+        f"{one.about}: {one.text} {one.advice}".strip()
+        for one in section.findings
+        if one.level == level
+    ]
 
 
 @pytest.mark.parametrize("name", ["healthy", "recomputed", "on_cards"])
 def test_a_step_without_faults_has_none(name: str) -> None:
     section = describe_own(subject(name))
     assert section.worst in ("ok", "note")
-    assert re.match("phase net: autocast in float16, loss scale [0-9]+: gradients are off by", said(section, "ok")[0])
+    assert re.match(
+        "phase net: autocast in float16, loss scale [0-9]+: gradients are off by",
+        said(section, "ok")[0],
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +69,9 @@ def test_a_step_without_faults_has_none(name: str) -> None:
         ("masked", "it raises .*cannot be converted .* strange_steps.py:[0-9]+", "the loss outside of torch.autocast"),
     ],
 )  # fmt: skip
-def test_a_fault_is_named_by_its_line_and_the_lines_that_cure_it_were_tried(name: str, fault: str, cure: str) -> None:
+def test_a_fault_is_named_by_its_line_and_the_lines_that_cure_it_were_tried(
+    name: str, fault: str, cure: str
+) -> None:
     section = describe_own(subject(name))
     assert re.search(fault, said(section, "fault")[0])
     lines = [row["line"] for row in section.tables["lines"]]
@@ -69,10 +82,13 @@ def test_a_fault_is_named_by_its_line_and_the_lines_that_cure_it_were_tried(name
 def test_a_step_in_float32_is_tried_with_autocast_and_not_blamed() -> None:
     section = describe_own(subject("in_float32"))
     assert (
-        said(section, "note")[0] == "precision: the script computes in float32; float16 was tried with autocast added"
+        said(section, "note")[0]
+        == "precision: the script computes in float32; float16 was tried with autocast added"
     )
     assert section.worst in ("ok", "note")
-    assert section.tables["lines"][0]["line"].startswith('with torch.autocast("cuda", torch.float16)')
+    assert section.tables["lines"][0]["line"].startswith(
+        'with torch.autocast("cuda", torch.float16)'
+    )
 
 
 def test_updates_that_half_weights_round_away_are_a_warning() -> None:
@@ -82,7 +98,10 @@ def test_updates_that_half_weights_round_away_are_a_warning() -> None:
 
 
 def test_a_step_that_its_seeds_do_not_repeat_is_not_judged() -> None:
-    assert "two float32 steps from the same seeds differ" in said(describe_own(subject("unseeded")), "warning")[0]
+    assert (
+        "two float32 steps from the same seeds differ"
+        in said(describe_own(subject("unseeded")), "warning")[0]
+    )
 
 
 def test_each_optimizer_ends_a_phase_and_none_sees_anothers_update() -> None:
@@ -96,16 +115,24 @@ def test_each_optimizer_ends_a_phase_and_none_sees_anothers_update() -> None:
     assert torch.equal(weights, torch.nn.Linear(32, 1).weight)
 
 
-def test_the_command_prints_a_fault_with_exit_6_and_takes_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_fault_with_exit_6_and_takes_arguments(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(NonFiniteError, match=r"gradient of net.first.weight is wrong"):
         doctor.run(Command(f"{STEPS}:unscaled", only=("numerics",)))
     assert "to write: scaler.scale(loss)" in capsys.readouterr().out
-    doctor.run(Command(f"{STEPS}:healthy", ("batch_size=8",), only=("numerics",), dtype="bfloat16", json=True))
+    doctor.run(
+        Command(
+            f"{STEPS}:healthy", ("batch_size=8",), only=("numerics",), dtype="bfloat16", json=True
+        )
+    )
     told = json.loads(capsys.readouterr().out)
     assert "autocast in bfloat16" in told["sections"][0]["findings"][0]["text"]
     with pytest.raises(ConfigError, match="it takes batch_size"):
         doctor.run(Command(f"{STEPS}:healthy", ("batch=8",), only=("numerics",)))
-    with pytest.raises(ConfigError, match="of a training step of your own there are environment, numerics, speed"):
+    with pytest.raises(
+        ConfigError, match="of a training step of your own there are environment, numerics, speed"
+    ):
         doctor.run(Command(f"{STEPS}:healthy", only=("data",)))
     with pytest.raises(ConfigError, match=r"strange_steps.py:1[0-9][0-9].*mat1 and mat2"):
         doctor.run(Command(f"{STEPS}:broken", only=("numerics",)))

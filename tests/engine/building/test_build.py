@@ -18,7 +18,8 @@ def have(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 2) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "chosen"), [("cuda", "cuda"), ("xpu", "xpu"), ("hpu", "hpu"), ("mps", "cpu"), (None, "cpu")]
+    ("kind", "chosen"),
+    [("cuda", "cuda"), ("xpu", "xpu"), ("hpu", "hpu"), ("mps", "cpu"), (None, "cpu")],
 )
 def test_auto_takes_the_accelerator_that_torch_has_but_for_apples(
     kind: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
@@ -31,9 +32,21 @@ def test_auto_takes_the_accelerator_that_torch_has_but_for_apples(
 @pytest.mark.parametrize(
     ("kind", "wanted", "words"),
     [
-        (None, "cuda", "cuda is asked for, but torch sees no CUDA device; use --device cpu, or see `mpt doctor`"),
-        ("xpu", "cuda:0", "cuda is asked for, but torch sees no CUDA device; torch's accelerator here is xpu"),
-        ("cuda", "xpu", "xpu is asked for, but torch sees no xpu device; torch's accelerator here is cuda"),
+        (
+            None,
+            "cuda",
+            "cuda is asked for, but torch sees no CUDA device; use --device cpu, or see `mpt doctor`",
+        ),
+        (
+            "xpu",
+            "cuda:0",
+            "cuda is asked for, but torch sees no CUDA device; torch's accelerator here is xpu",
+        ),
+        (
+            "cuda",
+            "xpu",
+            "xpu is asked for, but torch sees no xpu device; torch's accelerator here is cuda",
+        ),
         ("xpu", "xpu:2", "found 'xpu:2'; torch sees 2 xpu device(s), from xpu:0"),
     ],
 )
@@ -48,7 +61,9 @@ def test_a_device_that_torch_does_not_have_is_refused(
 
 def test_a_gpu_of_a_number_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, "cuda")
-    with pytest.raises(ConfigError, match=r"found 'cuda:2'; torch sees 2 CUDA device\(s\), from cuda:0") as caught:
+    with pytest.raises(
+        ConfigError, match=r"found 'cuda:2'; torch sees 2 CUDA device\(s\), from cuda:0"
+    ) as caught:
         choose_device("cuda:2")
     assert caught.value.exit_code == 2
 

@@ -42,8 +42,12 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_is_trained(mode: str) -> 
         if is_frozen:
             assert torch.equal(value, before[name]), name
     assert not torch.equal(state(run)["fc.weight"], before["fc.weight"])
-    assert not torch.equal(state(run)["layer4.0.bn1.running_mean"], before["layer4.0.bn1.running_mean"])
-    assert "2,773,952 of 11,172,810 parameters stay as they are; 15 BatchNorm" in " ".join(run.messages)
+    assert not torch.equal(
+        state(run)["layer4.0.bn1.running_mean"], before["layer4.0.bn1.running_mean"]
+    )
+    assert "2,773,952 of 11,172,810 parameters stay as they are; 15 BatchNorm" in " ".join(
+        run.messages
+    )
 
 
 def test_frozen_batchnorm_uses_the_batch_where_that_is_asked_for() -> None:
@@ -76,7 +80,9 @@ def test_a_run_goes_on_with_other_parts_frozen() -> None:
     mechanism.train(every, [batch(0, 4)])
     again = run_with(FROZEN)
     restore(again, unpack(*pack(capture(every))))
-    assert len(again.optimizers["net"].state) == sum(p.requires_grad for p in again.task.modules["net"].parameters())
+    assert len(again.optimizers["net"].state) == sum(
+        p.requires_grad for p in again.task.modules["net"].parameters()
+    )
 
 
 def test_one_network_of_two_may_be_frozen_in_part() -> None:
@@ -85,11 +91,15 @@ def test_one_network_of_two_may_be_frozen_in_part() -> None:
     frozen = [name for name, parameter in gen.named_parameters() if not parameter.requires_grad]
     mechanism.train(run, [batch()])
     assert frozen
-    assert [name for name, parameter in gen.named_parameters() if not parameter.requires_grad] == frozen
+    assert [
+        name for name, parameter in gen.named_parameters() if not parameter.requires_grad
+    ] == frozen
 
 
 def test_globs_that_match_nothing_or_everything_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"train.freeze: 'net.layer9.\*' matches no trained parameter"):
+    with pytest.raises(
+        ConfigError, match=r"train.freeze: 'net.layer9.\*' matches no trained parameter"
+    ):
         run_with(["net.layer9.*"])
     with pytest.raises(ConfigError, match="nothing of 'net' is left to train"):
         run_with(["net.*"])

@@ -20,7 +20,9 @@ from tests.engine.parts import classifier, gan
 
 def network(classes: int = 10, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Linear(4, classes))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Linear(4, classes)
+    )
 
 
 def state(seed: int = 1, classes: int = 10, prefix: str = "") -> dict[str, Tensor]:
@@ -44,7 +46,10 @@ def same(net: nn.Module, expected: dict[str, Tensor]) -> bool:
         (lambda: {"model": state(), "args": argparse.Namespace(lr=1.0), "epoch": 3}, "model"),
         (lambda: {"state_dict": state(prefix="module."), "best": 0.9}, "state_dict"),
         (lambda: {"model": state(5), "model_ema": state()}, "model_ema"),
-        (lambda: {"model_ema": {"n_averaged": torch.tensor(3), **state(prefix="module.")}}, "model_ema"),
+        (
+            lambda: {"model_ema": {"n_averaged": torch.tensor(3), **state(prefix="module.")}},
+            "model_ema",
+        ),
         (lambda: state(prefix="model._orig_mod."), None),
         (lambda: state(prefix="net."), None),
         (lambda: state(prefix="net_ema."), None),
@@ -65,7 +70,9 @@ def same(net: nn.Module, expected: dict[str, Tensor]) -> bool:
     ],
 )
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-def test_weights_load_in_whatever_they_are_wrapped(wrap: Any, key: str | None, zipped: bool, tmp_path: Path) -> None:
+def test_weights_load_in_whatever_they_are_wrapped(
+    wrap: Any, key: str | None, zipped: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "w.pth"
     net, said = load(wrap(), path, _use_new_zipfile_serialization=zipped)
     assert same(net, state())
@@ -111,7 +118,11 @@ def test_position_embeddings_of_another_image_size_are_interpolated(
         theirs.get_parameter("pos_embed")[:, before:] = pictures.flatten(2).transpose(1, 2)
     torch.save(theirs.state_dict(), tmp_path / "vit.pt")
     load_initial_weights({"net": net}, tmp_path / "vit.pt")
-    expected = functional.interpolate(pictures, (new, new), mode="bicubic", antialias=True).flatten(2).transpose(1, 2)
+    expected = (
+        functional.interpolate(pictures, (new, new), mode="bicubic", antialias=True)
+        .flatten(2)
+        .transpose(1, 2)
+    )
     result = net.get_parameter("pos_embed")
     assert torch.equal(result[:, :before], theirs.get_parameter("pos_embed")[:, :before])
     assert torch.allclose(result[:, before:], expected, atol=1e-6)
@@ -132,7 +143,10 @@ def test_what_is_newly_made_and_frozen_is_warned_of(tmp_path: Path) -> None:
     net[0].requires_grad_(False)  # type: ignore[index]
     assert never_learnt({"net": net}, made) == []
     net[3].requires_grad_(False)  # type: ignore[index]
-    assert "net.3.weight, net.3.bias are newly made and will not be trained" in never_learnt({"net": net}, made)[0]
+    assert (
+        "net.3.weight, net.3.bias are newly made and will not be trained"
+        in never_learnt({"net": net}, made)[0]
+    )
 
 
 def test_half_weights_are_loaded_into_float32(tmp_path: Path) -> None:
@@ -152,23 +166,37 @@ def test_the_weights_of_a_backbone_load_into_the_part_that_has_its_names(tmp_pat
 
 
 def test_a_file_that_fits_less_than_half_is_refused_with_a_list(tmp_path: Path) -> None:
-    content = {**{f"encoder.{n}": torch.ones(2) for n in range(20)}, "0.weight": state()["0.weight"]}
-    with pytest.raises(CheckpointError, match=r"only 1 of the model's 11 tensors .* new: net\.0\.bias, .* and 5 more"):
+    content = {
+        **{f"encoder.{n}": torch.ones(2) for n in range(20)},
+        "0.weight": state()["0.weight"],
+    }
+    with pytest.raises(
+        CheckpointError,
+        match=r"only 1 of the model's 11 tensors .* new: net\.0\.bias, .* and 5 more",
+    ):
         load(content, tmp_path / "w.pt")
-    with pytest.raises(CheckpointError, match=r"only 0 of the model's 11 .* new: net\.0\.weight, .*; left out: other$"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"only 0 of the model's 11 .* new: net\.0\.weight, .*; left out: other$",
+    ):
         load({"other": torch.ones(2)}, tmp_path / "none.pt")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"0.weight": torch.ones(4, 3, 3, 3, dtype=torch.complex64)}, "complex numbers, not floating"),
+        (
+            {"0.weight": torch.ones(4, 3, 3, 3, dtype=torch.complex64)},
+            "complex numbers, not floating",
+        ),
         ({"0.weight": torch.ones(4, 3, 3, 3, dtype=torch.bool)}, "truth numbers, not floating"),
         ({"1.num_batches_tracked": torch.tensor(2.5)}, "floating numbers, not whole"),
         ({"2.bias": torch.tensor([1.0, float("nan"), 0, 0])}, r"net\.2\.bias in .* holds NaN"),
     ],
 )
-def test_numbers_that_are_no_weights_are_refused(change: dict[str, Tensor], message: str, tmp_path: Path) -> None:
+def test_numbers_that_are_no_weights_are_refused(
+    change: dict[str, Tensor], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match=message):
         load({**state(), **change}, tmp_path / "w.pt")
 
@@ -180,7 +208,10 @@ def test_what_is_no_state_dict_is_refused(content: Any, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
-    for path, said in ((tmp_path, "is not a run directory"), (tmp_path / "absent.pt", "there is no file")):
+    for path, said in (
+        (tmp_path, "is not a run directory"),
+        (tmp_path / "absent.pt", "there is no file"),
+    ):
         with pytest.raises(CheckpointError, match=rf"model\.weights: .*{said}"):
             load_initial_weights({"net": network()}, path)
 
@@ -189,7 +220,13 @@ def test_every_model_takes_weights_and_its_average_starts_from_them_too(tmp_path
     donor = gan(seed=3)
     path = tmp_path / "export.safetensors"
     write_weights(path, {"gen": donor.task.modules["gen"], "disc": donor.task.modules["disc"]}, {})
-    model = {"name": "dcgan", "features": 4, "image_size": 16, "latent_size": 8, "weights": str(path)}
+    model = {
+        "name": "dcgan",
+        "features": 4,
+        "image_size": 16,
+        "latent_size": 8,
+        "weights": str(path),
+    }
     run = gan(model=model, task={"ema": 0.9})
     for name in ("gen", "disc"):
         assert same(run.task.modules[name], donor.task.modules[name].state_dict())
@@ -201,7 +238,9 @@ def test_a_run_that_is_resumed_or_infers_does_not_need_the_file() -> None:
     from mpt.engine.building.build import build_run
 
     with pytest.raises(CheckpointError, match="there is no file"):
-        classifier(model={"name": "small_cnn", "features": 4, "image_size": 16, "weights": "/nowhere.pt"})
+        classifier(
+            model={"name": "small_cnn", "features": 4, "image_size": 16, "weights": "/nowhere.pt"}
+        )
     config = classifier().config
     settings = config.model.settings.model_copy(update={"weights": "/nowhere.pt"})
     import dataclasses

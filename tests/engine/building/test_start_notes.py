@@ -44,15 +44,23 @@ def test_timm_says_what_each_of_its_models_was_published_for() -> None:
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
-        ([2, 0, 1, 1, 3], "none of the 7 test samples is of b: nothing is measured for 1 of 5 classes"),
-        ([7, 0, 0, 0, 0], "none of the 7 test samples is of b, c, d and 1 more: nothing is measured for 4 of 5"),
+        (
+            [2, 0, 1, 1, 3],
+            "none of the 7 test samples is of b: nothing is measured for 1 of 5 classes",
+        ),
+        (
+            [7, 0, 0, 0, 0],
+            "none of the 7 test samples is of b, c, d and 1 more: nothing is measured for 4 of 5",
+        ),
         ([1, 1, 1, 1, 1], None),
         ([0, 0, 0, 0, 0], None),
         (None, None),
     ],
 )
 def test_classes_without_test_samples_are_warned_of(counts, said):
-    notes = untested_classes(DataSpec({}, 7, tuple("abcde"), {} if counts is None else {"class_counts": counts}))
+    notes = untested_classes(
+        DataSpec({}, 7, tuple("abcde"), {} if counts is None else {"class_counts": counts})
+    )
     assert [note[: len(said)] for note in notes] == [said] if said else notes == []
 
 
@@ -69,10 +77,16 @@ def test_classes_without_test_samples_are_warned_of(counts, said):
         ("bf16", {"name": "adamw", "weight_decay": 0.1, "lr": 1e-3}, False),
     ],
 )
-def test_weight_decay_that_rounding_takes_whole_is_told(mode: str, optimizer: dict[str, Any], is_lost: bool) -> None:
+def test_weight_decay_that_rounding_takes_whole_is_told(
+    mode: str, optimizer: dict[str, Any], is_lost: bool
+) -> None:
     model = {"name": "small_cnn", "image_size": 8, "features": 4}
-    config = load_config({"model": model, "dataset": "digits", "precision": mode, "optimizer": optimizer})
+    config = load_config(
+        {"model": model, "dataset": "digits", "precision": mode, "optimizer": optimizer}
+    )
     run = build_run(config, torch.device("cpu"), build_datasets(config)[0].spec)
     notes = [note for note in run.notes if "weight_decay" in note]
     assert len(notes) == int(is_lost)
-    assert not is_lost or f"weight_decay 0.1 at optimizer.lr {optimizer['lr']:g} is lost" in notes[0]
+    assert (
+        not is_lost or f"weight_decay 0.1 at optimizer.lr {optimizer['lr']:g} is lost" in notes[0]
+    )

@@ -22,7 +22,8 @@ CONFIG = {
     [
         ({}, "expandable_segments:True"),
         ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),  # torch reads the new name alone if both are set
+        # torch reads the new name alone if both are set
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),
     ],
 )
 def test_the_users_allocator_settings_stay(

@@ -25,7 +25,10 @@ def named(*windows: list[float], steps: int = 10) -> list[str]:
     for times in windows:
         told = [(one, 0) for one in times]
         ranks.world = cast(
-            Any, SimpleNamespace(size=len(times), take_waited_seconds=lambda: 0.0, collect=lambda _, told=told: told)
+            Any,
+            SimpleNamespace(
+                size=len(times), take_waited_seconds=lambda: 0.0, collect=lambda _, told=told: told
+            ),
         )
         ranks.take(max(times), steps, 0)
     return [text.partition(":")[0] for text in journal.warnings]

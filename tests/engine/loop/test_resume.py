@@ -21,7 +21,11 @@ from tests.engine import parts
 CLASSIFIER = {
     "model": {"name": "small_cnn", "features": 4, "image_size": 8, "dropout": 0.2},
     "task": {"ema": 0.9, "mixup": 0.4, "cutmix": 1.0, "class_weights": {"3": 2}},
-    "dataset": {"name": "digits", "sampling": "balanced", "augment": [{"RandomAffine": {"degrees": 10}}]},
+    "dataset": {
+        "name": "digits",
+        "sampling": "balanced",
+        "augment": [{"RandomAffine": {"degrees": 10}}],
+    },
     "optimizer": {"name": "adam", "lr": 1e-3, "schedule": "cosine"},
 }
 GAN = {
@@ -37,15 +41,25 @@ BATCH = 90  # of 360 digits: an epoch is 4 steps
 def _fewer_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train on a quarter of the digits: turning each of them costs more than the networks do."""
     whole = digits.read_digits
-    monkeypatch.setattr(digits, "read_digits", lambda split: tuple(part[::4] for part in whole(split)))
+    monkeypatch.setattr(
+        digits, "read_digits", lambda split: tuple(part[::4] for part in whole(split))
+    )
 
 
 def settings(base: dict[str, Any], precision: Any, **train_settings: Any) -> dict[str, Any]:
-    batch = {"steps": 9, "batch_size": BATCH, "log_every": 1, "checkpoint_every": 0, **train_settings}
+    batch = {
+        "steps": 9,
+        "batch_size": BATCH,
+        "log_every": 1,
+        "checkpoint_every": 0,
+        **train_settings,
+    }
     return {**base, "precision": precision, "train": batch, "name": "run"}
 
 
-def run_training(data: dict[str, Any], runs: Path, stops: tuple[int, ...] = ()) -> tuple[dict[str, Any], list[Any]]:
+def run_training(
+    data: dict[str, Any], runs: Path, stops: tuple[int, ...] = ()
+) -> tuple[dict[str, Any], list[Any]]:
     """Train with a stop and a resume at each of `stops`; return the final state and the loss records."""
     config = load_config(data)
     arguments = TrainArguments(config=Path("unused"), runs=str(runs), quiet=True)
@@ -54,7 +68,9 @@ def run_training(data: dict[str, Any], runs: Path, stops: tuple[int, ...] = ()) 
     path = train(config, resumed(arguments) if stops else arguments)
     assert path is not None
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    record = [(line["step"], line["losses"], line["scale"]) for line in lines if line["kind"] == "train"]
+    record = [
+        (line["step"], line["losses"], line["scale"]) for line in lines if line["kind"] == "train"
+    ]
     return checkpoint.load(open_run(path)).state, record
 
 
@@ -84,7 +100,9 @@ def check(data: dict[str, Any], tmp_path: Path, stops: tuple[int, ...]) -> None:
     parts, parts_record = run_training(data, tmp_path / "parts", stops)
     assert_same(whole, parts)
     assert whole_record == parts_record
-    assert [step for step, _, _ in whole_record] == list(range(1, (data["train"]["steps"] or 12) + 1))
+    assert [step for step, _, _ in whole_record] == list(
+        range(1, (data["train"]["steps"] or 12) + 1)
+    )
 
 
 MODES: list[Any] = [
@@ -109,27 +127,44 @@ SCALED = [mode for mode in MODES if isinstance(mode, dict)]
 
 @pytest.mark.parametrize(
     ("base", "precision"),
-    [*((CLASSIFIER, mode) for mode in MODES), *((GAN, mode) for mode in ("fp32", "bf16-sr", *SCALED))],
-    ids=lambda value: ("gan" if value is GAN else "classifier") if value in (CLASSIFIER, GAN) else str(value),
+    [
+        *((CLASSIFIER, mode) for mode in MODES),
+        *((GAN, mode) for mode in ("fp32", "bf16-sr", *SCALED)),
+    ],
+    ids=lambda value: (
+        ("gan" if value is GAN else "classifier") if value in (CLASSIFIER, GAN) else str(value)
+    ),
 )
-def test_resume_in_mid_epoch_is_bit_exact_in_every_mode(base: dict[str, Any], precision: Any, tmp_path: Path) -> None:
+def test_resume_in_mid_epoch_is_bit_exact_in_every_mode(
+    base: dict[str, Any], precision: Any, tmp_path: Path
+) -> None:
     check(settings(base, precision), tmp_path, (6,))
 
 
-@pytest.mark.parametrize("stops", [(4,), (8,), (5, 6)], ids=["end of epoch 1", "end of epoch 2", "twice in one epoch"])
+@pytest.mark.parametrize(
+    "stops", [(4,), (8,), (5, 6)], ids=["end of epoch 1", "end of epoch 2", "twice in one epoch"]
+)
 def test_resume_is_bit_exact_wherever_it_stops(stops: tuple[int, ...], tmp_path: Path) -> None:
     check(settings(CLASSIFIER, "amp"), tmp_path, stops)
 
 
 @pytest.mark.parametrize(
     ("workers", "micro_batch"),
-    [(2, None), (0, 25), pytest.param(0, None, marks=pytest.mark.slow), pytest.param(2, 25, marks=pytest.mark.slow)],
+    [
+        (2, None),
+        (0, 25),
+        pytest.param(0, None, marks=pytest.mark.slow),
+        pytest.param(2, 25, marks=pytest.mark.slow),
+    ],
 )
 def test_resume_is_bit_exact_with_workers_and_accumulation(
     workers: int, micro_batch: int | None, tmp_path: Path
 ) -> None:
     dataset = {**CLASSIFIER["dataset"], "workers": workers}  # type: ignore[dict-item]
-    data = settings({**CLASSIFIER, "dataset": dataset}, {"mode": "amp", "dtype": "float16", "growth_interval": 2})
+    data = settings(
+        {**CLASSIFIER, "dataset": dataset},
+        {"mode": "amp", "dtype": "float16", "growth_interval": 2},
+    )
     if micro_batch:
         data["memory"] = {"micro_batch": micro_batch}
     check(data, tmp_path, (6,))
@@ -153,11 +188,18 @@ def test_another_gpu_is_another_condition(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("base", [CLASSIFIER, GAN], ids=["classifier", "gan"])
 def test_resume_on_a_gpu_is_bit_exact(base: dict[str, Any], tmp_path: Path) -> None:
-    data = settings(base, {"mode": "amp", "dtype": "float16", "growth_interval": 3}, device="cuda", plan_memory=False)
+    data = settings(
+        base,
+        {"mode": "amp", "dtype": "float16", "growth_interval": 3},
+        device="cuda",
+        plan_memory=False,
+    )
     check(data, tmp_path, (6,))
 
 
-def test_periods_in_epochs_are_those_of_the_training_data_and_a_resume_keeps_them(tmp_path: Path) -> None:
+def test_periods_in_epochs_are_those_of_the_training_data_and_a_resume_keeps_them(
+    tmp_path: Path,
+) -> None:
     """An epoch is four steps, and by default each is evaluated."""
     data = settings(CLASSIFIER, "fp32", steps=None, epochs=3, checkpoint_every="2 epochs")
     check(data, tmp_path, (6,))
@@ -167,7 +209,9 @@ def test_periods_in_epochs_are_those_of_the_training_data_and_a_resume_keeps_the
     assert whole.checkpoint_path(8).is_dir()
 
 
-def test_the_best_evaluation_has_a_checkpoint_and_no_other_figure_is_written_to_one(tmp_path: Path) -> None:
+def test_the_best_evaluation_has_a_checkpoint_and_no_other_figure_is_written_to_one(
+    tmp_path: Path,
+) -> None:
     """Saved every fourth step and evaluated every third: what the newest evaluation was is not said of step 4."""
     data = settings(CLASSIFIER, "fp32", checkpoint_every=4, evaluate_every=3, keep_last=9)
     config = load_config(data)
@@ -175,7 +219,10 @@ def test_the_best_evaluation_has_a_checkpoint_and_no_other_figure_is_written_to_
     assert path is not None
     evaluated = {step: figures["accuracy"] for step, figures in evaluations_of(open_run(path))}
     assert list(evaluated) == [3, 6, 9]
-    manifests = [json.loads(file.read_text()) for file in sorted(path.glob("checkpoints/step-*/manifest.json"))]
+    manifests = [
+        json.loads(file.read_text())
+        for file in sorted(path.glob("checkpoints/step-*/manifest.json"))
+    ]
     saved = {manifest["step"]: manifest["metric"] for manifest in manifests}
     assert saved.keys() >= {3, 4, 8, 9}, "the first evaluation is the best so far"
     assert saved == {step: evaluated.get(step) for step in saved}

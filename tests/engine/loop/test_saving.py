@@ -45,7 +45,9 @@ def test_nothing_is_written_behind_a_link_that_takes_the_run_s_place(tmp_path: P
         victim = tmp_path / "victim"
         (victim / "checkpoints").mkdir(parents=True)
         directory.path.symlink_to(victim)
-        with pytest.raises(InputOutputError, match="a symbolic link has taken the place of the run's folder"):
+        with pytest.raises(
+            InputOutputError, match="a symbolic link has taken the place of the run's folder"
+        ):
             saver.tell_removed_files()
     assert [path.name for path in victim.rglob("*")] == ["checkpoints"]
 
@@ -58,13 +60,21 @@ def test_neither_samples_nor_results_are_written_behind_such_a_link_between_save
         directory.path.rename(tmp_path / "away")
         (victim / "samples").mkdir(parents=True)
         directory.path.symlink_to(victim)
-        with pytest.raises(InputOutputError, match="a symbolic link has taken the place of the run's folder"):
+        with pytest.raises(
+            InputOutputError, match="a symbolic link has taken the place of the run's folder"
+        ):
             recorder.write_evaluation(4, {"accuracy": 0.5})
     monkeypatch.setattr(evaluation, "preview", lambda run, batch: torch.zeros(1, 1, 8, 8))
     monkeypatch.setattr(evaluation, "to_device", lambda batch, device, spec: batch)
     config: Any = SimpleNamespace(train=SimpleNamespace(batch_size=1))
-    run: Any = SimpleNamespace(config=config, device=None, data=None, task=None, world=SimpleNamespace(is_first=True))
-    data: Any = type("Data", (), {"fetch": lambda self, numbers, seed: {}, "__len__": lambda self: 1})()
-    with pytest.raises(InputOutputError, match="a symbolic link has taken the place of the run's folder"):
+    run: Any = SimpleNamespace(
+        config=config, device=None, data=None, task=None, world=SimpleNamespace(is_first=True)
+    )
+    data: Any = type(
+        "Data", (), {"fetch": lambda self, numbers, seed: {}, "__len__": lambda self: 1}
+    )()
+    with pytest.raises(
+        InputOutputError, match="a symbolic link has taken the place of the run's folder"
+    ):
         evaluation.write_preview(run, data, directory, 4)
     assert [path.name for path in victim.rglob("*")] == ["samples"]

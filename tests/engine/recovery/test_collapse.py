@@ -23,7 +23,9 @@ def watch(floor: float = 1.0, bounded: bool = True, **limits: Any) -> CollapseWa
     return CollapseWatch(settings, ("disc", "gen"), bounded, {"gen": floor})
 
 
-def lines(watched: CollapseWatch, disc: float, gen: float, count: int, scale: float = 1024.0) -> list[dict[str, str]]:
+def lines(
+    watched: CollapseWatch, disc: float, gen: float, count: int, scale: float = 1024.0
+) -> list[dict[str, str]]:
     losses = {"disc/real": disc / 2, "disc/fake": disc / 2, "gen/loss": gen, "gen_path/loss": 9.0}
     return [watched.look_at_line(step, losses, {"gen": scale}) for step in range(count)]
 
@@ -82,16 +84,24 @@ def test_samples_that_are_alike_are_told_and_returned_from_and_looking_changes_n
         )
         weights[name] = checkpoint.load(open_run(path)).state["modules"]
         events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
-        told = [(event["kind"], event["step"], event["message"]) for event in events if event["kind"] in KINDS]
+        told = [
+            (event["kind"], event["step"], event["message"])
+            for event in events
+            if event["kind"] in KINDS
+        ]
         if name == "plain":
             assert told == []
             continue
         assert told[0][:2] == ("collapse", 3)
-        assert "times as much as the data at 2 looks in a row: try a lower optimizer.lr" in told[0][2]
+        assert (
+            "times as much as the data at 2 looks in a row: try a lower optimizer.lr" in told[0][2]
+        )
         rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
         assert [row for row in rows if row.get("variety", 0) > 0]
         returned = [("rollback", 0), ("remedy", 0), ("collapse", 3)] if action == "rollback" else []
         assert [(kind, step) for kind, step, _ in told[1:]] == returned
     if action == "advise":
         for module, state in weights["plain"].items():
-            assert all(torch.equal(value, weights["watched"][module][key]) for key, value in state.items())
+            assert all(
+                torch.equal(value, weights["watched"][module][key]) for key, value in state.items()
+            )

@@ -71,14 +71,18 @@ def clean_weights() -> dict[str, Tensor]:
 def assert_clean(path: Path) -> None:
     """Fail unless a run has ended with the same bits as a clean one."""
     ours = weights(path)
-    assert [key for key, value in clean_weights().items() if not torch.equal(ours[key], value)] == []
+    assert [
+        key for key, value in clean_weights().items() if not torch.equal(ours[key], value)
+    ] == []
 
 
 def events(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool], value: float = float("nan")) -> list[int]:
+def poison(
+    monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool], value: float = float("nan")
+) -> list[int]:
     """Make the loss non-finite at the calls that `when` chooses; return the list of calls made."""
     calls: list[int] = []
     original = Classify.standardize
@@ -175,7 +179,9 @@ def test_a_batch_that_is_not_finite_each_time_is_passed_over_as_configured(
         start(tmp_path / "repeat")
     path = start(tmp_path / "skip", train=settings(after_rollback=["repeat", "skip_batch"]))
     found = events(path)
-    assert [event["kind"] for event in found if event["kind"] in ("rollback", "remedy", "skipped_batch")] == [
+    assert [
+        event["kind"] for event in found if event["kind"] in ("rollback", "remedy", "skipped_batch")
+    ] == [
         "rollback",
         "rollback",
         "remedy",
@@ -206,18 +212,30 @@ class Fragile(torch.nn.Module):
 def fragile(num_classes: int) -> torch.nn.Module:
     """A network of which two layers must be in float32; its BatchNorm sees what they overflow to."""
     layers = torch.nn
-    narrow = [Fragile(), layers.BatchNorm1d(16), layers.Linear(16, 16), Fragile(), layers.Linear(16, num_classes)]
+    narrow = [
+        Fragile(),
+        layers.BatchNorm1d(16),
+        layers.Linear(16, 16),
+        Fragile(),
+        layers.Linear(16, num_classes),
+    ]
     return layers.Sequential(layers.Flatten(), layers.Linear(256, 16), *narrow)
 
 
 FRAGILE: dict[str, Any] = {
     **DATA,
-    "model": {"name": "tests.engine.recovery.test_recovery:fragile", "image_size": 16, "channels": 1},
+    "model": {
+        "name": "tests.engine.recovery.test_recovery:fragile",
+        "image_size": 16,
+        "channels": 1,
+    },
     "optimizer": {"name": "sgd", "lr": 1e-6},
 }
 
 
-def go_fragile(folder: Path, *, resume: str | None = None, stop_after: int | None = None, **sections: Any) -> Path:
+def go_fragile(
+    folder: Path, *, resume: str | None = None, stop_after: int | None = None, **sections: Any
+) -> Path:
     config = load_config({**FRAGILE, **sections}, allow=["tests"])
     arguments = TrainArguments(config=Path("unused"), runs=str(folder), quiet=True, resume=resume)
     path = train(config, arguments, stop_after)
@@ -233,29 +251,39 @@ def test_the_fewest_modules_are_kept_in_float32_and_stay_so_after_a_resume(tmp_p
     path = go_fragile(tmp_path, stop_after=10, **sections)
     (told,) = [event for event in events(path) if event["kind"] == "keep_fp32"]
     assert "first at net.2: aten::" in told["message"]
-    assert told["message"].endswith("net.2, net.5 are kept in float32 from now on (the smallest list that helps)")
+    assert told["message"].endswith(
+        "net.2, net.5 are kept in float32 from now on (the smallest list that helps)"
+    )
     assert told["modules"] == ["net.2", "net.5"]
     before = [event["kind"] for event in events(path)].count("overflow")
     go_fragile(tmp_path, resume=str(path), **sections)
     assert [event["kind"] for event in events(path)].count("overflow") == before
     state = checkpoint.load(open_run(path)).state
     assert state["loop"]["remedies"]["float32"] == ["net.2", "net.5"]
-    assert "poisoned" not in [event["kind"] for event in events(path)]  # the search left BatchNorm's buffers alone
+    # the search left BatchNorm's buffers alone
+    assert "poisoned" not in [event["kind"] for event in events(path)]
     write_report(path)
     assert "raised to float32 in recovery" in (path / "report.html").read_text("utf-8")
 
 
-def test_after_a_rollback_the_fewest_modules_are_kept_in_float32_as_often_as_is_allowed(tmp_path: Path) -> None:
+def test_after_a_rollback_the_fewest_modules_are_kept_in_float32_as_often_as_is_allowed(
+    tmp_path: Path,
+) -> None:
     precision = {"mode": "amp", "dtype": "float16", "loss_scale": 1.0, "auto_keep_fp32": True}
     path = go_fragile(tmp_path, precision=precision)
     kinds = [event["kind"] for event in events(path) if event["kind"] in ("rollback", "keep_fp32")]
     assert kinds == ["rollback", "keep_fp32"]
-    assert json.loads((path / "summary.json").read_text())["precision"]["raised_to_float32"] == ["net.2", "net.5"]
+    assert json.loads((path / "summary.json").read_text())["precision"]["raised_to_float32"] == [
+        "net.2",
+        "net.5",
+    ]
     with pytest.raises(NonFiniteError):
         go_fragile(tmp_path / "none", precision=precision, train=settings(max_rollbacks=0))
 
 
-def test_a_search_that_finds_nothing_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_finds_nothing_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is not finite in float32 either is no matter of precision."""
     poison_sample(monkeypatch, 5)
     precision = {"mode": "amp", "dtype": "bfloat16", "auto_keep_fp32": True}
@@ -270,7 +298,11 @@ def test_a_collapsed_gan_returns_to_the_last_evaluation_that_was_well_with_half_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int
 ) -> None:
     variety = iter([0.9, 0.05] + 9 * [0.9])
-    monkeypatch.setattr(Gan, "conclude", lambda self, evidence: {"frechet_distance": 1.0, "diversity": next(variety)})
+    monkeypatch.setattr(
+        Gan,
+        "conclude",
+        lambda self, evidence: {"frechet_distance": 1.0, "diversity": next(variety)},
+    )
     path = start(
         tmp_path,
         model={"name": "vanilla_gan", "image_size": 8},
@@ -287,17 +319,24 @@ def test_a_collapsed_gan_returns_to_the_last_evaluation_that_was_well_with_half_
     )
     told = [(event["kind"], event["message"]) for event in events(path) if event["kind"] != "note"]
     assert [kind for kind, _ in told] == ["warning", "rollback", "remedy"]
-    assert told[1][1].startswith("the samples vary 0.05 times as much as the data: the generator may have collapsed: ")
-    assert told[1][1].endswith("rolled back from step 6 to 3"), "the best evaluation has a checkpoint"
+    assert told[1][1].startswith(
+        "the samples vary 0.05 times as much as the data: the generator may have collapsed: "
+    )
+    assert told[1][1].endswith("rolled back from step 6 to 3"), (
+        "the best evaluation has a checkpoint"
+    )
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     rates = {line["step"]: line["lr"]["gen"] for line in lines if line["kind"] == "train"}
     assert rates == {**dict.fromkeys(range(1, 4), 0.01), **dict.fromkeys(range(4, 8), 0.005)}
     saved = sorted(file.name for file in (path / "checkpoints").glob("*step*"))
-    assert saved == ["step-00000003", "step-00000005", "step-00000007"]  # 5 was set aside, and made anew
+    # 5 was set aside, and made anew
+    assert saved == ["step-00000003", "step-00000005", "step-00000007"]
     assert json.loads((path / "summary.json").read_text())["steps"] == 7
 
 
-def test_a_single_nan_is_skipped_when_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_nan_is_skipped_when_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poison(monkeypatch, lambda call: call == 5)
     path = start(tmp_path, train=settings(on_non_finite="skip"))
     summary = json.loads((path / "summary.json").read_text())
@@ -327,14 +366,22 @@ def test_a_static_scale_that_overflows_is_named_at_once_and_nothing_is_repeated(
     assert "rollback" not in [event["kind"] for event in events(tmp_path / "run")]
 
 
-def test_a_static_scale_that_overflows_is_rolled_back_where_something_is_changed_then(tmp_path: Path) -> None:
+def test_a_static_scale_that_overflows_is_rolled_back_where_something_is_changed_then(
+    tmp_path: Path,
+) -> None:
     precision = {"mode": "amp", "dtype": "float16", "loss_scale": 2.0**30}
     with pytest.raises(NonFiniteError):
-        start(tmp_path, precision=precision, train=settings(after_rollback=["halve_lr"], max_rollbacks=1))
+        start(
+            tmp_path,
+            precision=precision,
+            train=settings(after_rollback=["halve_lr"], max_rollbacks=1),
+        )
     assert "rollback" in [event["kind"] for event in events(tmp_path / "run")]
 
 
-def test_the_first_bad_module_and_operator_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_bad_module_and_operator_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mpt.nn.small_cnn import SmallCnn
 
     original = SmallCnn.forward
@@ -377,25 +424,44 @@ def test_a_collapsing_scale_falls_back_to_bfloat16_when_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch, lambda call: 2 <= call < 9, 1e6)
-    precision = {"mode": "amp", "dtype": "float16", "init_scale": 64.0, "min_scale": 8.0, "at_min_scale": "fall_back"}
+    precision = {
+        "mode": "amp",
+        "dtype": "float16",
+        "init_scale": 64.0,
+        "min_scale": 8.0,
+        "at_min_scale": "fall_back",
+    }
     norms = {"name": "small_cnn", "features": 4, "image_size": 8}
-    path = start(tmp_path, model=norms, precision=precision, train=settings(steps=14, on_non_finite="skip"))
+    path = start(
+        tmp_path, model=norms, precision=precision, train=settings(steps=14, on_non_finite="skip")
+    )
     assert "fall_back" in [event["kind"] for event in events(path)]
 
 
 def test_a_run_that_fell_back_to_bfloat16_goes_on_in_it_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    precision = {"mode": "amp", "dtype": "float16", "init_scale": 64.0, "min_scale": 8.0, "at_min_scale": "fall_back"}
+    precision = {
+        "mode": "amp",
+        "dtype": "float16",
+        "init_scale": 64.0,
+        "min_scale": 8.0,
+        "at_min_scale": "fall_back",
+    }
     with monkeypatch.context() as patch:
         poison(patch, lambda call: 2 <= call < 9, 1e6)
         start(tmp_path, precision=precision, train=settings(steps=12, on_non_finite="skip"))
     arguments = TrainArguments(config=Path("unused"), runs=str(tmp_path), quiet=True, resume="auto")
-    path = train(load_config({**DATA, "precision": precision, "train": settings(steps=14)}), arguments)
+    path = train(
+        load_config({**DATA, "precision": precision, "train": settings(steps=14)}), arguments
+    )
     assert path is not None
     assert json.loads((path / "summary.json").read_text())["precision"]["dtype"] == "bfloat16"
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["scale"] for line in lines if line["kind"] == "train" and line["step"] > 12] == [{}, {}]
+    assert [line["scale"] for line in lines if line["kind"] == "train" and line["step"] > 12] == [
+        {},
+        {},
+    ]
     assert not [e for e in events(path) if e["kind"] == "warning" and "bit-exact" in e["message"]]
     assert checkpoint.load(open_run(path)).state["precision"]["fell_back"] is True
 
@@ -447,13 +513,17 @@ def test_out_of_memory_at_one_sample_exits_7_and_says_what_to_try(
     assert caught.value.exit_code == 7
 
 
-def test_out_of_memory_without_adapting_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_without_adapting_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuse_above(monkeypatch, 16)
     with pytest.raises(MemoryBudgetError, match=r"memory\.micro_batch=32"):
         start(tmp_path)
 
 
-def test_a_roll_back_reads_no_checkpoint_onto_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_roll_back_reads_no_checkpoint_onto_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Numpy's random state and Adam's step counts belong on the CPU. `meta` stands for a GPU: no value comes back."""
     calls = poison(monkeypatch, lambda call: call == 5)
     original = rollback.roll_back
@@ -462,7 +532,9 @@ def test_a_roll_back_reads_no_checkpoint_onto_the_device(tmp_path: Path, monkeyp
         run = training.run
         training.run = replace(run, device=torch.device("meta"))
         original(training, why)
-        steps = [state["step"].device.type for state in training.run.optimizers["net"].state.values()]
+        steps = [
+            state["step"].device.type for state in training.run.optimizers["net"].state.values()
+        ]
         assert steps
         assert set(steps) == {"cpu"}
         training.run = run
@@ -477,13 +549,32 @@ def test_a_roll_back_reads_no_checkpoint_onto_the_device(tmp_path: Path, monkeyp
     ("error", "is_one"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
-        (torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be ..."), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (
+            torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be ..."),
+            True,
+        ),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            ),
+            True,
+        ),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
-        (RuntimeError("FIND was unable to find an engine to execute this computation"), False),  # without a card
-        (RuntimeError("Storage size calculation overflowed with sizes=[64, 1, 2147483648, 2147483648]"), True),
+        # without a card
+        (RuntimeError("FIND was unable to find an engine to execute this computation"), False),
+        (
+            RuntimeError(
+                "Storage size calculation overflowed with sizes=[64, 1, 2147483648, 2147483648]"
+            ),
+            True,
+        ),
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"), False),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"
+            ),
+            False,
+        ),
     ],
     ids=str,
 )
@@ -527,14 +618,21 @@ def test_a_signal_saves_and_exits(
 def test_memory_is_tracked_in_a_step_that_was_not_skipped(tmp_path: Path) -> None:
     """At 2^24 the first steps overflow; the optimizer has no state until one does not."""
     precision = {"mode": "amp", "dtype": "float16", "init_scale": 2.0**24}
-    path = start(tmp_path, precision=precision, optimizer={"name": "adam", "lr": 1e-3}, train=settings(steps=24))
+    path = start(
+        tmp_path,
+        precision=precision,
+        optimizer={"name": "adam", "lr": 1e-3},
+        train=settings(steps=24),
+    )
     summary = json.loads((path / "summary.json").read_text())
     assert summary["skipped"]["net"] > 1
     parameter_bytes = 4 * summary["parameters"]
     assert summary["peak_memory"]["optimizer_state"] >= 2 * parameter_bytes
 
 
-def test_a_float32_run_is_not_advised_to_use_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_float32_run_is_not_advised_to_use_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poison(monkeypatch, lambda call: True)
     with pytest.raises(NonFiniteError) as error:
         start(tmp_path, train=settings(on_non_finite="stop"))

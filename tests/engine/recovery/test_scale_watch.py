@@ -23,7 +23,9 @@ def test_a_scale_that_fell_and_stays_low_is_told_once_with_what_helps_against_ov
     low = [4.0] * 100
     ((step, warning),) = said(ScaleWatch("gen"), [16.0, *low])
     assert step == LOW_STEPS
-    assert warning.startswith("gen: the loss scale has stayed below 16 for 20 steps (now 4); try a lower optimizer.lr")
+    assert warning.startswith(
+        "gen: the loss scale has stayed below 16 for 20 steps (now 4); try a lower optimizer.lr"
+    )
 
 
 def test_a_scale_that_was_set_low_is_not_blamed_on_overflow() -> None:

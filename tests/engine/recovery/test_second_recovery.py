@@ -25,7 +25,14 @@ from mpt.run.records.layout import create_run
 from mpt.seams import Run, StepStats
 from mpt.tasks.classify import Classify
 from tests.engine import parts
-from tests.engine.recovery.test_recovery import assert_clean, clean_weights, events, poison, settings, start
+from tests.engine.recovery.test_recovery import (
+    assert_clean,
+    clean_weights,
+    events,
+    poison,
+    settings,
+    start,
+)
 
 NAN = float("nan")
 HALF = {"mode": "amp", "dtype": "float16", "init_scale": 64.0, "min_scale": 8.0}
@@ -50,10 +57,16 @@ def test_ten_steps_in_a_row_may_be_skipped_and_none_with_a_weight_that_is_not_fi
 def test_there_are_as_many_rollbacks_as_are_allowed(decide: str) -> None:
     run = classifier(max_rollbacks=2)
     kinds: dict[str, Callable[[int], recovery.Decision]] = {
-        "non_finite": lambda rollbacks: recovery.after_non_finite(run, run.phases[0], 5, 1, rollbacks),
+        "non_finite": lambda rollbacks: recovery.after_non_finite(
+            run, run.phases[0], 5, 1, rollbacks
+        ),
         "poisoned": lambda rollbacks: recovery.with_poisoned_state(run, "net.weight", rollbacks),
     }
-    assert [kinds[decide](rollbacks).action for rollbacks in (0, 1, 2)] == ["roll_back", "roll_back", "stop"]
+    assert [kinds[decide](rollbacks).action for rollbacks in (0, 1, 2)] == [
+        "roll_back",
+        "roll_back",
+        "stop",
+    ]
 
 
 def test_the_third_overflow_at_the_floor_counts_and_overflows_between_clean_steps_do_not() -> None:
@@ -73,7 +86,10 @@ def test_a_remedy_among_repetitions_is_one() -> None:
 
 
 def test_the_first_rollback_takes_the_first_remedy_and_the_last_one_stays() -> None:
-    train, remedies = classifier(after_rollback=["skip_batch", "halve_lr"], halved_steps=10).config.train, Remedies()
+    train, remedies = (
+        classifier(after_rollback=["skip_batch", "halve_lr"], halved_steps=10).config.train,
+        Remedies(),
+    )
     assert remedies.choose(train, 4, 1) == "the batch of step 4 is passed over"
     assert [remedies.choose(train, 5, n)[:14] for n in (2, 3)] == ["learning rates"] * 2
 
@@ -90,10 +106,16 @@ def test_a_second_halving_multiplies_while_the_first_holds_and_begins_anew_after
 
 def test_modules_go_to_float32_as_often_as_rollbacks_are_allowed() -> None:
     config = classifier({**HALF, "auto_keep_fp32": True}, max_rollbacks=2).config
-    assert [Remedies(float32_times=times).may_keep_more(config) for times in (0, 1, 2)] == [True, True, False]
+    assert [Remedies(float32_times=times).may_keep_more(config) for times in (0, 1, 2)] == [
+        True,
+        True,
+        False,
+    ]
 
 
-def test_what_is_kept_in_float32_at_the_floor_begins_anew_with_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_in_float32_at_the_floor_begins_anew_with_the_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = classifier({**HALF, "auto_keep_fp32": True}, max_rollbacks=2)
     scaler, training = run.precision.scalers["net"], SimpleNamespace(run=run, remedies=Remedies())
     scaler.scale, scaler.overflows_at_floor = 8.0, 3
@@ -115,7 +137,9 @@ def test_single_steps_that_are_not_finite_are_skipped_however_many_and_ten_in_a_
     poison(monkeypatch, lambda call: call >= 2)
     with pytest.raises(NonFiniteError, match="10 steps in a row were not finite"):
         start(tmp_path / "all", train=train)
-    found = [event["step"] for event in events(tmp_path / "all" / "run") if event["kind"] == "non_finite"]
+    found = [
+        event["step"] for event in events(tmp_path / "all" / "run") if event["kind"] == "non_finite"
+    ]
     assert found == list(range(2, 13))
 
 
@@ -124,7 +148,8 @@ def test_a_second_failure_at_the_same_step_returns_to_an_older_state_in_memory(
 ) -> None:
     memory = settings(checkpoint_every=0, recent_states=2, recent_every=2)
     clean_weights()
-    poison(monkeypatch, lambda call: call in (5, 8))  # each is repeated once, to find what was not finite first
+    # each is repeated once, to find what was not finite first
+    poison(monkeypatch, lambda call: call in (5, 8))
     path = start(tmp_path / "poisoned", train=memory)
     told = [event["message"] for event in events(path) if event["kind"] == "rollback"]
     returns = ["rolled back from step 5 to 4", "rolled back from step 5 to 2"]
@@ -171,7 +196,9 @@ def training(**changes: Any) -> Any:
     journal = SimpleNamespace(
         event=lambda kind, message: told.append(kind),
         warn=lambda message, kind: told.append(kind),
-        recorder=SimpleNamespace(truncate_after=lambda step, keep_events: told.append(f"lines after {step} dropped")),
+        recorder=SimpleNamespace(
+            truncate_after=lambda step, keep_events: told.append(f"lines after {step} dropped")
+        ),
         console=SimpleNamespace(warning=lambda message: None),
     )
     made = SimpleNamespace(
@@ -201,7 +228,12 @@ def test_a_state_that_is_put_back_brings_nothing_along_of_the_steps_that_are_aba
     run = classifier(HALF)
     one = Training.__new__(Training)  # only what a state is put back into
     one.run, one.progress, one.remedies = run, Progress(step=3), Remedies()
-    one.collapse, one.collapse_watch, one.grad_norms, one.sound_step = None, CollapseWatch.of(run), {}, 3
+    one.collapse, one.collapse_watch, one.grad_norms, one.sound_step = (
+        None,
+        CollapseWatch.of(run),
+        {},
+        3,
+    )
     state = one.state_in_memory()
     one.progress, one.collapse, one.sound_step = Progress(step=6), "all alike", 5
     one.grad_norms = {"net": torch.tensor(NAN)}
@@ -225,8 +257,12 @@ def test_states_after_the_one_that_was_returned_to_are_forgotten_and_remedies_ar
     assert one.rollbacks == 1
     assert one.told == ["lines after 3 dropped", "rollback"]
     keep(one.recent, 4)
-    rollback.roll_back(training(recent=one.recent, saver=SimpleNamespace(finish=lambda: None, newest=None)), "why")
-    assert [step for step, _ in one.recent.states] == [2, 3], "a state that was returned to is the next one's no more"
+    rollback.roll_back(
+        training(recent=one.recent, saver=SimpleNamespace(finish=lambda: None, newest=None)), "why"
+    )
+    assert [step for step, _ in one.recent.states] == [2, 3], (
+        "a state that was returned to is the next one's no more"
+    )
 
 
 def test_a_second_collapse_returns_to_another_state_than_the_first(
@@ -242,7 +278,9 @@ def test_a_second_collapse_returns_to_another_state_than_the_first(
     assert rollback.return_from_collapse(one)
     assert one.progress.step == 3
     assert one.recent.sound is None
-    assert (one.saver.newest, list_steps(directory)) == (2, [2]), "a resume goes on from before the collapse"
+    assert (one.saver.newest, list_steps(directory)) == (2, [2]), (
+        "a resume goes on from before the collapse"
+    )
     assert one.remedies.rate_at(6) == 0.25
     one.collapse, one.progress.step = "again", 6
     loaded = SimpleNamespace(step=2, notes=[])
@@ -266,7 +304,9 @@ def test_a_sign_counts_at_the_third_look_in_a_row_and_from_the_step_that_is_name
     assert watch.look_at_samples(run, 99, None) == {}  # type: ignore[arg-type]
 
 
-def test_the_data_go_on_from_the_step_that_a_collapse_returned_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_go_on_from_the_step_that_a_collapse_returned_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one = SimpleNamespace(
         progress=SimpleNamespace(step=6, best_step=0),
         recent=SimpleNamespace(every=0),

@@ -27,7 +27,9 @@ def look(run: Any, steps: int = 1) -> list[str]:
     return watch.take()
 
 
-@pytest.mark.parametrize("mode", ["fp32", "amp", "O1", "O2", "fp16-pure", "bf16-pure", "bf16-sr", "bf16-kahan"])
+@pytest.mark.parametrize(
+    "mode", ["fp32", "amp", "O1", "O2", "fp16-pure", "bf16-pure", "bf16-sr", "bf16-kahan"]
+)
 def test_a_training_that_moves_says_nothing(mode: str) -> None:
     precision = {"mode": mode, **({"init_scale": 16} if mode in ("amp", "O1", "O2") else {})}
     assert look(classifier(precision), 3) == []
@@ -38,7 +40,9 @@ def test_updates_that_bfloat16_loses_are_named_with_the_mode_that_keeps_them() -
     for weight in run.task.net.parameters():
         weight.detach().fill_(1)  # near zero anything counts
     (said,) = look(run, 3)
-    assert said.startswith("net: the update of step 0 was not skipped and moved no weight: updates below half an ulp")
+    assert said.startswith(
+        "net: the update of step 0 was not skipped and moved no weight: updates below half an ulp"
+    )
     assert "precision=bf16-sr" in said
 
 
@@ -57,7 +61,9 @@ def test_a_weight_that_moves_by_one_ulp_counts() -> None:
 
 
 def test_a_step_that_is_skipped_and_a_rate_of_zero_are_not_looked_at() -> None:
-    run = classifier({"mode": "amp", "dtype": "float16", "init_scale": 2.0**40, "max_scale": 2.0**41})
+    run = classifier(
+        {"mode": "amp", "dtype": "float16", "init_scale": 2.0**40, "max_scale": 2.0**41}
+    )
     watch = Standstill(run, log_every=1)
     (phase,) = run.phases
     before = watch.before(phase, 0)
@@ -87,9 +93,17 @@ def test_the_first_updates_are_looked_at_and_then_some_a_hundred_steps_or_a_line
     assert looked == [(name, step) for step in (0, 4, 8) for name in names]
 
 
-def test_a_run_says_so_once_and_records_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["optimizer=null", "optimizer.name=sgd", "optimizer.lr=1e-60", "train.steps=6"]  # underflows
-    words += ["train.log_every=2", "train.epochs=null", "train.evaluate_every=0", "model.features=4"]
+def test_a_run_says_so_once_and_records_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # underflows
+    words = ["optimizer=null", "optimizer.name=sgd", "optimizer.lr=1e-60", "train.steps=6"]
+    words += [
+        "train.log_every=2",
+        "train.epochs=null",
+        "train.evaluate_every=0",
+        "model.features=4",
+    ]
     with pytest.raises(SystemExit) as ended:
         main(["train", "@classify_digits", *words, "--runs", str(tmp_path), "--device", "cpu"])
     said = capsys.readouterr()

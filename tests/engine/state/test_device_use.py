@@ -81,7 +81,10 @@ def test_a_driver_that_answers_slowly_is_asked_for_a_hundredth_of_the_time(drive
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [(Driver.NVMLError("Not Supported"), "the driver has no figure: Not Supported"), (255, "it answers 255 %")],
+    [
+        (Driver.NVMLError("Not Supported"), "the driver has no figure: Not Supported"),
+        (255, "it answers 255 %"),
+    ],
 )
 def test_a_driver_that_has_no_figure_is_asked_once(driver, answer, reason):
     use = DeviceUse(CARD, lambda: driver.now)

@@ -37,7 +37,9 @@ class Careless(Samples):
         return []
 
     def look(self, image: torch.Tensor) -> torch.Tensor:
-        self.seen.append((self.net.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        self.seen.append(
+            (self.net.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
+        )
         noise: torch.Tensor = self.net(image + torch.randn_like(image))
         return noise.float()
 
@@ -107,7 +109,9 @@ def test_a_task_that_enters_no_mode_changes_neither_buffers_nor_random_numbers(w
         assert not one.requires_grad
 
 
-def test_evaluation_reads_the_test_set_with_the_data_sets_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_reads_the_test_set_with_the_data_sets_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[int] = []
     original = Loader.evaluation_batches
 
@@ -143,7 +147,9 @@ class OneOfTwo(World):
 
 
 @pytest.mark.parametrize("count", [11, 4], ids=["three batches", "one batch"])
-def test_ranks_that_wait_for_each_other_evaluate_equally_often_and_count_nothing_twice(count: int) -> None:
+def test_ranks_that_wait_for_each_other_evaluate_equally_often_and_count_nothing_twice(
+    count: int,
+) -> None:
     run, task = careless_run()
     data = Few(batch(0, count))
     alone = evaluate(run, data, 4)
@@ -189,9 +195,13 @@ class WithBad(Dataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("size", [1, 3, 11])
-def test_a_bad_sample_is_left_out_of_an_evaluation_and_its_neighbour_counts_once(size: int, workers: int) -> None:
+def test_a_bad_sample_is_left_out_of_an_evaluation_and_its_neighbour_counts_once(
+    size: int, workers: int
+) -> None:
     changes = [f"dataset.workers={workers}", "model.features=4", "precision=fp32"]
-    run = build_run(load_config("configs/classify_digits.yaml", changes), torch.device("cpu"), DIGITS)
+    run = build_run(
+        load_config("configs/classify_digits.yaml", changes), torch.device("cpu"), DIGITS
+    )
     samples, bad = batch(0, 11), [1, 2, 6, 10]
     good = [index for index in range(11) if index not in bad]
     data = WithBad(samples, bad)
@@ -200,14 +210,21 @@ def test_a_bad_sample_is_left_out_of_an_evaluation_and_its_neighbour_counts_once
     assert figures == pytest.approx(alone, rel=1e-6)
     assert counted_samples(data) == good
     if not workers:
-        assert measure(run, WithBad(samples, bad), size, "float32").figures.items() >= figures.items()
+        assert (
+            measure(run, WithBad(samples, bad), size, "float32").figures.items() >= figures.items()
+        )
 
 
 def test_the_worst_samples_keep_their_names_behind_a_bad_one(tmp_path: Path) -> None:
     data = WithBad(batch(0, 5), [1])
     data.fetch(range(5), 0)
-    content = write_details(tmp_path / "evaluation.json", {"worst": [{"index": 0}, {"index": 1}]}, 3, data)
-    assert [(one["index"], one["name"]) for one in content["worst"]] == [(0, "sample 0"), (2, "sample 2")]
+    content = write_details(
+        tmp_path / "evaluation.json", {"worst": [{"index": 0}, {"index": 1}]}, 3, data
+    )
+    assert [(one["index"], one["name"]) for one in content["worst"]] == [
+        (0, "sample 0"),
+        (2, "sample 2"),
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 4])

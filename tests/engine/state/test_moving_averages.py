@@ -13,7 +13,14 @@ from torch.optim import Optimizer
 from mpt.config.load import load_config
 from mpt.config.schema import MovingAverage
 from mpt.engine.state.evaluation import apart_from_training
-from mpt.engine.state.moving_averages import add_averages, averages_in_place, decay_at, follow, follow_step, make_twin
+from mpt.engine.state.moving_averages import (
+    add_averages,
+    averages_in_place,
+    decay_at,
+    follow,
+    follow_step,
+    make_twin,
+)
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
 from mpt.errors import ConfigError
@@ -60,7 +67,10 @@ def test_a_task_that_knows_nothing_of_averages_is_evaluated_by_them() -> None:
 
 
 def test_weights_are_averaged_saved_and_restored_for_a_task_without_a_setting_for_it() -> None:
-    config = {"model": {"name": "vae", "image_size": 16}, "train": {"ema": 0.5, "batch_size": 8, "steps": 2}}
+    config = {
+        "model": {"name": "vae", "image_size": 16},
+        "train": {"ema": 0.5, "batch_size": 8, "steps": 2},
+    }
     run = parts.classifier(model=config["model"], train=config["train"])
     batch = parts.batch()
     for step in range(2):
@@ -68,7 +78,10 @@ def test_weights_are_averaged_saved_and_restored_for_a_task_without_a_setting_fo
         follow_step(run, step)
     assert set(run.averages) == {"encoder", "decoder"}
     saved = capture(run)
-    mean, own = (next(saved["modules"][name][k] for k in saved["modules"][name]) for name in ("decoder_ema", "decoder"))
+    mean, own = (
+        next(saved["modules"][name][k] for k in saved["modules"][name])
+        for name in ("decoder_ema", "decoder")
+    )
     assert not torch.equal(mean, own)
     restored = parts.classifier(model=config["model"], train=config["train"])
     restore(restored, saved)
@@ -87,7 +100,9 @@ def test_an_average_that_is_switched_on_later_begins_with_the_weights() -> None:
     assert not restore(run, capture(before))
     (twin,) = run.averages.values()
     (network,) = before.task.modules.values()
-    assert all(torch.equal(*pair) for pair in zip(twin.parameters(), network.parameters(), strict=True))
+    assert all(
+        torch.equal(*pair) for pair in zip(twin.parameters(), network.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +147,10 @@ def test_settings_of_before_are_read_as_what_they_are_now(
     config = load_config({"model": "yolofuse", "dataset": "rgb_ir_scenes", "task": task})
     said = None if config.train.ema is None else config.train.ema.model_dump(exclude_none=True)
     assert said == expected
-    spelt = {"ema": "task.ema is train.ema.decay now", "ema_ramp": "task.ema_ramp is train.ema.ramp_steps now"}
+    spelt = {
+        "ema": "task.ema is train.ema.decay now",
+        "ema_ramp": "task.ema_ramp is train.ema.ramp_steps now",
+    }
     assert [note.split(";")[0] for note in config.notes] == [spelt[name] for name in task]
     again = load_config(config.to_data())
     assert again.train.ema == config.train.ema
@@ -153,10 +171,16 @@ def test_a_number_and_a_mapping_are_laid_over_the_average_that_a_task_has() -> N
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"train": {"ema": 0.9}, "task": {"ema": 0.8}}, "task.ema is train.ema.decay now, and both are given"),
+        (
+            {"train": {"ema": 0.9}, "task": {"ema": 0.8}},
+            "task.ema is train.ema.decay now, and both are given",
+        ),
         ({"train": {"ema": 1.5}}, "allowed: a number below 1"),
         ({"train": {"ema": {"buffers": "average"}}}, "either a decay or a half_life_kimg"),
-        ({"train": {"ema": {"half_life_kimg": 1.0, "ramp_steps": 3}}}, "ramp_steps belongs to a decay"),
+        (
+            {"train": {"ema": {"half_life_kimg": 1.0, "ramp_steps": 3}}},
+            "ramp_steps belongs to a decay",
+        ),
     ],
 )
 def test_averages_that_are_none_are_refused(settings: dict[str, Any], words: str) -> None:

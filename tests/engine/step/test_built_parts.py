@@ -24,13 +24,19 @@ class Judged(Task):
 
 
 def test_figures_are_numbers_and_have_the_tasks_metric() -> None:
-    assert check_figures(Judged(), {"accuracy": torch.tensor(0.5), "loss": 2}) == {"accuracy": 0.5, "loss": 2.0}
+    assert check_figures(Judged(), {"accuracy": torch.tensor(0.5), "loss": 2}) == {
+        "accuracy": 0.5,
+        "loss": 2.0,
+    }
 
 
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (None, r"task Judged: its conclude returned nothing; expected a dict of figures, as in \{'accuracy': 0.9\}"),
+        (
+            None,
+            r"task Judged: its conclude returned nothing; expected a dict of figures, as in \{'accuracy': 0.9\}",
+        ),
         ({"accuracy": "good"}, "returned a str as 'accuracy'; expected a number"),
         ({"accuracy": torch.zeros(2)}, "returned a Tensor as 'accuracy'; expected a number"),
         ({"loss": 1.0}, "returned the figures loss; 'accuracy', the task's metric, is missing"),
@@ -44,9 +50,13 @@ def test_figures_that_are_none_are_refused(made: Any, words: str) -> None:
 def test_what_a_build_returns_must_be_of_its_kind() -> None:
     net = nn.Linear(1, 1)
     assert require("net", net, nn.Module) is net
-    with pytest.raises(PartError, match=r"precision mine: its build returned an int; .* mpt.seams.Precision"):
+    with pytest.raises(
+        PartError, match=r"precision mine: its build returned an int; .* mpt.seams.Precision"
+    ):
         require("precision mine: its build", 3, Precision)
-    with pytest.raises(ConfigError, match=r"task gan wants a network called 'disc'; .* returned 'gen'"):
+    with pytest.raises(
+        ConfigError, match=r"task gan wants a network called 'disc'; .* returned 'gen'"
+    ):
         Networks("mine", "gan", {"gen": net})["disc"]
 
 
@@ -98,9 +108,13 @@ class WithHelper(Judged):
 
 def test_a_member_of_before_and_a_misspelt_hook_are_said_in_one_line() -> None:
     mode = Before("mine", PrecisionOptions(), torch.device("cpu"), torch.float32, "mine")
-    with pytest.raises(PartError, match=r"whose replaces_step has no effect: .* is now numerics\.lifts_state$"):
+    with pytest.raises(
+        PartError, match=r"whose replaces_step has no effect: .* is now numerics\.lifts_state$"
+    ):
         require("precision mine: its build", mode, Precision)
-    with pytest.raises(PartError, match=r"whose evalute_batch nothing calls; is Task\.evaluate_batch meant\?"):
+    with pytest.raises(
+        PartError, match=r"whose evalute_batch nothing calls; is Task\.evaluate_batch meant\?"
+    ):
         require("task mine: its build", Misspelt(), Task)
     for part, name, new in ((Noted(), "metric_note", "Legend"), (Walking(), "walk", "Samples")):
         words = rf"whose {name} has no effect: Task\.{name} is now {new}\.{name} of mpt\.seams, from which such a task"
@@ -121,13 +135,17 @@ def test_a_member_of_before_and_a_misspelt_hook_are_said_in_one_line() -> None:
 )
 def test_a_tricks_member_of_before_is_said_in_one_line(name: str, value: Any, new: str) -> None:
     before = type("Before", (MemoryTrick,), {"name": "mine", name: value, "__module__": __name__})()
-    with pytest.raises(PartError, match=rf"whose {name} has no effect: MemoryTrick\.{name} is now {re.escape(new)}"):
+    with pytest.raises(
+        PartError, match=rf"whose {name} has no effect: MemoryTrick\.{name} is now {re.escape(new)}"
+    ):
         require("memory.mine: its build", before, MemoryTrick)
 
 
 def test_the_base_classes_fit_on_a_screen() -> None:
     def members(kind: type) -> list[str]:
-        return [name for name in {**vars(kind), **get_annotations(kind)} if not name.startswith("_")]
+        return [
+            name for name in {**vars(kind), **get_annotations(kind)} if not name.startswith("_")
+        ]
 
     assert len(members(Task)) <= 20
     assert len(members(Precision)) <= 18

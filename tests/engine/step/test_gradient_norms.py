@@ -19,7 +19,14 @@ from tests.engine.step.test_step import run_with
 
 DCGAN: dict[str, Any] = {
     "model": {"name": "dcgan", "image_size": 16, "features": 8, "latent_size": 8},
-    "train": {"steps": 5, "batch_size": 8, "log_every": 2, "threads": 1, "device": "cpu", "evaluate_every": 0},
+    "train": {
+        "steps": 5,
+        "batch_size": 8,
+        "log_every": 2,
+        "threads": 1,
+        "device": "cpu",
+        "evaluate_every": 0,
+    },
 }
 
 
@@ -34,7 +41,9 @@ def test_norms_are_logged_without_clipping_and_measured_at_logged_steps_alone(
 ) -> None:
     measured: list[float] = []
     clip = policy.clip_gradients
-    monkeypatch.setattr(policy, "clip_gradients", lambda p, limit: measured.append(limit) or clip(p, limit))
+    monkeypatch.setattr(
+        policy, "clip_gradients", lambda p, limit: measured.append(limit) or clip(p, limit)
+    )
     directory = train(load_config(DCGAN, [f"precision={mode}", "name=run"]), runs=tmp_path)
     assert directory is not None
     lines = lines_of(directory)
@@ -52,7 +61,9 @@ def test_measuring_changes_no_gradient_and_the_norm_is_that_of_all_elements() ->
         run, phase = run_with(watched)
         done = update(run, phase, doubles(), is_logged=is_logged)
         weights.append([parameter.detach().clone() for parameter in phase.module.parameters()])
-        expected = torch.cat([parameter.grad.flatten() for parameter in phase.module.parameters()]).norm()
+        expected = torch.cat(
+            [parameter.grad.flatten() for parameter in phase.module.parameters()]
+        ).norm()
         if is_logged:
             assert float(done.stats.grad_norm) == pytest.approx(float(expected))
         else:

@@ -37,11 +37,16 @@ def watched(net: nn.Module, part: Batch) -> Iterator[Loss]:
 
 
 def doubles(size: int = 8) -> Batch:
-    return {name: value.double() if value.is_floating_point() else value for name, value in batch(size=size).items()}
+    return {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in batch(size=size).items()
+    }
 
 
 @pytest.mark.parametrize("micro_batch", [None, 3])
-def test_a_figure_is_the_mean_of_all_elements_of_the_steps_since_the_last_line(micro_batch: int | None) -> None:
+def test_a_figure_is_the_mean_of_all_elements_of_the_steps_since_the_last_line(
+    micro_batch: int | None,
+) -> None:
     run, phase = run_with(watched)
     run.adaptation.micro_batch_size = micro_batch
     progress, expected = Progress(), []
@@ -83,7 +88,9 @@ def test_a_network_logs_in_an_updates_forward_alone(recompute: bool) -> None:
     found = next(module for module in head.modules() if isinstance(module, nn.Linear))
     found.__class__ = Loud  # type: ignore[assignment]
     done = update(run, run.phases[0], batch(size=8))
-    assert done.figures.counts == {"answer": 8 * found.out_features}, "not again where it is computed again"
+    assert done.figures.counts == {"answer": 8 * found.out_features}, (
+        "not again where it is computed again"
+    )
     log("nobody", torch.ones(()))
     found(torch.zeros(1, found.in_features))  # outside of an update: nothing
 
@@ -94,15 +101,22 @@ def test_what_is_no_number_is_refused_by_name() -> None:
         yield Loss("loss", net(part["image"]).mean())
 
     run, phase = run_with(losses)
-    with pytest.raises(PartError, match=r"log\('name', ...\): expected a tensor or a number, found str"):
+    with pytest.raises(
+        PartError, match=r"log\('name', ...\): expected a tensor or a number, found str"
+    ):
         update(run, phase, doubles())
 
 
 def on_rank(rank: int) -> dict[str, float]:
-    config = load_config({"model": "small_cnn", "dataset": "digits", "precision": "fp32", "train": {"steps": 1}})
+    config = load_config(
+        {"model": "small_cnn", "dataset": "digits", "precision": "fp32", "train": {"steps": 1}}
+    )
     with joined(config) as world:
         progress = Progress()
-        progress.logged = {"net/both": torch.tensor(1.0 + rank), **({"net/one": torch.tensor(8.0)} if rank else {})}
+        progress.logged = {
+            "net/both": torch.tensor(1.0 + rank),
+            **({"net/one": torch.tensor(8.0)} if rank else {}),
+        }
         progress.logged_counts = {"net/both": 1 + rank, **({"net/one": 2} if rank else {})}
         return progress.take_figures(world)
 
@@ -111,14 +125,25 @@ def test_ranks_log_the_mean_over_all_of_them() -> None:
     assert run_ranks(2, on_rank) == [{"net/both": 3 / 3, "net/one": 4.0}, {}]
 
 
-def test_figures_are_in_the_lines_the_report_and_the_boards_and_go_on_at_a_resume(tmp_path: Path) -> None:
+def test_figures_are_in_the_lines_the_report_and_the_boards_and_go_on_at_a_resume(
+    tmp_path: Path,
+) -> None:
     def configure(name: str) -> Any:
         data = {"model": "grid_net", "dataset": "drawn_boxes", "precision": "fp32", "name": name}
-        data["train"] = {"steps": 8, "batch_size": 8, "log_every": 4, "evaluate_every": 0, "checkpoint_every": 6}
+        data["train"] = {
+            "steps": 8,
+            "batch_size": 8,
+            "log_every": 4,
+            "evaluate_every": 0,
+            "checkpoint_every": 6,
+        }
         return mpt.load(data, parts=[PARTS])
 
     def lines_of(name: str) -> list[Any]:
-        return [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        ]
 
     train(configure("whole"), runs=tmp_path)
     path, lines = tmp_path / "whole", lines_of("whole")
@@ -126,8 +151,14 @@ def test_figures_are_in_the_lines_the_report_and_the_boards_and_go_on_at_a_resum
     assert [set(one) for one in logged] == [{"net/boxes", "net/answer"}] * 2
     assert all(1 <= one["net/boxes"] <= 3 for one in logged)
     assert {"net/score", "net/box"} == set(lines[0]["losses"])
-    assert set(json.loads((path / "report.json").read_text())["curves"]["logged"]) == {"net/boxes", "net/answer"}
-    assert dict(flat_numbers({"logged": logged[0]})).keys() == {"logged/net/boxes", "logged/net/answer"}
+    assert set(json.loads((path / "report.json").read_text())["curves"]["logged"]) == {
+        "net/boxes",
+        "net/answer",
+    }
+    assert dict(flat_numbers({"logged": logged[0]})).keys() == {
+        "logged/net/boxes",
+        "logged/net/answer",
+    }
     (middle,) = (path / "checkpoints").glob("*6")  # between two lines
     train(configure("whole"), runs=tmp_path, resume_from=str(middle))
     again = lines_of("whole")

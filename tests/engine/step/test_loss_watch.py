@@ -15,13 +15,16 @@ NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    ("losses", "expected"), [((1.0, 2.0), True), ((NAN, 1.0), False), ((1.0, NAN), False), ((INF, -INF), False)]
+    ("losses", "expected"),
+    [((1.0, 2.0), True), ((NAN, 1.0), False), ((1.0, NAN), False), ((INF, -INF), False)],
 )
 def test_a_loss_that_is_not_finite_is_seen_wherever_it_comes(
     losses: tuple[float, ...], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
-    replaced = SimpleNamespace(empty=lambda *size, pin_memory: torch.empty(*size), Event=lambda device: event)
+    replaced = SimpleNamespace(
+        empty=lambda *size, pin_memory: torch.empty(*size), Event=lambda device: event
+    )
     monkeypatch.setattr(loss_watch, "torch", replaced)
     watch = LossWatch(torch.device("cpu"))
     for loss in losses:

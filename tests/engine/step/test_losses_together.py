@@ -31,14 +31,21 @@ def two(net: nn.Module, part: Batch, size: str = "mean") -> tuple[Loss, Loss]:
     return Loss("label", functional.cross_entropy(logits, part["label"])), second
 
 
-def gradients(losses: Callable[[nn.Module, Batch], Any], micro_batch: int | None = None) -> tuple[list[Tensor], Any]:
+def gradients(
+    losses: Callable[[nn.Module, Batch], Any], micro_batch: int | None = None
+) -> tuple[list[Tensor], Any]:
     run, phase = run_with(losses)
     run.adaptation.micro_batch_size = micro_batch
     kept: list[Tensor] = []
     phase.optimizer.register_step_pre_hook(
-        lambda *_: kept.extend(p.grad.clone() for p in phase.module.parameters() if p.grad is not None)
+        lambda *_: kept.extend(
+            p.grad.clone() for p in phase.module.parameters() if p.grad is not None
+        )
     )
-    part = {name: value.double() if value.is_floating_point() else value for name, value in batch(size=8).items()}
+    part = {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in batch(size=8).items()
+    }
     return kept, update(run, phase, part).losses
 
 
@@ -57,12 +64,18 @@ def forward_each(net: nn.Module, part: Batch) -> Iterator[Loss]:
 
 @pytest.mark.parametrize("micro_batch", [None, 3])
 @pytest.mark.parametrize(
-    "losses", [yielded, two, lambda *a: list(two(*a)), lambda *a: two(*a, "sum")], ids=["yield", "tuple", "list", "sum"]
+    "losses",
+    [yielded, two, lambda *a: list(two(*a)), lambda *a: two(*a, "sum")],
+    ids=["yield", "tuple", "list", "sum"],
 )
-def test_losses_given_together_have_one_backward_and_each_its_name(losses: Any, micro_batch: int | None) -> None:
+def test_losses_given_together_have_one_backward_and_each_its_name(
+    losses: Any, micro_batch: int | None
+) -> None:
     expected, apart = gradients(forward_each)
     found, named = gradients(losses, micro_batch)
-    assert all(torch.allclose(one, other, rtol=1e-12) for one, other in zip(expected, found, strict=True))
+    assert all(
+        torch.allclose(one, other, rtol=1e-12) for one, other in zip(expected, found, strict=True)
+    )
     assert list(named) == ["label", "size"]
     assert float(named["label"]) == pytest.approx(float(apart["label"]), rel=1e-12)
 
@@ -77,7 +90,10 @@ def test_one_backward_is_done_for_losses_given_together(monkeypatch: pytest.Monk
         backward(value, which)
 
     monkeypatch.setattr(run.precision, "backward", watched)
-    part = {name: value.double() if value.is_floating_point() else value for name, value in batch(size=8).items()}
+    part = {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in batch(size=8).items()
+    }
     losses = update(run, phase, part).losses
     assert seen == [pytest.approx(float(losses["label"] + losses["size"]), rel=1e-12)]
 
@@ -87,7 +103,9 @@ def test_losses_that_share_a_forward_and_come_one_by_one_are_one_line() -> None:
         gradients(one_by_one)
 
 
-@pytest.mark.parametrize("memory", [{"recompute": "all"}, {"offload_activations": True}], ids=["recompute", "offload"])
+@pytest.mark.parametrize(
+    "memory", [{"recompute": "all"}, {"offload_activations": True}], ids=["recompute", "offload"]
+)
 def test_they_are_that_line_under_tricks_too(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = sharing(monkeypatch, memory=memory)
     with pytest.raises(ConfigError, match=TWO):
@@ -102,9 +120,14 @@ def test_a_graph_kept_from_the_update_before_is_another_line() -> None:
         yield Loss("loss", torch.stack(kept).sum())
 
     run, phase = run_with(recurrent)
-    part = {name: value.double() if value.is_floating_point() else value for name, value in batch(size=8).items()}
+    part = {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in batch(size=8).items()
+    }
     update(run, phase, part)
-    with pytest.raises(ConfigError, match=r"reaches into the graph of an earlier update, .* detach"):
+    with pytest.raises(
+        ConfigError, match=r"reaches into the graph of an earlier update, .* detach"
+    ):
         update(run, phase, part)
 
 
@@ -138,7 +161,10 @@ def test_a_dry_run_finds_it_before_any_data(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ConfigError, match=TWO):
         check_graphs(run)
     assert all(p.grad is None for p in run.task.trainable["net"].parameters())
-    assert all(torch.equal(p, q) for p, q in zip(before, run.task.trainable["net"].parameters(), strict=True))
+    assert all(
+        torch.equal(p, q)
+        for p, q in zip(before, run.task.trainable["net"].parameters(), strict=True)
+    )
     monkeypatch.setattr(Classify, "losses", lambda self, part: two(self.net, part))
     assert check_graphs(classifier("fp32")) is None
     monkeypatch.setattr(Classify, "losses", lambda self, part: forward_each(self.net, part))
@@ -147,11 +173,16 @@ def test_a_dry_run_finds_it_before_any_data(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("command", ["train --dry-run", "train", "doctor"])
 def test_commands_say_it_in_one_line(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(Classify, "losses", lambda self, part: one_by_one(self.net, part))
     config = tmp_path / "c.yaml"
-    config.write_text("{model: small_cnn, dataset: digits, precision: fp32, train: {steps: 2, batch_size: 8}}")
+    config.write_text(
+        "{model: small_cnn, dataset: digits, precision: fp32, train: {steps: 2, batch_size: 8}}"
+    )
     monkeypatch.chdir(tmp_path)
     name, *options = command.split()
     with pytest.raises(SystemExit) as ended:

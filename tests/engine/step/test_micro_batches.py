@@ -18,7 +18,8 @@ def test_a_smaller_last_part_counts_by_its_samples() -> None:
         ([3, 4, 5], 0.375),
         ([6, 7], 0.25),
     ]
-    assert [share for _, share in split(batch, 3, whole=16)] == [0.1875, 0.1875, 0.125]  # a rank's half of 16
+    # a rank's half of 16
+    assert [share for _, share in split(batch, 3, whole=16)] == [0.1875, 0.1875, 0.125]
 
 
 def test_means_are_weighed_and_sums_over_samples_are_not() -> None:

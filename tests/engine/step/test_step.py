@@ -23,15 +23,21 @@ def run_with(losses: Any, **changes: Any) -> tuple[Run, Phase]:
     """Return a classifier's run in float64 whose one phase has these losses of (network, batch)."""
     run = classifier("fp32")
     net = run.task.trainable["net"].double().eval()
-    phase = replace(run.phases[0], losses=lambda part: losses(net, part), **{"least_weight": 1.0, **changes})
+    phase = replace(
+        run.phases[0], losses=lambda part: losses(net, part), **{"least_weight": 1.0, **changes}
+    )
     return replace(run, phases=[phase]), phase
 
 
-def gradients(run: Run, phase: Phase, micro_batch: int | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+def gradients(
+    run: Run, phase: Phase, micro_batch: int | None
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     run.adaptation.micro_batch_size = micro_batch
     kept: list[torch.Tensor] = []
     handle = phase.optimizer.register_step_pre_hook(
-        lambda *_: kept.extend(p.grad.clone() for p in phase.module.parameters() if p.grad is not None)
+        lambda *_: kept.extend(
+            p.grad.clone() for p in phase.module.parameters() if p.grad is not None
+        )
     )
     weights = [p.detach().clone() for p in phase.module.parameters()]
     done = update(run, phase, weighted_batch())
@@ -44,7 +50,10 @@ def gradients(run: Run, phase: Phase, micro_batch: int | None) -> tuple[list[tor
 
 def weighted_batch() -> Batch:
     """Return samples with a weight each, of which the first part of a split has none."""
-    drawn = {name: value.double() if value.is_floating_point() else value for name, value in batch(size=8).items()}
+    drawn = {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in batch(size=8).items()
+    }
     return {**drawn, "score": torch.tensor([0.0, 0.0, 0.0, 2.0, 5.0, 0.25, 1.0, 3.0]).double()}
 
 
@@ -52,11 +61,15 @@ def by_score(net: nn.Module, part: Batch) -> Iterator[Loss]:
     each = nn.functional.cross_entropy(net(part["image"]), part["label"], reduction="none")
     total = part["score"].sum()
     yield Loss("score", (each * part["score"]).sum(), "sum", weight=total)
-    yield Loss("size", (net(part["image"]).square().sum(1) * part["score"]).sum(), "sum", weight=total)
+    yield Loss(
+        "size", (net(part["image"]).square().sum(1) * part["score"]).sum(), "sum", weight=total
+    )
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 4])
-def test_micro_batches_of_a_normalised_phase_give_the_whole_batchs_gradient(micro_batch: int) -> None:
+def test_micro_batches_of_a_normalised_phase_give_the_whole_batchs_gradient(
+    micro_batch: int,
+) -> None:
     run, phase = run_with(by_score, normalised=True)
     whole, whole_losses = gradients(run, phase, None)
     parts, part_losses = gradients(run, phase, micro_batch)
@@ -71,7 +84,9 @@ def test_a_total_weight_below_the_least_counts_as_the_least() -> None:
         yield Loss("loss", net(part["image"]).sum(), "sum", weight=0.125 * len(part["image"]) / 8)
 
     run, phase = run_with(light, normalised=True)
-    plain, plain_phase = run_with(lambda net, part: iter([Loss("loss", net(part["image"]).sum(), "sum")]))
+    plain, plain_phase = run_with(
+        lambda net, part: iter([Loss("loss", net(part["image"]).sum(), "sum")])
+    )
     expected, _ = gradients(plain, plain_phase, None)
     for micro_batch in (None, 3):
         found, _ = gradients(run, phase, micro_batch)
@@ -96,7 +111,9 @@ def test_a_normaliser_of_the_whole_batch_is_prepared_once_before_the_split() -> 
     whole, _ = gradients(run, phase, None)
     parts, _ = gradients(run, phase, 3)
     assert calls == [8, 8]
-    assert all(torch.allclose(one, other, rtol=1e-10) for one, other in zip(whole, parts, strict=True))
+    assert all(
+        torch.allclose(one, other, rtol=1e-10) for one, other in zip(whole, parts, strict=True)
+    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -104,7 +121,9 @@ def test_a_normaliser_of_the_whole_batch_is_prepared_once_before_the_split() -> 
 def test_one_bad_loss_of_several_keeps_the_optimizer_from_stepping(bad: float, which: int) -> None:
     def two(net: nn.Module, part: Batch) -> Iterator[Loss]:
         for number in range(2):
-            yield Loss(f"loss{number}", net(part["image"]).sum() * (bad if number == which else 1.0))
+            yield Loss(
+                f"loss{number}", net(part["image"]).sum() * (bad if number == which else 1.0)
+            )
 
     run, phase = run_with(two)
     before = [parameter.detach().clone() for parameter in phase.module.parameters()]
@@ -117,7 +136,9 @@ def test_one_bad_loss_of_several_keeps_the_optimizer_from_stepping(bad: float, w
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a CUDA device has a queue to be waited for")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="only a CUDA device has a queue to be waited for"
+)
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])
 def test_an_update_on_a_gpu_waits_for_no_operator_and_still_refuses_nan(mode: str) -> None:
     if mode == "bf16" and torch.cuda.get_device_capability() < (8, 0):
@@ -151,7 +172,9 @@ OVERFLOWS = {"mode": "amp", "dtype": "float16", "init_scale": 2.0**40, "max_scal
 
 
 @pytest.mark.parametrize("precision", ["fp32", OVERFLOWS], ids=["a NaN", "an overflow"])
-def test_an_update_that_is_skipped_leaves_batchnorms_statistics_as_they_were(precision: Any) -> None:
+def test_an_update_that_is_skipped_leaves_batchnorms_statistics_as_they_were(
+    precision: Any,
+) -> None:
     run = classifier(precision)
     part, module = batch(), run.phases[0].module
     if precision == "fp32":

@@ -42,7 +42,9 @@ def test_every_loss_is_a_mean_over_the_samples(name):
 def test_samples_without_a_label_count_in_no_loss(name):
     logits, labels = make_logits(), LABELS.clone()
     labels[:5] = IGNORED
-    torch.testing.assert_close(find_loss(name)(logits, labels), find_loss(name)(logits[5:], LABELS[5:]))
+    torch.testing.assert_close(
+        find_loss(name)(logits, labels), find_loss(name)(logits[5:], LABELS[5:])
+    )
 
 
 def test_smoothing_belongs_to_cross_entropy():
@@ -61,7 +63,9 @@ def test_focal_loss_forgets_what_is_right_already():
     assert 0.2 < focal(unsure, label) / entropy(unsure, label) < 0.25
 
 
-@pytest.mark.parametrize(("setting", "meant"), [("task.loss=fokal", "focal"), ("task.metrics=[top_fife]", "top_five")])
+@pytest.mark.parametrize(
+    ("setting", "meant"), [("task.loss=fokal", "focal"), ("task.metrics=[top_fife]", "top_five")]
+)
 def test_a_wrong_name_is_told_with_the_configuration(setting, meant):
     with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
         load_config({"model": "small_cnn"}, [setting])

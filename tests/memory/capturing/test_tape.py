@@ -41,10 +41,14 @@ def test_a_number_that_changes_a_branch_and_another_length_are_named() -> None:
     assert difference(lambda n: weight.mul_(0.5 + n)) == (
         "aten.mul_.Tensor is given 0.5 in one update and 1.5 in the next"
     )
-    assert "one update computes aten.exp_.default where the next one computes aten.sin_" in difference(
-        lambda n: weight.sin_() if n else weight.exp_()
+    assert (
+        "one update computes aten.exp_.default where the next one computes aten.sin_"
+        in difference(lambda n: weight.sin_() if n else weight.exp_())
     )
-    assert difference(lambda n: [weight.neg_() for _ in range(n)]) == "one update has 0 operators, the next one 1"
+    assert (
+        difference(lambda n: [weight.neg_() for _ in range(n)])
+        == "one update has 0 operators, the next one 1"
+    )
 
 
 def test_a_tensor_that_is_replaced_is_named_but_not_where_its_form_alone_counts() -> None:
@@ -55,7 +59,10 @@ def test_a_tensor_that_is_replaced_is_named_but_not_where_its_form_alone_counts(
         weight.mul_(held["balance"])
         held["balance"] = torch.zeros_like(held["balance"])
 
-    assert difference(update) == "aten.mul_.Tensor reads a tensor that another one replaces from update to update"
+    assert (
+        difference(update)
+        == "aten.mul_.Tensor reads a tensor that another one replaces from update to update"
+    )
 
     def reset(number: int) -> None:
         held["balance"] = torch.zeros_like(held["balance"])
@@ -65,7 +72,9 @@ def test_a_tensor_that_is_replaced_is_named_but_not_where_its_form_alone_counts(
 
 def test_what_the_host_reads_or_copies_is_named_on_another_device() -> None:
     place = torch.zeros(3, device=META)
-    assert difference(lambda n: place.copy_(torch.ones(3)), META) == "aten::copy_ copies from the host"
+    assert (
+        difference(lambda n: place.copy_(torch.ones(3)), META) == "aten::copy_ copies from the host"
+    )
     tape = Tape(META)
     with tape, pytest.raises(RuntimeError):
         place.nonzero().item()
@@ -73,7 +82,15 @@ def test_what_the_host_reads_or_copies_is_named_on_another_device() -> None:
 
 
 def test_numbers_that_python_changes_are_named_and_nan_is_no_change() -> None:
-    before = dict(plain_values("task", {"seen": 1, "worst": float("nan"), "parts": {"a": 2}, "tensor": torch.ones(1)}))
-    after = dict(plain_values("task", {"seen": 1, "worst": float("nan"), "parts": {"a": 3}, "tensor": torch.zeros(1)}))
+    before = dict(
+        plain_values(
+            "task", {"seen": 1, "worst": float("nan"), "parts": {"a": 2}, "tensor": torch.ones(1)}
+        )
+    )
+    after = dict(
+        plain_values(
+            "task", {"seen": 1, "worst": float("nan"), "parts": {"a": 3}, "tensor": torch.zeros(1)}
+        )
+    )
     assert first_change(before, before | {"task.worst": float("nan")}) == ""
     assert first_change(before, after).startswith("task.parts.a changes from 2 to 3 in an update")

@@ -36,7 +36,9 @@ def random_problem(seed: int) -> tuple[list[list[knapsack.Choice]], list[list[kn
     choices = []
     for _ in range(4):
         whole = source.randint(50, 100)
-        points = [(whole, 0.0)] + [(source.randint(0, whole), source.uniform(1, 10)) for _ in range(3)]
+        points = [(whole, 0.0)] + [
+            (source.randint(0, whole), source.uniform(1, 10)) for _ in range(3)
+        ]
         options = [knapsack.Choice(frozenset(), cost, (size,), (whole,)) for size, cost in points]
         choices.append(knapsack.convex(options))
     calls = [knapsack.Call(block, 0, source.randint(0, 20)) for block in range(4)]
@@ -61,7 +63,12 @@ def test_the_choice_keeps_the_budget_and_is_near_the_cheapest_of_all(share: floa
             assert blocks.peak() > allowed
             continue
         dearest = max(
-            (then.seconds - now.seconds for options in choices for now, then in itertools.pairwise(options)), default=0
+            (
+                then.seconds - now.seconds
+                for options in choices
+                for now, then in itertools.pairwise(options)
+            ),
+            default=0,
         )
         assert blocks.peak() <= allowed
         assert best - 1e-9 <= blocks.seconds <= best + dearest + 1e-9
@@ -109,7 +116,9 @@ class Seen(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.counts[function._schema.name.removeprefix("aten::")] += 1
         return function(*args, **(kwargs or {}))
 
@@ -118,7 +127,9 @@ class Seen(TorchDispatchMode):
 def test_operators_that_lead_to_nothing_wanted_are_not_run_again(in_place: bool) -> None:
     torch.manual_seed(0)
     gradients, sums = [], []
-    keep = frozenset({(aten.convolution.default, 0), (aten.convolution.default, 1), (aten.relu.default, 1)})
+    keep = frozenset(
+        {(aten.convolution.default, 0), (aten.convolution.default, 1), (aten.relu.default, 1)}
+    )
     for keeps in (None, keep):
         torch.manual_seed(1)
         block = Residual(in_place)
@@ -134,8 +145,10 @@ def test_operators_that_lead_to_nothing_wanted_are_not_run_again(in_place: bool)
         gradients.append([x.grad, *(p.grad for p in block.parameters()), *block.buffers()])
     assert backward.counts["convolution"] == 0
     assert backward.counts["relu"] == 1
-    assert sums[1] == sums[0] + 2  # the norms count batches in copies of their buffers; the sum is not wanted
-    assert backward.counts["native_batch_norm"] == 1  # the first norm's output is wanted, the second's is not
+    # the norms count batches in copies of their buffers; the sum is not wanted
+    assert sums[1] == sums[0] + 2
+    # the first norm's output is wanted, the second's is not
+    assert backward.counts["native_batch_norm"] == 1
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
@@ -144,7 +157,9 @@ class InPlace(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)) for _ in range(3)
+        )
         self.head = nn.Linear(6, 10)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -159,7 +174,9 @@ class Chain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(9)))
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(9))
+        )
         self.head = nn.Linear(32, 10)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -177,9 +194,14 @@ def chain_run(mode: str = "fp32", memory: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["fp32", "amp"])
-def test_neighbours_are_joined_where_blocks_alone_cannot_be_brought_to_the_budget(mode: str) -> None:
+def test_neighbours_are_joined_where_blocks_alone_cannot_be_brought_to_the_budget(
+    mode: str,
+) -> None:
     states, joined, kept = [], [], []
-    for memory in ({}, *({"recompute": {"budget": budget, "per": "tensor"}} for budget in (1.0, 0.0))):
+    for memory in (
+        {},
+        *({"recompute": {"budget": budget, "per": "tensor"}} for budget in (1.0, 0.0)),
+    ):
         run = chain_run(mode, memory)
         kept.append(mechanism.saved_bytes_of_losses(run, parts.batch(size=512)))
         mechanism.train(run, [parts.batch(0, 512), parts.batch(1, 512)])
@@ -200,12 +222,16 @@ def test_the_shortest_runs_that_reach_a_budget_are_taken_else_those_with_the_low
     chain = find_chains(run.task.modules["net"], "net")[0]
     partitions = {}
     for length in (1, 3, 9):
-        units = [Unit("run", chain[0].owner, at, at + length) for at in range(0, len(chain), length)]
+        units = [
+            Unit("run", chain[0].owner, at, at + length) for at in range(0, len(chain), length)
+        ]
         partitions[length] = list_choices(measure_calls(run, units, "here"))
     for share in (1.0, 0.8, 0.5, 0.0):
         peaks: dict[int, int] = {}
         asked: list[int] = []
-        chosen = choose_outputs((asked.append(length) or one for length, one in partitions.items()), share)
+        chosen = choose_outputs(
+            (asked.append(length) or one for length, one in partitions.items()), share
+        )
         allowed = None
         for length, (_, choices, calls) in partitions.items():
             blocks = knapsack.Blocks(choices, calls)
@@ -240,7 +266,13 @@ def test_penalties_and_their_second_derivatives_train_bit_equally(name: str, way
 
 
 def test_on_stylegan2_less_is_kept_and_computed_again_than_with_sqrt() -> None:
-    model = {"name": "stylegan2", "image_size": 16, **SMALL["stylegan2"], "channel_base": 256, "channel_max": 16}
+    model = {
+        "name": "stylegan2",
+        "image_size": 16,
+        **SMALL["stylegan2"],
+        "channel_base": 256,
+        "channel_max": 16,
+    }
     kept, work = {}, {}
     for way in ("sqrt", BUDGETS[1]):
         run = parts.gan(model=model, memory={"recompute": way})
@@ -285,7 +317,8 @@ def test_what_another_loss_saves_is_let_go_when_the_call_is_over() -> None:
     ("model", "mode"),
     [
         *itertools.product(
-            ["planner.models:TinyViT", "memory.recomputing.test_choices:InPlace"], ["fp32", "amp", "O1"]
+            ["planner.models:TinyViT", "memory.recomputing.test_choices:InPlace"],
+            ["fp32", "amp", "O1"],
         ),
         ("memory.recomputing.test_choices:Residuals", "amp"),
     ],
@@ -306,7 +339,9 @@ def test_attention_and_changes_in_place_train_bit_equally(model: str, mode: str)
     assert mechanism.same(states[0], states[2])
 
 
-def test_what_is_kept_waits_on_the_host_where_saved_tensors_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_waits_on_the_host_where_saved_tensors_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(offload_activations, "POINTLESS_ON", {})
     sent: list[int] = []
     start = offload_activations.Offloaded.__init__
@@ -347,7 +382,11 @@ def test_a_dry_run_counts_what_a_recomputation_runs() -> None:
     losses = measure_calls(run, units, "here")
     call = losses[0].calls[0]
     everything = find_rerun(call.operators, call.saved, frozenset())
-    convolution = next(one.key for one in call.operators if one.key is not None and "convolution" in str(one.key[0]))
+    convolution = next(
+        one.key
+        for one in call.operators
+        if one.key is not None and "convolution" in str(one.key[0])
+    )
     assert convolution is not None
     less = find_rerun(call.operators, call.saved, frozenset({convolution}))
     assert len(less) == len(everything) - 1

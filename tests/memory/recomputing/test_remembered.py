@@ -36,7 +36,9 @@ def built(per: str, budget: float, **memory: Any) -> tuple[dict[str, Any], float
     run = parts.classifier(memory={"recompute": {"budget": budget, "per": per}, **memory})
     names = {name: vars(module) for name, module in run.task.modules["net"].named_modules()}
     keeps = ("recomputed_keeps", "recomputed_runs")
-    return {f"{name}.{key}": own.get(key) for name, own in names.items() for key in keeps}, random.random()
+    return {
+        f"{name}.{key}": own.get(key) for name, own in names.items() for key in keeps
+    }, random.random()
 
 
 @pytest.mark.parametrize("per", ["block", "tensor"])

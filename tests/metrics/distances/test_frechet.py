@@ -13,7 +13,9 @@ pytestmark = pytest.mark.tier("fast")
 
 
 def normal(count, size, seed):
-    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def test_commuting_gaussians_follow_the_closed_form():
@@ -28,7 +30,12 @@ def test_the_general_case_agrees_with_the_eigenvalues_of_the_unsymmetric_product
     a, b = normal(50, 5, 0) @ normal(5, 5, 1), normal(60, 5, 2) @ normal(5, 5, 3) + 1
     covariance_a, covariance_b = torch.cov(a.T), torch.cov(b.T)
     trace_root = torch.linalg.eigvals(covariance_a @ covariance_b).real.sqrt().sum()
-    expected = (a.mean(0) - b.mean(0)).square().sum() + covariance_a.trace() + covariance_b.trace() - 2 * trace_root
+    expected = (
+        (a.mean(0) - b.mean(0)).square().sum()
+        + covariance_a.trace()
+        + covariance_b.trace()
+        - 2 * trace_root
+    )
     assert frechet_distance(a, b) == pytest.approx(expected.item(), rel=1e-9)
 
 
@@ -44,7 +51,9 @@ def test_it_is_symmetric_not_negative_and_zero_for_equal_sets(seed, size):
 def test_a_collapsed_set_with_a_singular_covariance_has_a_finite_distance():
     real = normal(100, 8, 0).float()
     assert frechet_distance(real, real[:1].expand(50, -1)) == pytest.approx(
-        (real.double().var(0).sum() + (real[0].double() - real.double().mean(0)).square().sum()).item()
+        (
+            real.double().var(0).sum() + (real[0].double() - real.double().mean(0)).square().sum()
+        ).item()
     )
 
 
@@ -64,7 +73,8 @@ def test_diversity_is_the_ratio_of_spreads():
     assert diversity_ratio(real, real * 0.5 + 7) == pytest.approx(0.5)
     assert diversity_ratio(real, real[:1].expand(9, -1)) == 0
     assert math.isnan(diversity_ratio(real[:1].expand(9, -1), real))
-    rounded = real[:1] * (1 + 1e-7 * torch.rand(9, 1))  # one image, computed in batches of several sizes
+    # one image, computed in batches of several sizes
+    rounded = real[:1] * (1 + 1e-7 * torch.rand(9, 1))
     assert math.isnan(diversity_ratio(rounded, real))
 
 

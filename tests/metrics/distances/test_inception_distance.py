@@ -23,7 +23,9 @@ def test_a_missing_file_says_what_to_fetch(tmp_path: Path) -> None:
         check_weights(str(tmp_path / "weights.pth"))
 
 
-@pytest.mark.parametrize("content", [b"not weights", b"hello\n", b"", b"PK\x03\x04", b"\x80\x02}."], ids=repr)
+@pytest.mark.parametrize(
+    "content", [b"not weights", b"hello\n", b"", b"PK\x03\x04", b"\x80\x02}."], ids=repr
+)
 def test_a_file_that_holds_no_tensors_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "notes.pth"
     path.write_bytes(content)
@@ -36,10 +38,13 @@ def test_a_file_that_holds_no_tensors_is_named(content: bytes, tmp_path: Path) -
     [
         ({"layer.weight": torch.zeros(2)}, "it holds no layer fc"),
         ([torch.zeros(2)], "refused as a weights file: it does not hold tensors by name"),
-        ({"fc.weight": torch.zeros(1000, 2048)}, "its last layer is 1000x2048, not 1008x2048"),  # torchvision's
+        # torchvision's
+        ({"fc.weight": torch.zeros(1000, 2048)}, "its last layer is 1000x2048, not 1008x2048"),
     ],
 )
-def test_other_weights_are_told_from_those_of_fid(state: object, problem: str, tmp_path: Path) -> None:
+def test_other_weights_are_told_from_those_of_fid(
+    state: object, problem: str, tmp_path: Path
+) -> None:
     path = tmp_path / "other.pth"
     torch.save(state, path)
     with pytest.raises(DataError, match=problem):
@@ -76,30 +81,42 @@ def test_the_distance_is_torch_fidelity_s(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / WEIGHTS_NAME
     save_random_inception(path, monkeypatch)
     numbers = torch.Generator().manual_seed(0)
-    real, fake = torch.rand(12, 3, 40, 40, generator=numbers), torch.rand(12, 1, 40, 40, generator=numbers)
+    real, fake = (
+        torch.rand(12, 3, 40, 40, generator=numbers),
+        torch.rand(12, 1, 40, 40, generator=numbers),
+    )
     distance = InceptionDistance(str(path), torch.device("cpu"))
     for first, second in zip(real.split(5), fake.split(5), strict=True):
         distance.update(first, real=True)
         distance.update(second, real=False)
-    theirs = FeatureExtractorInceptionV3("reference", ["2048"], feature_extractor_weights_path=str(path)).eval()
+    theirs = FeatureExtractorInceptionV3(
+        "reference", ["2048"], feature_extractor_weights_path=str(path)
+    ).eval()
     pixels = [(image.expand(-1, 3, -1, -1) * 255).round().byte() for image in (real, fake)]
     with torch.no_grad():
         statistics = [fid_features_to_statistics(theirs(one)[0]) for one in pixels]
     wanted = fid_statistics_to_metric(*statistics, False)["frechet_inception_distance"]
     assert distance.compute() == pytest.approx(wanted, rel=1e-4)
-    distance.update(torch.rand(2, 4, 16, 16, generator=numbers), real=False)  # with an alpha channel
+    # with an alpha channel
+    distance.update(torch.rand(2, 4, 16, 16, generator=numbers), real=False)
 
 
 @pytest.mark.skipif(not HAS_EXTRA, reason="torch-fidelity is not installed")
 @pytest.mark.parametrize("size", [40, 320])
-def test_features_are_those_of_torch_fidelity(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_are_those_of_torch_fidelity(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torchmetrics resizes with antialiasing by default; FID is defined by TensorFlow 1's resize, without it."""
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
     path = tmp_path / WEIGHTS_NAME
     save_random_inception(path, monkeypatch)
-    image = torch.randint(0, 256, (2, 3, size, size), generator=torch.Generator().manual_seed(0)).byte()
-    theirs = FeatureExtractorInceptionV3("reference", ["2048"], feature_extractor_weights_path=str(path)).eval()
+    image = torch.randint(
+        0, 256, (2, 3, size, size), generator=torch.Generator().manual_seed(0)
+    ).byte()
+    theirs = FeatureExtractorInceptionV3(
+        "reference", ["2048"], feature_extractor_weights_path=str(path)
+    ).eval()
     with torch.no_grad():
         expected = theirs(image)[0]
     found = InceptionDistance(str(path), torch.device("cpu")).features(image / 255)
@@ -115,7 +132,9 @@ def save_random_inception(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch, "load", lambda *_, **__: {})
         patch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda *_: None)
         torch.manual_seed(0)
-        network = FeatureExtractorInceptionV3("random", ["2048"], feature_extractor_weights_path=str(path))
+        network = FeatureExtractorInceptionV3(
+            "random", ["2048"], feature_extractor_weights_path=str(path)
+        )
     for module in network.modules():
         if isinstance(module, torch.nn.Conv2d):
             torch.nn.init.kaiming_normal_(module.weight)

@@ -34,8 +34,16 @@ def test_a_metric_gets_what_its_parameters_name_of_all_batches_of_any_task():
     def widest(width, height):
         return (width / height).max()
 
-    evidence = [{"width": torch.tensor([2.0]), "height": torch.tensor([4.0]), "more": torch.zeros(1)}]
-    evidence += [{"width": torch.tensor([3.0, 1.0]), "height": torch.tensor([2.0, 1.0]), "more": torch.zeros(2)}]
+    evidence = [
+        {"width": torch.tensor([2.0]), "height": torch.tensor([4.0]), "more": torch.zeros(1)}
+    ]
+    evidence += [
+        {
+            "width": torch.tensor([3.0, 1.0]),
+            "height": torch.tensor([2.0, 1.0]),
+            "more": torch.zeros(2),
+        }
+    ]
     assert measure_all({"widest": widest}, evidence) == {"widest": 1.5}
     with pytest.raises(ConfigError, match=r"widest measures height, which .* keep; it has width"):
         measure_all({"widest": widest}, [{"width": torch.ones(1)}])
@@ -69,5 +77,7 @@ def test_figures_of_torchmetrics_are_means_over_the_classes_that_are_there():
 
 def test_a_missing_torchmetrics_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchmetrics.functional.classification", None)
-    with pytest.raises(ConfigError, match=r"need torchmetrics: `pip install 'mpt-trainer\[metrics\]'`"):
+    with pytest.raises(
+        ConfigError, match=r"need torchmetrics: `pip install 'mpt-trainer\[metrics\]'`"
+    ):
         of_torchmetrics("multiclass_f1_score")

@@ -41,7 +41,10 @@ def test_counts_shares_and_pairs_are_those_by_hand() -> None:
 def test_the_errors_that_were_surest_come_first() -> None:
     logits = torch.cat([logits_for([1], 0.5), logits_for([0], 0.99), logits_for([2], 0.9)])
     worst = describe(logits, torch.tensor([0, 0, 1]), CLASSES)["worst"]
-    assert [(one["index"], one["label"], one["truth"]) for one in worst] == [(2, "owl", "dog"), (0, "dog", "cat")]
+    assert [(one["index"], one["label"], one["truth"]) for one in worst] == [
+        (2, "owl", "dog"),
+        (0, "dog", "cat"),
+    ]
 
 
 def test_many_classes_have_no_matrix_and_none_may_be_missing_from_the_test_set() -> None:
@@ -60,16 +63,24 @@ def test_figures_are_torchmetrics_own() -> None:
     labels = torch.randint(0, 7, (500,), generator=generator)
     details = describe(logits, labels, tuple("abcdefg"))
     functional = torchmetrics.functional.classification
-    assert details["macro_f1"] == pytest.approx(float(functional.multiclass_f1_score(logits, labels, 7)), abs=1e-6)
+    assert details["macro_f1"] == pytest.approx(
+        float(functional.multiclass_f1_score(logits, labels, 7)), abs=1e-6
+    )
     expected = functional.multiclass_calibration_error(logits.softmax(1), labels, 7, n_bins=10)
     assert details["calibration"]["expected_error"] == pytest.approx(float(expected), abs=1e-5)
     recall = functional.multiclass_recall(logits, labels, 7, average=None)
-    assert [row["recall"] for row in details["per_class"]] == pytest.approx(recall.tolist(), abs=1e-6)
+    assert [row["recall"] for row in details["per_class"]] == pytest.approx(
+        recall.tolist(), abs=1e-6
+    )
 
 
 def test_examples_are_spread_evenly_over_the_set() -> None:
-    examples = describe(torch.eye(3).repeat(100, 1), torch.arange(3).repeat(100), CLASSES)["examples"]
+    examples = describe(torch.eye(3).repeat(100, 1), torch.arange(3).repeat(100), CLASSES)[
+        "examples"
+    ]
     assert [one["index"] for one in examples][:2] == [10, 32]
     assert len({one["index"] for one in examples}) == 14
     assert all(one["label"] == one["truth"] for one in examples)
-    assert [one["index"] for one in describe(torch.eye(3), torch.arange(3), CLASSES)["examples"]] == [0, 1, 2]
+    assert [
+        one["index"] for one in describe(torch.eye(3), torch.arange(3), CLASSES)["examples"]
+    ] == [0, 1, 2]

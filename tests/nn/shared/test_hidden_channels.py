@@ -14,7 +14,9 @@ NETWORKS = {
     "generator": (lambda: Generator(32, 1, 10, 8), [torch.randn(4, 10)], [32, 16, 8]),
     "discriminator": (lambda: Discriminator(32, 1, 8), [torch.rand(4, 1, 32, 32)], [8, 16, 32]),
     "perceptron": (
-        lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 2)),
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(9, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 2)
+        ),
         [torch.rand(4, 1, 3, 3)],
         [16],
     ),
@@ -38,9 +40,13 @@ def test_what_is_read_twice_or_mixed_stays():
             super().__init__()
             self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
 
-    unknown = nn.Sequential(nn.Conv2d(1, 8, 3), nn.PixelShuffle(2), nn.Conv2d(2, 8, 3), nn.GroupNorm(2, 8))
+    unknown = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.PixelShuffle(2), nn.Conv2d(2, 8, 3), nn.GroupNorm(2, 8)
+    )
     grouped = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3, groups=2), nn.Conv2d(8, 1, 3))
-    computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 8))
+    computed = nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 8)
+    )
     assert [list(hidden_channels(one)) for one in (Skip(), unknown, grouped, computed)] == [[]] * 4
     tied = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     tied[4].weight = tied[2].weight
@@ -55,5 +61,7 @@ def test_shapes_do_not_depend_on_values_and_frozen_weights_stay_frozen():
     frozen = copy.deepcopy(real).requires_grad_(False)
     for net in (planned, real, frozen):
         narrow(net, 0.25)
-    assert {k: v.shape for k, v in planned.state_dict().items()} == {k: v.shape for k, v in real.state_dict().items()}
+    assert {k: v.shape for k, v in planned.state_dict().items()} == {
+        k: v.shape for k, v in real.state_dict().items()
+    }
     assert not any(parameter.requires_grad for parameter in frozen.parameters())

@@ -31,7 +31,9 @@ def trained(optimizer: dict[str, Any], mode: str = "fp32") -> Run:
     return run
 
 
-def change(saved: dict[str, Any], optimizer: dict[str, Any], mode: str = "fp32", named: bool = True) -> tuple[Run, str]:
+def change(
+    saved: dict[str, Any], optimizer: dict[str, Any], mode: str = "fp32", named: bool = True
+) -> tuple[Run, str]:
     """Return the run that goes on with another optimizer, and what is said of the state."""
     run = parts.classifier(mode, optimizer={"lr": 1e-3, **optimizer})
     state = copy.deepcopy(saved)
@@ -45,7 +47,11 @@ def change(saved: dict[str, Any], optimizer: dict[str, Any], mode: str = "fp32",
 def test_every_optimizer_goes_on_from_every_other() -> None:
     states = {name: unpack(*pack(capture(trained({"name": name})))) for name in OPTIMIZERS}
     keys = {
-        name: {key for state in trained({"name": name}).optimizers["net"].state.values() for key in state}
+        name: {
+            key
+            for state in trained({"name": name}).optimizers["net"].state.values()
+            for key in state
+        }
         for name in OPTIMIZERS
     }
     for before, now in permutations(OPTIMIZERS, 2):
@@ -65,7 +71,8 @@ def test_what_is_dropped_begins_anew_and_not_from_what_has_its_name() -> None:
         f"exp_avg_sq ({4 * size:,} bytes)"
     )
     state = run.optimizers["net"].state
-    assert all(torch.allclose(state[p]["exp_avg"], 0.01 * p.grad, atol=1e-8) for p in weights)  # of one step
+    # of one step
+    assert all(torch.allclose(state[p]["exp_avg"], 0.01 * p.grad, atol=1e-8) for p in weights)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +86,9 @@ def test_what_is_dropped_begins_anew_and_not_from_what_has_its_name() -> None:
     ],
     ids=lambda value: str(value),
 )
-def test_what_a_changed_setting_needs_is_made(before: dict[str, Any], now: dict[str, Any], told: str) -> None:
+def test_what_a_changed_setting_needs_is_made(
+    before: dict[str, Any], now: dict[str, Any], told: str
+) -> None:
     _, said = change(capture(trained(before)), now)
     assert told in said
 
@@ -87,7 +96,9 @@ def test_what_a_changed_setting_needs_is_made(before: dict[str, Any], now: dict[
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_same_optimizer_keeps_all_and_says_nothing(optimizer: str) -> None:
     for named in (True, False):
-        assert change(capture(trained({"name": optimizer})), {"name": optimizer}, named=named)[1] == ""
+        assert (
+            change(capture(trained({"name": optimizer})), {"name": optimizer}, named=named)[1] == ""
+        )
 
 
 @pytest.mark.parametrize("now", ["fp32", "bf16-sr"])
@@ -99,11 +110,26 @@ def test_a_compensation_goes_with_the_mode_that_keeps_it(now: str) -> None:
 
 @pytest.mark.parametrize(("is_named", "name"), [(True, "AdamW"), (False, "adamw")])
 def test_a_resume_says_what_became_of_the_state(
-    is_named: bool, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    is_named: bool,
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def train(*words: str) -> str:
         with pytest.raises(SystemExit) as ended:
-            main(["train", *words, "train.epochs=null", "model.features=4", "--runs", str(tmp_path), "--device", "cpu"])
+            main(
+                [
+                    "train",
+                    *words,
+                    "train.epochs=null",
+                    "model.features=4",
+                    "--runs",
+                    str(tmp_path),
+                    "--device",
+                    "cpu",
+                ]
+            )
         said = capsys.readouterr()
         assert ended.value.code == 0, said.err
         return said.err
@@ -112,7 +138,13 @@ def test_a_resume_says_what_became_of_the_state(
         if not is_named:  # a checkpoint of before
             changed.setattr("mpt.engine.state.state.lineage", lambda optimizer: [])
         train("@classify_digits", "train.steps=2", "optimizer=null", "optimizer.name=adamw")
-    said = train("@classify_digits", "train.steps=4", "optimizer=null", "optimizer.name=schedule_free", "--resume")
+    said = train(
+        "@classify_digits",
+        "train.steps=4",
+        "optimizer=null",
+        "optimizer.name=schedule_free",
+        "--resume",
+    )
     assert f"net: optimizer {name} -> ScheduleFreeAdamW: dropped step (" in said
     assert "not bit-exact: the optimizer of net changed since the checkpoint" in said
     (run,) = tmp_path.iterdir()

@@ -24,7 +24,9 @@ def settings_of(run: Any, module: str = "net") -> dict[str, dict[str, Any]]:
     order = [f"{module}.{name}" for name, _ in run.task.trainable[module].named_parameters()]
     for group in run.optimizers[module].param_groups:
         for name in group.get("param_names", order):
-            found[name] = {key: group[key] for key in ("lr", "lr_scale", "weight_decay") if key in group}
+            found[name] = {
+                key: group[key] for key in ("lr", "lr_scale", "weight_decay") if key in group
+            }
     return found
 
 
@@ -51,7 +53,11 @@ def test_a_glob_scales_the_rate_and_changes_the_decay_of_what_it_matches_alone()
 
 
 def test_the_later_of_two_globs_wins():
-    run = classifier(**sgd(parts={"net.*": {"lr_scale": 0.5, "weight_decay": 0.2}, "*.bias": {"weight_decay": 0}}))
+    run = classifier(
+        **sgd(
+            parts={"net.*": {"lr_scale": 0.5, "weight_decay": 0.2}, "*.bias": {"weight_decay": 0}}
+        )
+    )
     for name, settings in settings_of(run).items():
         assert settings["lr_scale"] == 0.5
         assert settings["weight_decay"] == (0 if name.endswith(".bias") else 0.2)
@@ -60,7 +66,8 @@ def test_the_later_of_two_globs_wins():
 def test_no_decay_spares_biases_and_normalisation_and_nothing_else():
     run = classifier(**sgd(no_decay=["bias", "norm"]))
     net = run.task.trainable["net"]
-    spared = {n for n, p in net.named_parameters() if p.dim() <= 1}  # in this network: biases and BatchNorm
+    # in this network: biases and BatchNorm
+    spared = {n for n, p in net.named_parameters() if p.dim() <= 1}
     assert spared
     for name, settings in settings_of(run).items():
         assert settings["weight_decay"] == (0 if name.removeprefix("net.") in spared else 0.01)
@@ -74,7 +81,9 @@ def test_a_norm_of_another_package_is_known_by_its_name_and_attention_biases_by_
             super().__init__()
             self.gain = nn.Parameter(torch.ones(4))
 
-    module = nn.ModuleDict({"a": MyRmsNorm(), "b": nn.MultiheadAttention(4, 2), "c": nn.Linear(4, 4)})
+    module = nn.ModuleDict(
+        {"a": MyRmsNorm(), "b": nn.MultiheadAttention(4, 2), "c": nn.Linear(4, 4)}
+    )
     assert undecayed_names(module, ["norm"]) == {"a.gain"}
     assert undecayed_names(module, ["bias"]) == {"b.in_proj_bias", "b.out_proj.bias", "c.bias"}
 
@@ -93,7 +102,9 @@ def test_groups_train_as_separate_learning_rates_would_in_every_mode(precision, 
 
 
 def test_a_glob_that_matches_nothing_is_refused_with_names_that_exist():
-    with pytest.raises(ConfigError, match=r"'net\.trunk\.\*' matches no trained parameter; there are net\."):
+    with pytest.raises(
+        ConfigError, match=r"'net\.trunk\.\*' matches no trained parameter; there are net\."
+    ):
         classifier(**sgd(parts={"net.trunk.*": {"lr_scale": 0.1}}))
 
 
@@ -122,10 +133,15 @@ def test_a_resume_keeps_groups_and_state_bit_for_bit():
 def test_a_resume_with_other_parts_carries_each_parameters_momentum_over():
     run = classifier(**sgd())
     update(run, run.phases[0], batch())
-    other = classifier(**sgd(parts={"net.stages.0.*": {"lr_scale": 0.25}, "*.bias": {"weight_decay": 0}}))
+    other = classifier(
+        **sgd(parts={"net.stages.0.*": {"lr_scale": 0.25}, "*.bias": {"weight_decay": 0}})
+    )
     restore(other, capture(run))
     for old, new in zip(run.task.net.parameters(), other.task.net.parameters(), strict=True):
-        momentum = (one.optimizers["net"].state[p]["momentum_buffer"] for one, p in ((run, old), (other, new)))
+        momentum = (
+            one.optimizers["net"].state[p]["momentum_buffer"]
+            for one, p in ((run, old), (other, new))
+        )
         assert torch.equal(*momentum)
     assert settings_of(other)["net.stages.0.0.weight"]["lr_scale"] == 0.25
     back = classifier(**sgd())

@@ -50,4 +50,6 @@ def test_one_cycle_starts_at_a_25th_peaks_at_30_percent_and_ends_near_zero():
 @pytest.mark.parametrize("total", [1, 2, 5])
 def test_short_runs_and_warmups_longer_than_the_run_stay_in_range(schedule, total):
     for warmup_steps in (0, 3, 50):
-        assert all(0 <= rate <= 0.5 for rate in rates(total, schedule=schedule, warmup_steps=warmup_steps))
+        assert all(
+            0 <= rate <= 0.5 for rate in rates(total, schedule=schedule, warmup_steps=warmup_steps)
+        )

@@ -37,14 +37,18 @@ class DrawnBoxes:
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
         """Return the pictures of these indices."""
         samples = [self.draw(index) for index in indices]
-        return {name: torch.stack([sample[name] for sample in samples]) for name in self.spec.fields}
+        return {
+            name: torch.stack([sample[name] for sample in samples]) for name in self.spec.fields
+        }
 
     def draw(self, index: int) -> dict[str, torch.Tensor]:
         numbers = torch.Generator().manual_seed(mix(self.split, index))
         view = torch.randint(0, 80, (1, HEIGHT, WIDTH), generator=numbers).byte()
         boxes, count = torch.zeros(MOST, 4), int(torch.randint(1, MOST + 1, (), generator=numbers))
         for box in boxes[:count]:
-            x, y = (int(torch.randint(0, most - 10, (), generator=numbers)) for most in (WIDTH, HEIGHT))
+            x, y = (
+                int(torch.randint(0, most - 10, (), generator=numbers)) for most in (WIDTH, HEIGHT)
+            )
             box[:] = torch.tensor([x, y, x + 10, y + 8])
             view[:, y : y + 8, x : x + 10] = 255
         return {"view": view, "boxes": boxes, "box_mask": torch.arange(MOST) < count}

@@ -38,7 +38,9 @@ class Block(nn.Module):
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x_btw = x_btw + self.project(seen.transpose(1, 2).flatten(2))
-        return x_btw + self.narrow(functional.gelu(self.widen(self.between(x_btw)), approximate="tanh"))
+        return x_btw + self.narrow(
+            functional.gelu(self.widen(self.between(x_btw)), approximate="tanh")
+        )
 
 
 class Decoder(nn.Module):

@@ -29,6 +29,10 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     layers: list[nn.Module] = []
     for stage in range(3):
         width = settings.features * 2**stage
-        layers += [nn.Conv2d(channels, width, 3, stride=2, padding=1), nn.GroupNorm(4, width), nn.SiLU()]
+        layers += [
+            nn.Conv2d(channels, width, 3, stride=2, padding=1),
+            nn.GroupNorm(4, width),
+            nn.SiLU(),
+        ]
         channels = width
     return {"net": Grid(*layers, nn.Conv2d(channels, 5, 1))}

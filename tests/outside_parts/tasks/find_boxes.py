@@ -13,7 +13,18 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
-from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather, log
+from mpt.seams import (
+    Batch,
+    DataSpec,
+    Evidence,
+    Inference,
+    Loss,
+    Phase,
+    Precision,
+    Task,
+    gather,
+    log,
+)
 
 CELL = 8
 
@@ -45,22 +56,32 @@ class FindBoxes(Task):
         at_boxes = torch.where(batch["box_mask"][..., None], corners - batch["boxes"] / CELL, 0.0)
         box = self.box_loss(at_boxes, torch.zeros_like(at_boxes), reduction="sum")
         log("boxes", batch["box_mask"].sum(1))
-        yield Loss("score", score, "sum", count), Loss("box", self.settings.box_weight * box, "sum", count)
+        yield (
+            Loss("score", score, "sum", count),
+            Loss("box", self.settings.box_weight * box, "sum", count),
+        )
 
     def at_cells(self, answer: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the wanted scores (b, rows, columns), and what is answered where each box's centre lies (b, M, 4)."""
         rows, columns = answer.shape[-2:]
         middle = (batch["boxes"][..., :2] + batch["boxes"][..., 2:]) / (2 * CELL)
-        cell = middle[..., 1].long().clamp(max=rows - 1) * columns + middle[..., 0].long().clamp(max=columns - 1)
+        cell = middle[..., 1].long().clamp(max=rows - 1) * columns + middle[..., 0].long().clamp(
+            max=columns - 1
+        )
         wanted = torch.zeros_like(answer[:, 0]).flatten(1)
         wanted = wanted.scatter_reduce(1, cell, batch["box_mask"].to(wanted.dtype), "amax")
-        corners = answer[:, 1:].flatten(2).gather(2, cell[:, None].expand(-1, 4, -1)).transpose(1, 2)
+        corners = (
+            answer[:, 1:].flatten(2).gather(2, cell[:, None].expand(-1, 4, -1)).transpose(1, 2)
+        )
         return wanted.unflatten(1, (rows, columns)), corners
 
     def evaluate_batch(self, batch: Batch) -> Evidence:
         answer = self.modules["net"](batch["view"]).float()
         _, corners = self.at_cells(answer, batch)
-        return {"distance": (corners * CELL - batch["boxes"]).abs().amax(-1), "real": batch["box_mask"]}
+        return {
+            "distance": (corners * CELL - batch["boxes"]).abs().amax(-1),
+            "real": batch["box_mask"],
+        }
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         distance = gather(evidence, "distance")[gather(evidence, "real")]
@@ -79,7 +100,11 @@ class FindBoxes(Task):
 
 
 def build(
-    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+    settings: Settings,
+    model_settings: Options,
+    modules: Mapping[str, nn.Module],
+    data: DataSpec,
+    precision: Precision,
 ) -> FindBoxes:
     """Build the task around `net`."""
     for name in ("view", "boxes", "box_mask"):

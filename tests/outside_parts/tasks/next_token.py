@@ -34,7 +34,9 @@ class NextToken(Task):
     def errors(self, tokens_bt: Tensor) -> Tensor:
         """Return the cross-entropy of each token but the first, (b t-1)."""
         logits_btv = self.modules["net"](tokens_bt[:, :-1])
-        found: Tensor = self.error(logits_btv.flatten(0, 1), tokens_bt[:, 1:].flatten(), reduction="none")
+        found: Tensor = self.error(
+            logits_btv.flatten(0, 1), tokens_bt[:, 1:].flatten(), reduction="none"
+        )
         return found.unflatten(0, tokens_bt[:, 1:].shape)
 
     def evaluate_batch(self, batch: Batch) -> Evidence:
@@ -45,7 +47,11 @@ class NextToken(Task):
 
 
 def build(
-    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+    settings: Settings,
+    model_settings: Options,
+    modules: Mapping[str, nn.Module],
+    data: DataSpec,
+    precision: Precision,
 ) -> NextToken:
     """Build the task around `net`."""
     data.require("tokens", "task next_token")

@@ -6,13 +6,22 @@ from typing import Any
 
 import pytest
 
-from mpt.planner.answers.plan import Growing, Plan, PlannedMoment, PlannedRanks, StepSeconds, WithinBudget
+from mpt.planner.answers.plan import (
+    Growing,
+    Plan,
+    PlannedMoment,
+    PlannedRanks,
+    StepSeconds,
+    WithinBudget,
+)
 from mpt.planner.facts.verdict import judge
 from tests.planner.made_plans import make_plan
 
 pytestmark = pytest.mark.tier("fast")
 
-SECONDS = StepSeconds(total=1.0, computing=0.8, communication=0.4, overlapped=0.2, exposed=0.2, sent_bytes=10)
+SECONDS = StepSeconds(
+    total=1.0, computing=0.8, communication=0.4, overlapped=0.2, exposed=0.2, sent_bytes=10
+)
 RANKS = PlannedRanks(
     nproc=2,
     strategy="ddp",
@@ -27,14 +36,19 @@ RANKS = PlannedRanks(
     seconds=SECONDS,
 )
 GROWING = Growing(reserved=1, reserved_in_budget=1, fits=True, tight=False)
-MOMENTS = {"evaluation": PlannedMoment(1, 2, 3, True, reads_values=True), "saving": PlannedMoment(problem="why")}
+MOMENTS = {
+    "evaluation": PlannedMoment(1, 2, 3, True, reads_values=True),
+    "saving": PlannedMoment(problem="why"),
+}
 LARGE = make_plan(
     ranks=RANKS,
     growing=GROWING,
     moments=MOMENTS,
     by_module=[("net", 5)],
     timeline={"activations": [1, 2]},
-    at_budgets={"100": WithinBudget(100, fits=False, tight=False, reserved_in_budget=7, growing=GROWING)},
+    at_budgets={
+        "100": WithinBudget(100, fits=False, tight=False, reserved_in_budget=7, growing=GROWING)
+    },
 )
 
 
@@ -55,7 +69,9 @@ def test_what_some_plans_lack_is_left_out_of_their_json() -> None:
 
 def test_a_plan_of_another_version_is_read_without_what_it_lacks_and_has_beside() -> None:
     later = {"notes", "inexact", "timeline", "moments", "planning_seconds", "ranks", "at_budgets"}
-    data: dict[str, Any] = {key: value for key, value in LARGE.as_data().items() if key not in later}
+    data: dict[str, Any] = {
+        key: value for key, value in LARGE.as_data().items() if key not in later
+    }
     read = Plan.from_data({**data, "verdict": "fits", "as_torch": {}, "a field of another time": 1})
     assert (read.allocated, read.growing, read.ranks) == (LARGE.allocated, GROWING, None)
 
@@ -66,8 +82,14 @@ def test_a_plan_is_as_it_is_within_another_of_its_budgets() -> None:
 
 
 def test_an_assumed_workspace_counts_in_the_total_as_far_as_there_is_room() -> None:
-    plan = make_plan(reserved=600, reserved_in_budget=600, context_bytes=100, budget_bytes=1000, fits=True)
-    assert [replace(plan, assumed_workspace=size).total for size in (0, 200, 500)] == [700, 900, 1000]
+    plan = make_plan(
+        reserved=600, reserved_in_budget=600, context_bytes=100, budget_bytes=1000, fits=True
+    )
+    assert [replace(plan, assumed_workspace=size).total for size in (0, 200, 500)] == [
+        700,
+        900,
+        1000,
+    ]
     assert replace(plan, assumed_workspace=500, fits=False).total == 1200
     assert replace(plan, assumed_workspace=500, fits=None, budget_bytes=None).total == 1200
     larger = replace(plan, assumed_workspace=500)

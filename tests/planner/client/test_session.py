@@ -52,15 +52,20 @@ def test_lower_precision_recomputation_and_small_batches_each_hold_less(session:
     assert split < 0.6 * plain
 
 
-@pytest.mark.parametrize(("model", "batch_size"), [(UNET, 16), ("tests.planner.models:Compares", 128)])
-def test_the_largest_batch_fits_and_the_next_does_not(session: Session, model: str, batch_size: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "batch_size"), [(UNET, 16), ("tests.planner.models:Compares", 128)]
+)
+def test_the_largest_batch_fits_and_the_next_does_not(
+    session: Session, model: str, batch_size: int
+) -> None:
     configs, budget = partial(make, model, "amp"), 700 * MIB
     found = session.plan([configs(batch_size)], budget_bytes=budget, largest_batch=True)[0].get()
     largest, surely = found.largest_batch, found.largest_surely
     assert largest >= surely > batch_size
     sizes = (surely, largest, largest + 1)
     sure, fitting, beyond = (
-        answer.get() for answer in session.plan([configs(one) for one in sizes], budget_bytes=budget)
+        answer.get()
+        for answer in session.plan([configs(one) for one in sizes], budget_bytes=budget)
     )
     assert fits_surely(sure)
     assert fitting.fits
@@ -84,7 +89,9 @@ def test_planning_twice_gives_the_same_plan(session: Session) -> None:
         ("StaysOnCpu", "tensors of the CPU and of the GPU meet"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_in_one_line_with_its_place(session: Session, model: str, words: str) -> None:
+def test_what_cannot_be_planned_is_refused_in_one_line_with_its_place(
+    session: Session, model: str, words: str
+) -> None:
     with pytest.raises(PlanError) as refused:
         session.plan([make(f"tests.planner.models:{model}")])[0].get()
     message = str(refused.value)
@@ -97,17 +104,23 @@ def test_what_cannot_be_planned_is_refused_in_one_line_with_its_place(session: S
 def test_a_sparse_gradient_is_planned_for_an_optimizer_that_takes_it(session: Session) -> None:
     sparse = make("tests.planner.models:SparseEmbedding")
     chosen = [
-        load_config({**sparse.to_data(), "optimizer": {"name": "sgd", "momentum": momentum}}, allow=["tests"])
+        load_config(
+            {**sparse.to_data(), "optimizer": {"name": "sgd", "momentum": momentum}},
+            allow=["tests"],
+        )
         for momentum in (0.0, 0.9)
     ]
     found, *refused = session.plan([*chosen, sparse])
-    assert found.get().by_category["gradients"] == 8 * 256 * 10 * 4  # a row for each token; the table has 256
+    # a row for each token; the table has 256
+    assert found.get().by_category["gradients"] == 8 * 256 * 10 * 4
     assert "sparse gradients were taken as if all tokens of a batch differed" in found.get().notes
     assert "momentum, grows with every step; use momentum=0" in refused[0].error
     assert "Adam does not support sparse gradients" in refused[1].error
 
 
-def test_constants_outside_the_modules_and_builders_that_need_values_are_planned(session: Session) -> None:
+def test_constants_outside_the_modules_and_builders_that_need_values_are_planned(
+    session: Session,
+) -> None:
     plan = session.plan([make("tests.planner.models:Constants")])[0].get()
     assert plan.by_category["parameters"] == 4 * 256 * 10 + 512  # the bias takes a whole block
 

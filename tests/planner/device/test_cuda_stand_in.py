@@ -20,7 +20,9 @@ def test_the_compiler_s_table_of_functions_can_be_made_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("number", [((), {"index": 0}), ((0,), {}), ((), {})])
-def test_a_card_by_its_number_is_the_device_in_its_place(number: tuple[tuple[int, ...], dict[str, int]]) -> None:
+def test_a_card_by_its_number_is_the_device_in_its_place(
+    number: tuple[tuple[int, ...], dict[str, int]],
+) -> None:
     place, named = number
     with cuda_stands_in(find_gpu("rtx3060"), torch.device("meta")):
         assert torch.device("cuda", *place, **named).type == "meta"
@@ -32,6 +34,9 @@ def test_optimizers_and_clipping_take_the_path_that_they_take_on_a_card() -> Non
     with FakeTensorMode():
         weight = torch.nn.Parameter(torch.empty(3, device="cuda"))
     with cuda_stands_in(find_gpu("rtx3060"), torch.device("cpu")):
-        assert optimizer._default_to_fused_or_foreach([weight], differentiable=False) == (False, True)
+        assert optimizer._default_to_fused_or_foreach([weight], differentiable=False) == (
+            False,
+            True,
+        )
         assert _foreach_utils._has_foreach_support([weight], weight.device)
     assert optimizer._default_to_fused_or_foreach([weight], differentiable=False) == (False, False)

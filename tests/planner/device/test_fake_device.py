@@ -57,7 +57,12 @@ def test_every_operator_of_the_installed_header_has_an_autocast_kernel(seen: Any
 
 
 def test_convolutions_write_channels_last_where_input_or_weight_lie_so(seen: Any) -> None:
-    assert seen["formats"] == {"neither": [False] * 3, "input": [True] * 3, "weight": [True] * 3, "both": [True] * 3}
+    assert seen["formats"] == {
+        "neither": [False] * 3,
+        "input": [True] * 3,
+        "weight": [True] * 3,
+        "both": [True] * 3,
+    }
 
 
 def test_operators_run_in_the_dtype_that_their_list_says(seen: Any) -> None:
@@ -70,7 +75,11 @@ def test_operators_run_in_the_dtype_that_their_list_says(seen: Any) -> None:
 
 
 def test_a_weight_is_cast_once_per_autocast_region_and_forgotten_after_it(seen: Any) -> None:
-    assert (seen["casts_in_one_region"], seen["casts_in_two_regions"], seen["cache_left"]) == (1, 2, 0)
+    assert (seen["casts_in_one_region"], seen["casts_in_two_regions"], seen["cache_left"]) == (
+        1,
+        2,
+        0,
+    )
 
 
 def test_arguments_are_cast_in_the_order_of_torchs_own_kernels(seen: Any) -> None:
@@ -112,11 +121,15 @@ def test_the_lean_fake_mode_gives_the_traces_of_torchs_own(seen: Any) -> None:
     assert seen["results_made_again"] == 0
 
 
-def test_results_are_found_without_torchs_rules_in_a_release_for_which_that_was_compared(seen: Any) -> None:
+def test_results_are_found_without_torchs_rules_in_a_release_for_which_that_was_compared(
+    seen: Any,
+) -> None:
     assert seen["wrong_rule_is_noticed"] == torch.__version__.startswith(direct_results.REVIEWED)
 
 
-def test_what_no_plan_uses_of_torchvision_is_not_imported_and_is_there_when_asked_for(seen: Any) -> None:
+def test_what_no_plan_uses_of_torchvision_is_not_imported_and_is_there_when_asked_for(
+    seen: Any,
+) -> None:
     assert seen["imported"] == {"onnx": False, "datasets": False}
     assert seen["torchvision"] == ["resnet18", "torchvision.datasets.fakedata"]
 
@@ -128,8 +141,11 @@ def test_torchs_compiler_is_imported_when_something_asks_for_it_and_stays_eager(
     assert seen["compiled_to"] == [2.0]
 
 
-def test_sympy_is_not_imported_for_sizes_that_are_numbers_and_nothing_stands_for_it_once_it_is(seen: Any) -> None:
-    if torch.__version__.startswith(direct_results.REVIEWED):  # with another torch only time may be lost
+def test_sympy_is_not_imported_for_sizes_that_are_numbers_and_nothing_stands_for_it_once_it_is(
+    seen: Any,
+) -> None:
+    # with another torch only time may be lost
+    if torch.__version__.startswith(direct_results.REVIEWED):
         assert seen["symbols_wait"]
         assert seen["files_wait"] == [True, True]
     assert seen["stand_ins_left"] == []
@@ -146,7 +162,9 @@ def test_a_header_without_a_list_is_an_error() -> None:
         read_operator_lists("#define SOMETHING\n")
 
 
-def test_triton_is_out_of_the_way_of_torchs_imports_and_back_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_is_out_of_the_way_of_torchs_imports_and_back_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delitem(sys.modules, "triton", raising=False)
     with late_compiler.without_triton():
         assert not _triton.has_triton_package()

@@ -27,9 +27,15 @@ def saved_by(function: Any, *given: Any) -> list[tuple[torch.dtype, torch.Size]]
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize(("half", "half_weight"), [(False, False), (True, False), (True, True)])
-def test_the_composite_rms_norm_keeps_what_torchs_own_keeps_on_a_cpu(half: bool, half_weight: bool) -> None:
-    tensor = torch.randn(3, 5, 8, dtype=torch.bfloat16 if half else torch.float32, requires_grad=True)
-    weight = torch.randn(8, dtype=torch.bfloat16 if half_weight else torch.float32, requires_grad=True)
+def test_the_composite_rms_norm_keeps_what_torchs_own_keeps_on_a_cpu(
+    half: bool, half_weight: bool
+) -> None:
+    tensor = torch.randn(
+        3, 5, 8, dtype=torch.bfloat16 if half else torch.float32, requires_grad=True
+    )
+    weight = torch.randn(
+        8, dtype=torch.bfloat16 if half_weight else torch.float32, requires_grad=True
+    )
     given = tensor, [8], weight, None
     assert saved_by(composite_rms_norm, *given) == saved_by(functional.rms_norm, *given)
     assert torch.equal(composite_rms_norm(*given), functional.rms_norm(*given))

@@ -19,7 +19,8 @@ def test_what_was_seen_is_taken_as_it_was_seen() -> None:
     by_name = {gpu.name: gpu for gpu in TABLE}
     assert set(SEEN) <= set(by_name)
     assert by_name["rtx2060"].usable_gib == 5.79
-    assert by_name["rtx2060super"].usable_gib == pytest.approx(7.78, abs=0.01)  # as the 3070 and others of 8 GiB
+    # as the 3070 and others of 8 GiB
+    assert by_name["rtx2060super"].usable_gib == pytest.approx(7.78, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +52,18 @@ def test_a_wrong_name_gets_each_near_one_once_and_an_intel_card_the_reason() -> 
     with pytest.raises(ConfigError, match="nearest: mi250, mi210, "):
         find_gpu("mi50")
     for card in "Intel Arc A770", "b580":
-        with pytest.raises(ConfigError, match="is an Intel card; training runs on it, but plans are of what"):
+        with pytest.raises(
+            ConfigError, match="is an Intel card; training runs on it, but plans are of what"
+        ):
             find_gpu(card)
 
 
 def test_an_installed_card_is_planned_with_what_was_read_from_it() -> None:
     assert installed_gpu("NVIDIA GeForce RTX 3060 Laptop GPU", 6 * GIB, (8, 6)).usable_gib == 6
-    assert installed_gpu("NVIDIA GeForce RTX 3060 Laptop GPU", 6 * GIB, (8, 6)).name == "rtx3060-laptop"
+    assert (
+        installed_gpu("NVIDIA GeForce RTX 3060 Laptop GPU", 6 * GIB, (8, 6)).name
+        == "rtx3060-laptop"
+    )
 
 
 def test_a_budget_beyond_the_card_is_cut_to_it_and_said() -> None:

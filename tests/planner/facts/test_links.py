@@ -20,7 +20,9 @@ pytestmark = pytest.mark.tier("fast")
         ("infiniband-ndr", 100e9, 400e9),
     ],
 )
-def test_a_network_gives_a_machine_its_bits_per_second_over_eight(network: str, of_two: float, of_eight: float) -> None:
+def test_a_network_gives_a_machine_its_bits_per_second_over_eight(
+    network: str, of_two: float, of_eight: float
+) -> None:
     rates = [find_cluster(find_gpu("h100"), network, cards).network_rate for cards in (2, 8)]
     assert rates == [of_two, of_eight]
 
@@ -35,7 +37,9 @@ def test_a_network_gives_a_machine_its_bits_per_second_over_eight(network: str, 
         ("t4", "PCI Express", 12e9),
     ],
 )
-def test_consumer_cards_reach_each_other_at_half_the_rate_of_the_hosts_link(card: str, link: str, rate: float) -> None:
+def test_consumer_cards_reach_each_other_at_half_the_rate_of_the_hosts_link(
+    card: str, link: str, rate: float
+) -> None:
     found = find_cluster(find_gpu(card), None, 8)
     assert (found.link, found.link_rate) == (link, rate)
 

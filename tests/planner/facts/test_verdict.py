@@ -10,7 +10,15 @@ import pytest
 
 from mpt.config.load import load_config
 from mpt.planner.answers.plan import Plan
-from mpt.planner.facts.verdict import PUBLISHED, SURE, bell_width, chance_of, judge, published_ratios, sure_share
+from mpt.planner.facts.verdict import (
+    PUBLISHED,
+    SURE,
+    bell_width,
+    chance_of,
+    judge,
+    published_ratios,
+    sure_share,
+)
 from mpt.planner.recipes.planned import needs_search
 from mpt.planner.recipes.recipe import Recipe, rank
 from tests.planner.made_plans import make_plan
@@ -20,7 +28,12 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "plan_publi
 
 def plan(reserved: int, budget: int = 1000, **changes: Any) -> Plan:
     """Return a plan for a budget."""
-    values = {"fits": reserved <= budget, "reserved": reserved, "allocated": reserved - 50, "budget_bytes": budget}
+    values = {
+        "fits": reserved <= budget,
+        "reserved": reserved,
+        "allocated": reserved - 50,
+        "budget_bytes": budget,
+    }
     return make_plan(**{**values, **changes})
 
 
@@ -58,11 +71,20 @@ def test_a_recipe_that_only_may_fit_comes_after_one_that_fits_and_calls_for_a_se
         Recipe({"memory": {name: True}}, config, plan(size, step_seconds=seconds))
         for name, size, seconds in (("empty_cache_every", 958, 1.0), ("recompute", 940, 1.2))
     )
-    assert (close.is_close, close.fits, close.fits_well, sure.fits_well) == (True, True, False, True)
+    assert (close.is_close, close.fits, close.fits_well, sure.fits_well) == (
+        True,
+        True,
+        False,
+        True,
+    )
     assert rank([close, sure]) == [sure, close]
     assert needs_search(1000, plan(958))
     assert not needs_search(1000, plan(940))
-    assert chance_of(int(1e6 * sure_share()), int(1e6)) >= SURE > chance_of(int(1e6 * (sure_share() + 0.002)), int(1e6))
+    assert (
+        chance_of(int(1e6 * sure_share()), int(1e6))
+        >= SURE
+        > chance_of(int(1e6 * (sure_share() + 0.002)), int(1e6))
+    )
 
 
 def test_no_budget_has_no_verdict() -> None:

@@ -16,12 +16,20 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.norm, self.qkv, self.out = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
+        self.wide = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x):
         query, key, value = self.qkv(self.norm(x)).unsqueeze(1).chunk(3, -1)
-        x = x + self.out(functional.scaled_dot_product_attention(query, key, value, is_causal=True).squeeze(1))
+        x = x + self.out(
+            functional.scaled_dot_product_attention(query, key, value, is_causal=True).squeeze(1)
+        )
         return x + self.wide(x)
 
 
@@ -53,7 +61,11 @@ def decoder(batch_size=4, length=128, names_cuda=False, autocast=False):
     def step():
         ids = torch.randint(0, 100, (batch_size, length + 1)).to(device)
         optimizer.zero_grad()
-        with torch.autocast(device.type, torch.float16, enabled=True) if autocast else torch.enable_grad():
+        with (
+            torch.autocast(device.type, torch.float16, enabled=True)
+            if autocast
+            else torch.enable_grad()
+        ):
             loss = functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -100,15 +112,30 @@ def four_parts():
     return model, torch.optim.SGD(model.parameters(), 0.1), torch.randn(4, 16), step
 
 
-def looked_up(kind="sparse_adam", rows=5000, is_sparse=True, padding=None, passes=1, in_bags=False, momentum=0.0):
+def looked_up(
+    kind="sparse_adam",
+    rows=5000,
+    is_sparse=True,
+    padding=None,
+    passes=1,
+    in_bags=False,
+    momentum=0.0,
+):
     """A table of which each step looks up 512 rows, all of them different."""
-    table = (nn.EmbeddingBag if in_bags else nn.Embedding)(rows, 64, sparse=is_sparse, padding_idx=padding)
+    table = (nn.EmbeddingBag if in_bags else nn.Embedding)(
+        rows, 64, sparse=is_sparse, padding_idx=padding
+    )
     head = nn.Linear(64, 8)
     both = [*table.parameters(), *head.parameters()]
     if kind == "sparse_adam":
-        optimizers = [torch.optim.SparseAdam(table.parameters()), torch.optim.Adam(head.parameters())]
+        optimizers = [
+            torch.optim.SparseAdam(table.parameters()),
+            torch.optim.Adam(head.parameters()),
+        ]
     else:
-        optimizers = [torch.optim.SGD(both, momentum=momentum) if kind == "sgd" else torch.optim.Adagrad(both)]
+        optimizers = [
+            torch.optim.SGD(both, momentum=momentum) if kind == "sgd" else torch.optim.Adagrad(both)
+        ]
 
     def step():
         for optimizer in optimizers:
@@ -141,7 +168,9 @@ def sentences(is_packed=True, samples=8, times=64):
     def step():
         given = torch.randn(samples, times, 16, device="cuda")
         if is_packed:
-            given = rnn.pack_padded_sequence(given, torch.arange(samples) + 1, batch_first=True, enforce_sorted=False)
+            given = rnn.pack_padded_sequence(
+                given, torch.arange(samples) + 1, batch_first=True, enforce_sorted=False
+            )
         found, _ = model(given)
         if is_packed:
             found, _ = rnn.pad_packed_sequence(found, batch_first=True)
@@ -186,10 +215,15 @@ def on_cards(is_parallel=True, has_views=False, is_synced=True):
     """One of several processes that torchrun starts."""
     if is_parallel:
         distributed.init_process_group("nccl")
-    assert (distributed.is_initialized(), distributed.get_world_size()) == (is_parallel, 2 if is_parallel else 1)
+    assert (distributed.is_initialized(), distributed.get_world_size()) == (
+        is_parallel,
+        2 if is_parallel else 1,
+    )
     card = distributed.get_rank()
     torch.cuda.set_device(card)
-    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3)).to(f"cuda:{card}")
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3)
+    ).to(f"cuda:{card}")
     if is_synced:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if is_parallel:

@@ -66,12 +66,24 @@ def test_live_bytes_on_a_cpu_are_those_of_the_same_step_on_real_tensors(
 
 @pytest.fixture(scope="module")
 def decoder() -> Any:
-    return mpt.plan_step(foreign_steps.decoder, gpu="rtx3060", largest=True, batch_size=8, names_cuda=True)
+    return mpt.plan_step(
+        foreign_steps.decoder, gpu="rtx3060", largest=True, batch_size=8, names_cuda=True
+    )
 
 
-def test_what_the_weights_gradients_and_states_hold_is_found_without_being_told(decoder: Any) -> None:
+def test_what_the_weights_gradients_and_states_hold_is_found_without_being_told(
+    decoder: Any,
+) -> None:
     words, width = 100, 128  # all tensors are multiples of the allocator's 512 bytes
-    block = 2 * width + 3 * width * width + 3 * width + width * width + width + 8 * width * width + 5 * width
+    block = (
+        2 * width
+        + 3 * width * width
+        + 3 * width
+        + width * width
+        + width
+        + 8 * width * width
+        + 5 * width
+    )
     weights = 4 * (words * width + 3 * block)
     held = decoder.plan.by_category
     assert held["parameters"] == 2 * weights  # and the moving average
@@ -109,18 +121,27 @@ def test_autocast_and_a_scaler_of_its_own_are_followed() -> None:
 
 def test_shapes_that_depend_on_values_are_taken_at_their_bound() -> None:
     found = mpt.plan_step(foreign_steps.masked)
-    assert "2 results whose size depends on values were taken as large as they can be" in found.plan.notes
+    assert (
+        "2 results whose size depends on values were taken as large as they can be"
+        in found.plan.notes
+    )
 
 
 def test_what_is_recomputed_in_backward_is_on_the_card_too() -> None:
-    recomputed, plain = (mpt.plan_step(foreign_steps.recomputed, is_recomputed=each).plan for each in (True, False))
+    recomputed, plain = (
+        mpt.plan_step(foreign_steps.recomputed, is_recomputed=each).plan for each in (True, False)
+    )
     assert recomputed.by_category["parameters"] == plain.by_category["parameters"]
     assert recomputed.allocated <= plain.allocated
 
 
 def test_packed_sequences_are_planned_as_long_as_the_longest() -> None:
-    packed, padded = (mpt.plan_step(foreign_steps.sentences, is_packed=each).plan for each in (True, False))
-    assert any("packed sequences were taken to be as long as the longest" in note for note in packed.notes)
+    packed, padded = (
+        mpt.plan_step(foreign_steps.sentences, is_packed=each).plan for each in (True, False)
+    )
+    assert any(
+        "packed sequences were taken to be as long as the longest" in note for note in packed.notes
+    )
     result, given = 8 * 64 * 32 * 4, 8 * 64 * 16 * 4
     held = [plan.by_category["activations"] for plan in (packed, padded)]
     assert 0 <= held[0] - held[1] <= 2 * (result + given)  # packing and unpacking copy
@@ -157,22 +178,31 @@ def test_a_library_that_the_factory_imports_sees_no_card_and_makes_real_tensors(
 
 def test_buckets_of_gradients_are_planned_for_one_of_several_cards(session: Session) -> None:
     source = {"where": str(STEPS), "function": "on_cards", "folder": str(STEPS.parents[3])}
-    kinds: list[dict[str, Any]] = [{}, {"has_views": True}, {"is_parallel": False, "is_synced": False}]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"has_views": True},
+        {"is_parallel": False, "is_synced": False},
+    ]
     copied, viewed, alone = (session.plan_own(source, options).get().plan for options in kinds)
     weights = 4 * (64 * 3 * 9 + 64 + 2 * 64 + 64 * 64 * 9 + 64)
     assert copied.by_category["reduce buffers"] == pytest.approx(weights, abs=512)
     assert viewed.by_category["gradients"] == pytest.approx(weights, abs=512)  # even in forward
     assert all("reduce buffers" not in plan.by_category for plan in (viewed, alone))
-    assert copied.allocated - alone.allocated == pytest.approx(weights, abs=1024)  # a norm keeps as much
+    # a norm keeps as much
+    assert copied.allocated - alone.allocated == pytest.approx(weights, abs=1024)
     assert viewed.allocated <= copied.allocated
     assert any("without NCCL's own buffers" in note for note in copied.notes)
 
 
 @pytest.mark.parametrize("as_lists", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_table_of_ctc_grows_with_the_labels(as_lists: bool) -> None:
-    few, many = (mpt.plan_step(foreign_steps.letters, labels=each, as_lists=as_lists).plan for each in (100, 1000))
+    few, many = (
+        mpt.plan_step(foreign_steps.letters, labels=each, as_lists=as_lists).plan
+        for each in (100, 1000)
+    )
     table = 8 * 200 * 2 * (1000 - 100) * 4
-    assert many.allocated - few.allocated == pytest.approx(2 * table, rel=0.02)  # of forward and of backward
+    # of forward and of backward
+    assert many.allocated - few.allocated == pytest.approx(2 * table, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -202,9 +232,22 @@ def test_a_module_wants_to_be_allowed_and_a_function_wants_to_stand_in_a_file() 
 
 
 def test_the_command_plans_a_file_and_its_arguments(tmp_path: Path) -> None:
-    words = ["plan", f"{STEPS}:decoder", "batch_size=2", "names_cuda=true", "--vram", "6GiB", "--json"]
+    words = [
+        "plan",
+        f"{STEPS}:decoder",
+        "batch_size=2",
+        "names_cuda=true",
+        "--vram",
+        "6GiB",
+        "--json",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "mpt", *words], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path
+        [sys.executable, "-m", "mpt", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

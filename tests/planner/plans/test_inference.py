@@ -36,9 +36,19 @@ MIB = 2**20
 def measured_bytes(config: Config, batch_size: int) -> int:
     """Return the peak of live tensors while a real batch is inferred on the CPU."""
     run = build_run(config, torch.device("cpu"), DIGITS, trains=False)
-    weights = [one for module in run.task.modules.values() for one in (*module.parameters(), *module.buffers())]
-    batch = {"image": torch.zeros(batch_size, *DIGITS.fields["image"].shape)} if run.task.inputs else None
-    with MemoryMeter(lambda: {"parameters": weights, "batch": list((batch or {}).values())}) as meter:
+    weights = [
+        one
+        for module in run.task.modules.values()
+        for one in (*module.parameters(), *module.buffers())
+    ]
+    batch = (
+        {"image": torch.zeros(batch_size, *DIGITS.fields["image"].shape)}
+        if run.task.inputs
+        else None
+    )
+    with MemoryMeter(
+        lambda: {"parameters": weights, "batch": list((batch or {}).values())}
+    ) as meter:
         infer_batch(run, batch, batch_size)
     return int(meter.split.peak_bytes)
 
@@ -61,15 +71,22 @@ def test_the_largest_batch_fits_and_the_next_does_not(session: Session) -> None:
     surely, largest = found.largest_batch, found.largest_at_all
     assert largest > surely > many
     for batch_size, kind in ((surely, "fits"), (surely + largest // 100, "may fit")):
-        judged = judge(session.infer(config, data, batch_size=batch_size, budget_bytes=budget).get())
+        judged = judge(
+            session.infer(config, data, batch_size=batch_size, budget_bytes=budget).get()
+        )
         assert judged is not None
         assert judged.kind == kind
     for batch_size, fits in ((largest, True), (largest + 1, False)):
-        assert session.infer(config, data, batch_size=batch_size, budget_bytes=budget).get().fits is fits
+        assert (
+            session.infer(config, data, batch_size=batch_size, budget_bytes=budget).get().fits
+            is fits
+        )
     half = session.infer(config, data, batch_size=many, budget_bytes=budget, half=True).get()
     assert half.largest_batch > 1.2 * surely
     assert half.weight_bytes < 0.8 * plain.weight_bytes
-    held = session.infer(config, data, batch_size=many, budget_bytes=budget, held_bytes=plain.reserved).get()
+    held = session.infer(
+        config, data, batch_size=many, budget_bytes=budget, held_bytes=plain.reserved
+    ).get()
     assert held.largest_batch < surely
 
 
@@ -89,7 +106,9 @@ def arguments(
     for module in (plan_inference, inference_batch):
         monkeypatch.setattr(module, "Session", Shared(session))
 
-    def make_arguments(data: dict[str, Any] | Path, overrides: Sequence[str] = (), **more: Any) -> PlanInferArguments:
+    def make_arguments(
+        data: dict[str, Any] | Path, overrides: Sequence[str] = (), **more: Any
+    ) -> PlanInferArguments:
         path = data if isinstance(data, Path) else tmp_path / "config.yaml"
         if not isinstance(data, Path):
             path.write_text(json.dumps(data))
@@ -103,7 +122,10 @@ def arguments(
 def test_mpt_plan_infer_says_what_is_needed_and_how_much_more_fits(arguments, capsys) -> None:  # type: ignore[no-untyped-def]
     plan_inference.run(arguments(CLASSIFIER, vram="550MiB"))
     printed = " ".join(capsys.readouterr().out.split())
-    assert "classifier (small_cnn), inference (as trained, fp32), batch 32, on rtx3060: fits in 550 MiB" in printed
+    assert (
+        "classifier (small_cnn), inference (as trained, fp32), batch 32, on rtx3060: fits in 550 MiB"
+        in printed
+    )
     assert re.search(r"the largest batch that fits is (\d+), and up to (\d+) may", printed)
     assert "modules that hold most" in printed
     plan_inference.run(arguments(CLASSIFIER, half=True, json=True))
@@ -118,21 +140,34 @@ def test_mpt_plan_infer_says_what_is_needed_and_how_much_more_fits(arguments, ca
         plan_inference.run(arguments(CLASSIFIER, vram="1GiB", frame="1920x1080"))
 
 
-@pytest.mark.slow  # tests/systems/dain/inference/test_interpolate.py chooses them for a smaller frame
+# tests/systems/dain/inference/test_interpolate.py chooses them for a smaller frame
+@pytest.mark.slow
 def test_tiles_of_a_frame_are_chosen_to_fit(arguments, capsys) -> None:  # type: ignore[no-untyped-def]
-    demo = {"model": {"name": "dain", "size": "small"}, "task": "interpolate", "dataset": "procedural_triplets"}
+    demo = {
+        "model": {"name": "dain", "size": "small"},
+        "task": "interpolate",
+        "dataset": "procedural_triplets",
+    }
     sizes = []
     for vram in ("1200MiB", "700MiB"):
-        plan_inference.run(arguments({**demo, "train": {"steps": 1}}, vram=vram, frame="1920x1080", json=True))
+        plan_inference.run(
+            arguments({**demo, "train": {"steps": 1}}, vram=vram, frame="1920x1080", json=True)
+        )
         sizes.append(json.loads(capsys.readouterr().out)["inference"]["tile"])
     (height, width), (lower, narrower) = sizes
     assert lower * narrower < height * width <= 1088 * 1920
 
 
 def test_mpt_infer_vram_takes_the_planned_batch_and_finds_the_same(
-    arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = save_run(tmp_path / "runs", {**CLASSIFIER, "model": {"name": "small_cnn", "image_size": 64, "features": 8}})
+    run = save_run(
+        tmp_path / "runs",
+        {**CLASSIFIER, "model": {"name": "small_cnn", "image_size": 64, "features": 8}},
+    )
     asked = InferArguments(run=str(run), count=48, device="cpu", output=str(tmp_path / "out"))
     infer.run(asked)
     labels = (tmp_path / "out" / "labels.csv").read_text()
@@ -148,7 +183,9 @@ def test_mpt_infer_vram_takes_the_planned_batch_and_finds_the_same(
     assert "samples at once fit in 486MiB, as on an rtx3060" in capsys.readouterr().out
     assert (tmp_path / "out" / "labels.csv").read_text() == labels
     assert 1 <= sizes[0] < 48
-    with pytest.raises(MemoryBudgetError, match=r"not even one sample fits in 460MiB; it needs .* MiB") as refused:
+    with pytest.raises(
+        MemoryBudgetError, match=r"not even one sample fits in 460MiB; it needs .* MiB"
+    ) as refused:
         infer.run(replace(asked, vram="460MiB", overwrite=True))
     assert "float16" not in str(refused.value)  # the context alone is larger
     with pytest.raises(ConfigError, match="leave out --batch-size"):
@@ -160,8 +197,15 @@ def test_less_memory_is_advised_where_it_was_planned_to_be_enough() -> None:
     one = SimpleNamespace(with_room=480 * 2**20 - 1)
     for half, fits, advice in (
         (False, True, ": use --dtype float16, or allow more"),
-        (True, True, ": leave out --half, which begins in float32, and use --dtype float16, or allow more"),
+        (
+            True,
+            True,
+            ": leave out --half, which begins in float32, and use --dtype float16, or allow more",
+        ),
         (True, False, ""),
     ):
         said = inference_batch.describe_want("470MiB", half, one, SimpleNamespace(fits=fits))  # type: ignore[arg-type]
-        assert said == f"--vram: not even one sample fits in 470MiB; it needs 480 MiB with the context{advice}"
+        assert (
+            said
+            == f"--vram: not even one sample fits in 470MiB; it needs 480 MiB with the context{advice}"
+        )

@@ -52,7 +52,9 @@ class Sharded:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def submit(self, config: Config, *, budget_bytes: int, placement: dict[str, Any]) -> Future[Answer[Plan]]:
+    def submit(
+        self, config: Config, *, budget_bytes: int, placement: dict[str, Any]
+    ) -> Future[Answer[Plan]]:
         nproc, parallel = placement["nproc"], config.parallel
         words = parallel.shard if parallel.strategy == "fsdp" else "ddp"
         words += f" {parallel.shard_ranks}" if words == "hybrid" else ""
@@ -73,27 +75,42 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     monkeypatch.setattr(cheapest, "search", lambda *_, **__: SimpleNamespace(recipes=[]))
 
     def ask(*cards: str, **changes: Any) -> Any:
-        given = PlanClusterArguments(config=CONFIG, overrides=("train.batch_size=64",), cards=cards, json=True)
+        given = PlanClusterArguments(
+            config=CONFIG, overrides=("train.batch_size=64",), cards=cards, json=True
+        )
         plan_cluster.run(replace(given, **changes))
         return json.loads(capsys.readouterr().out)
 
     return ask
 
 
-def test_sets_are_tried_by_price_until_one_fits_and_the_fastest_of_a_price_is_the_answer(asked: Any) -> None:
+def test_sets_are_tried_by_price_until_one_fits_and_the_fastest_of_a_price_is_the_answer(
+    asked: Any,
+) -> None:
     """Of 24 GB cards ddp never fits, four fit sharded at 1.2; the 40 GB card at 2.0 is not looked at."""
     best = asked("rtx3090:8@0.3", "a100@2.0")["best"]
     assert (best["gpu"], best["nproc"], best["price"]) == ("rtx3090", 4, 1.2)
     assert (best["strategy"], best["shard"]) == ("fsdp", "grad")
-    assert best["command"].endswith('parallel.strategy="fsdp"\' \'parallel.shard="grad"\' --nproc 4')
+    assert best["command"].endswith(
+        'parallel.strategy="fsdp"\' \'parallel.shard="grad"\' --nproc 4'
+    )
     assert Sharded.planned[0] == ("rtx3090", 1, "ddp")
     assert Sharded.planned[1:4] == [("rtx3090", 2, way) for way in ("ddp", "grad", "full")]
-    assert Sharded.planned[4:] == [("rtx3090", 4, way) for way in ("ddp", "grad", "full", "hybrid 2")]
+    assert Sharded.planned[4:] == [
+        ("rtx3090", 4, way) for way in ("ddp", "grad", "full", "hybrid 2")
+    ]
 
 
 def test_hybrid_is_over_the_cards_of_a_machine_or_half_of_the_only_one() -> None:
-    assert [way.get("shard_ranks") for way in cheapest.ways_for(Placement(16, per_machine=8))] == [None, None, None, 8]
-    found = {nproc: cheapest.ways_for(Placement(nproc, per_machine=8)) for nproc in (1, 2, 3, 6, 12)}
+    assert [way.get("shard_ranks") for way in cheapest.ways_for(Placement(16, per_machine=8))] == [
+        None,
+        None,
+        None,
+        8,
+    ]
+    found = {
+        nproc: cheapest.ways_for(Placement(nproc, per_machine=8)) for nproc in (1, 2, 3, 6, 12)
+    }
     assert {nproc: len(ways) for nproc, ways in found.items()} == {1: 1, 2: 3, 3: 3, 6: 4, 12: 3}
     assert found[6][-1] == {"strategy": "fsdp", "shard": "hybrid", "shard_ranks": 3}
 
@@ -112,7 +129,9 @@ def test_one_card_is_the_answer_where_it_costs_less(asked: Any) -> None:
     assert "--nproc" not in best["command"]
 
 
-def test_a_recipe_on_fewer_cards_costs_less_than_more_cards(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_on_fewer_cards_costs_less_than_more_cards(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = SimpleNamespace(patch={"memory": {"recompute": "all"}}, fits=True, fits_well=True)
     recipe.plan = plan_of(12, 20 * GIB, 3.0)
     monkeypatch.setattr(cheapest, "search", lambda *_, **__: SimpleNamespace(recipes=[recipe]))

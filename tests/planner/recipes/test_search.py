@@ -20,13 +20,25 @@ from mpt.planner.answers.plan import Growing, Plan
 from mpt.planner.client.session import Answer, PlanError
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.recipes.patches import combinations, patched, precision_patches
-from mpt.planner.recipes.recipe import Patch, Recipe, describe_cost, describe_patch, rank, without_conflicts
+from mpt.planner.recipes.recipe import (
+    Patch,
+    Recipe,
+    describe_cost,
+    describe_patch,
+    rank,
+    without_conflicts,
+)
 from mpt.planner.recipes.search import _Search, search
 from tests.planner.made_plans import make_plan
 
 GIB, MIB = 2**30, 2**20
 BUDGET = 6 * GIB
-CONFIG = {"model": "small_cnn", "dataset": "digits", "precision": "amp", "train": {"batch_size": 32}}
+CONFIG = {
+    "model": "small_cnn",
+    "dataset": "digits",
+    "precision": "amp",
+    "train": {"batch_size": 32},
+}
 
 
 def plan(total: float, seconds: float = 1.0, **changes: Any) -> Plan:
@@ -47,12 +59,16 @@ class FakeSession:
 
     allow: tuple[str, ...] = ()
 
-    def __init__(self, answer: Callable[[dict[str, Any], str], Plan | str | Answer[Plan]], workers: int = 1) -> None:
+    def __init__(
+        self, answer: Callable[[dict[str, Any], str], Plan | str | Answer[Plan]], workers: int = 1
+    ) -> None:
         self.answer, self.workers, self.asked = answer, workers, list[tuple[str, dict[str, Any]]]()
 
     def submit(self, config: Config, **wish: Any) -> Future[Answer[Plan]]:
         memory = {
-            name: value for name, value in config.to_data()["memory"].items() if name not in ("on_oom", "ceiling")
+            name: value
+            for name, value in config.to_data()["memory"].items()
+            if name not in ("on_oom", "ceiling")
         }
         self.asked.append((config.precision.mode, memory))
         found = self.answer(memory, config.precision.mode)
@@ -63,13 +79,21 @@ class FakeSession:
 
 
 def run(session: FakeSession, gpu: str = "rtx2060", **config: Any) -> Any:
-    return search(session, load_config({**CONFIG, **config}), find_gpu(gpu), BUDGET, allow_lossy=True)  # type: ignore[arg-type]
+    return search(
+        session, load_config({**CONFIG, **config}), find_gpu(gpu), BUDGET, allow_lossy=True
+    )  # type: ignore[arg-type]
 
 
-def test_weights_elsewhere_are_combined_with_recomputation_and_micro_batches_where_nothing_less_fits() -> None:
+def test_weights_elsewhere_are_combined_with_recomputation_and_micro_batches_where_nothing_less_fits() -> (
+    None
+):
     def answer(memory: dict[str, Any], mode: str) -> Plan:
         streams = (memory.get("stream_weights") or {}).get("fraction") == 1.0
-        fits = streams and "recompute" in memory and memory.get("micro_batch", {"size": 32})["size"] <= 8
+        fits = (
+            streams
+            and "recompute" in memory
+            and memory.get("micro_batch", {"size": 32})["size"] <= 8
+        )
         return plan(4.0 if fits else 40.0, held_throughout=(1 if streams else 10) * GIB)
 
     found = run(FakeSession(answer), precision="fp32")
@@ -78,7 +102,9 @@ def test_weights_elsewhere_are_combined_with_recomputation_and_micro_batches_whe
     assert {"stream_weights", "recompute", "micro_batch"} <= set(best.tricks)
 
 
-def test_where_the_configuration_fits_single_tricks_are_tried_once_and_no_pairs_nor_micro_batches() -> None:
+def test_where_the_configuration_fits_single_tricks_are_tried_once_and_no_pairs_nor_micro_batches() -> (
+    None
+):
     session = FakeSession(lambda memory, mode: plan(2.0))
     found = run(session)
     modes = list(precision_patches(load_config(CONFIG), find_gpu("rtx2060")))
@@ -97,11 +123,17 @@ def test_a_precision_that_takes_longer_alone_than_what_fits_in_another_gets_no_d
 
     session = FakeSession(answer)
     found = run(session, precision="fp32")
-    tried = {mode: [memory for one, memory in session.asked if one == mode] for mode in ("fp32", "amp")}
-    budgets = {mode: [memory.get("recompute", {}).get("budget") for memory in tried[mode]] for mode in tried}
+    tried = {
+        mode: [memory for one, memory in session.asked if one == mode] for mode in ("fp32", "amp")
+    }
+    budgets = {
+        mode: [memory.get("recompute", {}).get("budget") for memory in tried[mode]]
+        for mode in tried
+    }
     turned = {mode: any(budget is not None for budget in budgets[mode]) for mode in tried}
     assert turned == {"fp32": not is_outdone, "amp": True}
-    assert [memory for memory in tried["fp32"] if "recompute" in memory]  # for who wants no other arithmetic
+    # for who wants no other arithmetic
+    assert [memory for memory in tried["fp32"] if "recompute" in memory]
     assert ("precision" in found.recipes[0].patch) == is_outdone
 
 
@@ -114,7 +146,9 @@ def test_micro_batches_are_not_split_further_where_even_one_of_nothing_would_be_
 
     session = FakeSession(answer)
     found = run(session)
-    asked = [memory["micro_batch"]["size"] for _, memory in session.asked if "micro_batch" in memory]
+    asked = [
+        memory["micro_batch"]["size"] for _, memory in session.asked if "micro_batch" in memory
+    ]
     if smallest * GIB > BUDGET:  # then one more says how small it gets
         assert asked.pop() == 2
     assert list(dict.fromkeys(asked)) == sizes
@@ -128,7 +162,9 @@ def test_what_does_not_fit_is_paired_and_then_split_until_it_fits() -> None:
 
     session = FakeSession(answer)
     found = run(session)
-    sizes = [memory["micro_batch"]["size"] for _, memory in session.asked if "micro_batch" in memory]
+    sizes = [
+        memory["micro_batch"]["size"] for _, memory in session.asked if "micro_batch" in memory
+    ]
     assert set(sizes) == {16, 8}  # not 4: eights fit
     assert found.recipes[0].tricks["micro_batch"] == 8
     assert any({"recompute", "cpu_optimizer"} <= set(memory) for _, memory in session.asked)
@@ -138,7 +174,9 @@ def test_a_trick_is_not_added_to_what_fits_with_room_to_spare() -> None:
     session = FakeSession(lambda memory, mode: plan(5.0 if "cpu_optimizer" in memory else 8.0))
     run(session)
     with_it = [memory for _, memory in session.asked if "cpu_optimizer" in memory]
-    assert with_it == [{"cpu_optimizer": True}] * 2, "in the mode of the file, and with masters of 24 bits"
+    assert with_it == [{"cpu_optimizer": True}] * 2, (
+        "in the mode of the file, and with masters of 24 bits"
+    )
     session = FakeSession(lambda memory, mode: plan(5.99 if "cpu_optimizer" in memory else 8.0))
     run(session)
     assert len([memory for _, memory in session.asked if "cpu_optimizer" in memory]) > 1
@@ -164,7 +202,10 @@ def test_nothing_is_tried_alone_either_that_leaves_too_large_weights_as_they_are
         if "stream_weights" in memory:
             return plan(4.0, held_throughout=GIB)
         if memory:
-            return Answer(error="built, and before any step, it holds 22 GiB", exit_code=MemoryBudgetError.exit_code)
+            return Answer(
+                error="built, and before any step, it holds 22 GiB",
+                exit_code=MemoryBudgetError.exit_code,
+            )
         return plan(24.0, held_throughout=22 * GIB)
 
     session = FakeSession(answer)
@@ -173,20 +214,27 @@ def test_nothing_is_tried_alone_either_that_leaves_too_large_weights_as_they_are
     leave_weights = {one.name for one in reliefs("activations", "batch")}
     assert not any(memory and set(memory) <= leave_weights for memory in asked)
     assert {"recompute"} in [set(patch["memory"]) for patch in found.hopeless]
-    assert {"cpu_optimizer"} in [set(patch["memory"]) for patch in found.hopeless]  # its networks alone were too much
+    # its networks alone were too much
+    assert {"cpu_optimizer"} in [set(patch["memory"]) for patch in found.hopeless]
     assert not any("cpu_optimizer" in patch.get("memory", {}) for patch, _ in found.refused)
     assert found.recipes[0].tricks.keys() == {"stream_weights"}
 
 
 @pytest.mark.parametrize("held", [4, 1])
-def test_weights_that_are_much_of_what_does_not_fit_are_sent_to_the_host_as_few_as_can_be(held: int) -> None:
+def test_weights_that_are_much_of_what_does_not_fit_are_sent_to_the_host_as_few_as_can_be(
+    held: int,
+) -> None:
     def answer(memory: dict[str, Any], mode: str) -> Plan:
         fraction = memory.get("stream_weights", {"fraction": 0.0})["fraction"]
         return plan(8.0 - 4 * fraction, 1.0 + fraction, held_throughout=held * GIB)
 
     session = FakeSession(answer)
     found = run(session)
-    asked = [memory["stream_weights"]["fraction"] for _, memory in session.asked if "stream_weights" in memory]
+    asked = [
+        memory["stream_weights"]["fraction"]
+        for _, memory in session.asked
+        if "stream_weights" in memory
+    ]
     if held == 1:
         assert asked == []
         return
@@ -198,7 +246,13 @@ def test_weights_that_are_much_of_what_does_not_fit_are_sent_to_the_host_as_few_
 def test_a_configuration_that_cannot_be_planned_is_an_error_and_a_refused_recipe_is_not() -> None:
     with pytest.raises(PlanError, match="no shape rule"):
         run(FakeSession(lambda memory, mode: "cannot plan: no shape rule"))
-    found = run(FakeSession(lambda memory, mode: "there is no 8-bit SGD" if "low_bit_optimizer" in memory else plan(2)))
+    found = run(
+        FakeSession(
+            lambda memory, mode: (
+                "there is no 8-bit SGD" if "low_bit_optimizer" in memory else plan(2)
+            )
+        )
+    )
     assert ({"memory": {"low_bit_optimizer": True}}, "there is no 8-bit SGD") in found.refused
 
 
@@ -237,8 +291,20 @@ def test_recipes_come_fastest_first_gentlest_among_equals_and_the_doubtful_last(
     close = recipe({"memory": {"recompute": "sqrt"}}, total=5.9, seconds=0.5)
     tight = recipe({"memory": {"recompute": "selective"}}, seconds=0.6, tight=True)
     too_large = recipe({}, total=7, seconds=0.1)
-    assert rank([too_large, tight, close, slow, fast, gentle]) == [gentle, fast, slow, close, tight, too_large]
-    assert [describe_cost(one) for one in (gentle, fast, close, tight)] == ["exact", "not bit-equal", "close", "tight"]
+    assert rank([too_large, tight, close, slow, fast, gentle]) == [
+        gentle,
+        fast,
+        slow,
+        close,
+        tight,
+        too_large,
+    ]
+    assert [describe_cost(one) for one in (gentle, fast, close, tight)] == [
+        "exact",
+        "not bit-equal",
+        "close",
+        "tight",
+    ]
 
 
 def test_the_bytes_of_a_tight_recipe_are_those_under_the_budget() -> None:
@@ -254,14 +320,20 @@ def test_the_bytes_of_a_tight_recipe_are_those_under_the_budget() -> None:
         ("rtx2060", "amp", ["fp16-24bit"]),
     ],
 )
-def test_modes_that_hold_less_on_the_card_are_tried(gpu: str, mode: str, expected: list[str]) -> None:
+def test_modes_that_hold_less_on_the_card_are_tried(
+    gpu: str, mode: str, expected: list[str]
+) -> None:
     patches = list(precision_patches(load_config({**CONFIG, "precision": mode}), find_gpu(gpu)))
     assert [patch["precision"]["mode"] for patch in patches if patch] == expected
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp", {"mode": "amp", "dtype": "float16", "loss_scale": 128.0}])
+@pytest.mark.parametrize(
+    "precision", ["fp32", "amp", {"mode": "amp", "dtype": "float16", "loss_scale": 128.0}]
+)
 @pytest.mark.parametrize("memory", [{}, {"recompute": {"mode": "sqrt"}}])
-def test_a_recipe_is_planned_as_its_patch_over_the_file_is_trained(precision: Any, memory: Any, tmp_path: Path) -> None:
+def test_a_recipe_is_planned_as_its_patch_over_the_file_is_trained(
+    precision: Any, memory: Any, tmp_path: Path
+) -> None:
     file, patch_file = tmp_path / "config.yaml", tmp_path / "plan.yaml"
     file.write_text(write_text({**CONFIG, "precision": precision, "memory": memory}))
     config = load_config(file)
@@ -272,7 +344,12 @@ def test_a_recipe_is_planned_as_its_patch_over_the_file_is_trained(precision: An
 
 
 def test_overrides_that_would_win_over_a_patch_are_left_out_of_the_command() -> None:
-    overrides = ["precision=fp32", "precision.keep_fp32=[a]", "memory.micro_batch.size=4", "train.batch_size=8"]
+    overrides = [
+        "precision=fp32",
+        "precision.keep_fp32=[a]",
+        "memory.micro_batch.size=4",
+        "train.batch_size=8",
+    ]
     patch = {"precision": {"mode": "bf16"}, "memory": {"micro_batch": 2}}
     assert without_conflicts(overrides, patch) == ["precision.keep_fp32=[a]", "train.batch_size=8"]
     assert without_conflicts(overrides, {"memory": {"recompute": "all"}}) == overrides
@@ -282,7 +359,9 @@ def test_what_changes_the_learnt_result_is_proposed_only_where_that_is_allowed()
     session = FakeSession(lambda memory, mode: plan(7.0))
     config: Any = load_config({**CONFIG, "precision": "amp"})
     search(session, config, find_gpu("rtx3060"), BUDGET)  # type: ignore[arg-type]
-    assert not any("low_bit_optimizer" in memory or mode == "bf16-sr" for mode, memory in session.asked)
+    assert not any(
+        "low_bit_optimizer" in memory or mode == "bf16-sr" for mode, memory in session.asked
+    )
     session = FakeSession(lambda memory, mode: plan(7.0))
     found = search(session, config, find_gpu("rtx3060"), BUDGET, allow_lossy=True)  # type: ignore[arg-type]
     lossy = [one for one in found.recipes if one.is_lossy]
@@ -290,11 +369,16 @@ def test_what_changes_the_learnt_result_is_proposed_only_where_that_is_allowed()
     assert any(one.patch.get("precision", {}).get("mode") == "bf16-sr" for one in lossy)
 
 
-def test_a_lossy_trick_of_any_kind_waits_until_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lossy_trick_of_any_kind_waits_until_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ours are for the optimizer; one of somebody else's may keep activations or weights in fewer bits."""
 
     def all_lossy(*kinds: str) -> list[Relief]:
-        return [replace(one, is_lossy=one.relieves in ("activations", "weights")) for one in reliefs(*kinds)]
+        return [
+            replace(one, is_lossy=one.relieves in ("activations", "weights"))
+            for one in reliefs(*kinds)
+        ]
 
     for module in ("patches", "search"):
         monkeypatch.setattr(f"mpt.planner.recipes.{module}.reliefs", all_lossy)
@@ -327,7 +411,9 @@ def test_dials_are_turned_to_the_gentlest_number_that_fits() -> None:
         if set(memory) - {"recompute"} or mode != "amp":
             return "not here"
         if way.get("budget") is None:
-            return plan(8.0) if not way else plan(4.1, 3.0) if way["mode"] == "all" else plan(7.0, 3.0)
+            return (
+                plan(8.0) if not way else plan(4.1, 3.0) if way["mode"] == "all" else plan(7.0, 3.0)
+            )
         slow = 1.0 if way["per"] == "tensor" else 2.0
         return plan(4 + 4 * way["budget"], 1 + slow * (1 - way["budget"]))
 
@@ -357,7 +443,9 @@ def test_a_dial_is_not_turned_if_another_tricks_fits_in_the_time_of_the_step_alo
 
         session = FakeSession(answer)
         found = search(session, load_config(CONFIG), find_gpu("rtx2060"), BUDGET)  # type: ignore[arg-type]
-        numbers = [one for _, memory in session.asked for one in memory.items() if isinstance(one[1], dict)]
+        numbers = [
+            one for _, memory in session.asked for one in memory.items() if isinstance(one[1], dict)
+        ]
         dials = {name for name, value in numbers if value.get("budget") or value.get("at_most_gib")}
         return dials, found.recipes[0].patch
 
@@ -373,7 +461,9 @@ def test_a_recipe_waits_for_the_answer_to_a_part_of_it_that_may_rule_it_out() ->
         return plan(9.0, held_throughout=7 * GIB)
 
     session: Any = FakeSession(answer, workers=2)
-    under_way = _Search(session, load_config(CONFIG), BUDGET, lambda planned, fitting: None, allow_lossy=False)
+    under_way = _Search(
+        session, load_config(CONFIG), BUDGET, lambda planned, fitting: None, allow_lossy=False
+    )
     both = {"cpu_optimizer": True, "recompute": "all"}
     under_way.try_all([{"memory": {"cpu_optimizer": True}}, {"memory": both}])
     assert len(session.asked) == 1
@@ -388,16 +478,28 @@ def test_what_a_loss_scale_refuses_is_tried_in_bfloat16_where_the_card_has_it() 
 
         session = FakeSession(answer)
         run(session, gpu)
-        return [one for one in session.asked if "optimizer_in_backward" in one[1] and one[0] == "bf16"]
+        return [
+            one for one in session.asked if "optimizer_in_backward" in one[1] and one[0] == "bf16"
+        ]
 
     assert asked("rtx3060")
     assert not asked("rtx2060")
 
 
 @pytest.mark.parametrize(("held", "heavy"), [(60, True), (40, False)])
-def test_weights_are_heavy_by_what_the_context_leaves_of_a_small_budget(held: int, heavy: bool) -> None:
-    figures = {"context_bytes": 450, "held_throughout": held, "fits": False, "reserved": 300, "tight": False}
-    plain = Recipe({}, load_config({"model": "small_cnn", "dataset": "digits"}), make_plan(**figures))
+def test_weights_are_heavy_by_what_the_context_leaves_of_a_small_budget(
+    held: int, heavy: bool
+) -> None:
+    figures = {
+        "context_bytes": 450,
+        "held_throughout": held,
+        "fits": False,
+        "reserved": 300,
+        "tight": False,
+    }
+    plain = Recipe(
+        {}, load_config({"model": "small_cnn", "dataset": "digits"}), make_plan(**figures)
+    )
     under_way: Any = SimpleNamespace(recipes=[plain], budget_bytes=600)
     assert _Search.is_heavy(under_way, {}) is heavy
 

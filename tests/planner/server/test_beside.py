@@ -34,7 +34,9 @@ MIB = 2**20
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A card that torch tells of without there being one."""
-    properties = SimpleNamespace(name="NVIDIA GeForce RTX 2060", total_memory=6 * 2**30, major=7, minor=5)
+    properties = SimpleNamespace(
+        name="NVIDIA GeForce RTX 2060", total_memory=6 * 2**30, major=7, minor=5
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -52,34 +54,48 @@ def test_a_run_on_a_gpu_is_planned_for_that_card_as_it_was_calibrated(tmp_path: 
     save_calibration("rtx2060", Calibration(context_bytes=123 * MIB, source="runs/before"))
     path = tmp_path / "plan.json"
     answer = planned(request(make("small_cnn", "amp", 64), DIGITS, CUDA, path), path)
-    assert (answer["kind"], answer["gpu"], answer["calibrated_by"]) == ("cuda", "rtx2060", "runs/before")
+    assert (answer["kind"], answer["gpu"], answer["calibrated_by"]) == (
+        "cuda",
+        "rtx2060",
+        "runs/before",
+    )
     assert answer["context_bytes"] == 123 * MIB
-    assert 0 < sum(answer["by_category"].values()) <= answer["peak_bytes"] <= answer["reserved_bytes"]
+    assert (
+        0 < sum(answer["by_category"].values()) <= answer["peak_bytes"] <= answer["reserved_bytes"]
+    )
 
 
 @pytest.mark.usefixtures("card")
-def test_a_run_of_several_ranks_is_planned_as_one_of_them_with_its_own_samples(tmp_path: Path) -> None:
+def test_a_run_of_several_ranks_is_planned_as_one_of_them_with_its_own_samples(
+    tmp_path: Path,
+) -> None:
     config, path = make("small_cnn", "amp", 64), tmp_path / "plan.json"
     two = cast(World, SimpleNamespace(size=2, on_machine=2))
     wish = request(config, DIGITS, CUDA, path, world=two)
     rank = Wish(placement=Placement(2, per_machine=2).as_data())
     expected = [
-        plan_config(config, DIGITS, find_gpu("rtx2060"), Calibration(), one).allocated for one in (rank, Wish())
+        plan_config(config, DIGITS, find_gpu("rtx2060"), Calibration(), one).allocated
+        for one in (rank, Wish())
     ]
     assert expected[0] != expected[1]
     assert planned(wish, path)["peak_bytes"] == expected[0]
-    config = load_config({**config.to_data(), "train": {**config.to_data()["train"], "plan_memory": True}})
+    config = load_config(
+        {**config.to_data(), "train": {**config.to_data()["train"], "plan_memory": True}}
+    )
     plan_beside(config, DIGITS, torch.device("cpu"), path, world=two).wait(0)
     assert "on CUDA devices alone" in json.loads(path.read_text("utf-8"))["error"]
 
 
 def test_a_run_on_a_cpu_is_planned_with_the_optimizer_that_a_cpu_gets(tmp_path: Path) -> None:
     data = make("dcgan").to_data()
-    config = load_config({**data, "optimizer": {"name": "adam"}, "precision": {"mode": "fp32"}})  # foreach is left open
+    # foreach is left open
+    config = load_config({**data, "optimizer": {"name": "adam"}, "precision": {"mode": "fp32"}})
     path = tmp_path / "plan.json"
     answer = planned(request(config, DIGITS, torch.device("cpu"), path), path)
     assert answer["kind"] == "live tensors"
-    assert answer["peak_bytes"] == live_peak(trace_real(config, DIGITS, config.train.batch_size, batch_ahead=False))
+    assert answer["peak_bytes"] == live_peak(
+        trace_real(config, DIGITS, config.train.batch_size, batch_ahead=False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,16 +108,33 @@ def test_a_run_on_a_cpu_is_planned_with_the_optimizer_that_a_cpu_gets(tmp_path: 
         ),
         pytest.param(
             "wgan_gp",
-            ["train.steps=7", "model.hidden=1024", "task.metric_samples=64"],  # the generator's 2nd step is 6th
+            # the generator's 2nd step is 6th
+            ["train.steps=7", "model.hidden=1024", "task.metric_samples=64"],
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_a_run_on_a_cpu_needs_what_was_planned(file: str, settings: list[str], tmp_path: Path) -> None:
+def test_a_run_on_a_cpu_needs_what_was_planned(
+    file: str, settings: list[str], tmp_path: Path
+) -> None:
     """Through the loop itself, whose batches are a good part of what a small model holds."""
-    command = [sys.executable, "-m", "mpt", "train", f"@{file}", "train.plan_memory=true", "name=run", *settings]
-    subprocess.run([*command, "--device", "cpu", "--quiet"], cwd=tmp_path, check=True, capture_output=True)
-    plan, summary = (json.loads((tmp_path / "runs/run" / name).read_text()) for name in ("plan.json", "summary.json"))
+    command = [
+        sys.executable,
+        "-m",
+        "mpt",
+        "train",
+        f"@{file}",
+        "train.plan_memory=true",
+        "name=run",
+        *settings,
+    ]
+    subprocess.run(
+        [*command, "--device", "cpu", "--quiet"], cwd=tmp_path, check=True, capture_output=True
+    )
+    plan, summary = (
+        json.loads((tmp_path / "runs/run" / name).read_text())
+        for name in ("plan.json", "summary.json")
+    )
     assert plan["peak_bytes"] == pytest.approx(summary["peak_memory"]["peak_bytes"], rel=0.001)
 
 
@@ -109,14 +142,27 @@ def test_a_run_on_a_cpu_needs_what_was_planned(file: str, settings: list[str], t
 def test_the_report_puts_the_measured_steps_beside_the_plan(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: run\n", "utf-8")
     (tmp_path / "plan.json").write_text(
-        json.dumps({"kind": "cuda", "peak_bytes": 95 * MIB, "reserved_bytes": 110 * MIB, "by_category": {"batch": 7}})
+        json.dumps(
+            {
+                "kind": "cuda",
+                "peak_bytes": 95 * MIB,
+                "reserved_bytes": 110 * MIB,
+                "by_category": {"batch": 7},
+            }
+        )
     )
     memory = {"kind": "cuda", "peak_bytes": 500 * MIB, "reserved_bytes": 600 * MIB}
     memory |= {"steps_peak_bytes": 100 * MIB, "steps_reserved_bytes": 100 * MIB}
-    (tmp_path / "summary.json").write_text(json.dumps({"steps": 2, "total_steps": 2, "peak_memory": memory}), "utf-8")
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"steps": 2, "total_steps": 2, "peak_memory": memory}), "utf-8"
+    )
     write_report(tmp_path)
-    assert "| allocated | 95.0 MiB | 100.0 MiB | -5.0 % |" in (tmp_path / "report.md").read_text("utf-8")
-    assert "| reserved | 110.0 MiB | 100.0 MiB | +10.0 % |" in (tmp_path / "report.md").read_text("utf-8")
+    assert "| allocated | 95.0 MiB | 100.0 MiB | -5.0 % |" in (tmp_path / "report.md").read_text(
+        "utf-8"
+    )
+    assert "| reserved | 110.0 MiB | 100.0 MiB | +10.0 % |" in (tmp_path / "report.md").read_text(
+        "utf-8"
+    )
     assert "Memory, planned and measured" in (tmp_path / "report.html").read_text("utf-8")
     compared = json.loads((tmp_path / "report.json").read_text("utf-8"))["plan"]["compared"]
     assert [round(row["error"], 3) for row in compared] == [-0.05, 0.1]
@@ -124,7 +170,9 @@ def test_the_report_puts_the_measured_steps_beside_the_plan(tmp_path: Path) -> N
 
 def test_a_plan_of_something_else_is_not_compared(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: run\n", "utf-8")
-    (tmp_path / "plan.json").write_text(json.dumps({"kind": "cuda", "peak_bytes": 1, "reserved_bytes": 1}), "utf-8")
+    (tmp_path / "plan.json").write_text(
+        json.dumps({"kind": "cuda", "peak_bytes": 1, "reserved_bytes": 1}), "utf-8"
+    )
     memory = {"kind": "live tensors", "peak_bytes": 1}
     (tmp_path / "summary.json").write_text(json.dumps({"steps": 2, "peak_memory": memory}))
     assert read_run(tmp_path).planned == []
@@ -132,7 +180,9 @@ def test_a_plan_of_something_else_is_not_compared(tmp_path: Path) -> None:
 
 def test_a_run_of_one_step_is_not_compared_with_a_plan_of_two(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: run\n", "utf-8")
-    (tmp_path / "plan.json").write_text(json.dumps({"kind": "cuda", "peak_bytes": 2, "reserved_bytes": 2}), "utf-8")
+    (tmp_path / "plan.json").write_text(
+        json.dumps({"kind": "cuda", "peak_bytes": 2, "reserved_bytes": 2}), "utf-8"
+    )
     for steps, compared in ((1, 0), (2, 2)):
         memory = {"kind": "cuda", "peak_bytes": 1, "reserved_bytes": 1}
         (tmp_path / "summary.json").write_text(json.dumps({"steps": steps, "peak_memory": memory}))
@@ -141,7 +191,9 @@ def test_a_run_of_one_step_is_not_compared_with_a_plan_of_two(tmp_path: Path) ->
 
 def test_a_model_that_cannot_be_planned_leaves_its_reason(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    wish = request(make("tests.planner.models:LooksAtValues"), DIGITS, torch.device("cpu"), path, ["tests"])
+    wish = request(
+        make("tests.planner.models:LooksAtValues"), DIGITS, torch.device("cpu"), path, ["tests"]
+    )
     assert "looks at a tensor's value" in planned(wish, path)["error"]
 
 
@@ -178,12 +230,20 @@ def test_a_resumed_run_forgets_the_plan_before(tmp_path: Path) -> None:
         assert not path.exists()
 
 
-def test_evaluation_and_saving_are_kept_out_of_the_steps_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_and_saving_are_kept_out_of_the_steps_peaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     peak = {"allocated": 0, "reserved": 0, "count": 0}
-    monkeypatch.setattr(torch.accelerator, "memory_stats", lambda device: {"allocation.all.allocated": peak["count"]})
+    monkeypatch.setattr(
+        torch.accelerator,
+        "memory_stats",
+        lambda device: {"allocation.all.allocated": peak["count"]},
+    )
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: peak["allocated"])
     monkeypatch.setattr(torch.accelerator, "max_memory_reserved", lambda device: peak["reserved"])
-    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda device: peak.update(allocated=10))
+    monkeypatch.setattr(
+        torch.accelerator, "reset_peak_memory_stats", lambda device: peak.update(allocated=10)
+    )
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     peaks = AllocatorPeaks()
     peak.update(allocated=100, reserved=200, count=1)

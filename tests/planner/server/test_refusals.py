@@ -38,7 +38,9 @@ def test_a_refused_trick_is_refused_beside_others(refusals: Refusals) -> None:
     assert is_refused(refusals, configured(optimizer_in_backward=True, recompute="all"))
 
 
-def test_another_precision_other_tricks_or_another_request_are_not_refused(refusals: Refusals) -> None:
+def test_another_precision_other_tricks_or_another_request_are_not_refused(
+    refusals: Refusals,
+) -> None:
     assert not is_refused(refusals, configured("fp32", optimizer_in_backward=True))
     assert not is_refused(refusals, configured(recompute="all"))
     assert not is_refused(refusals, configured(optimizer_in_backward=True), asked="elsewhere")

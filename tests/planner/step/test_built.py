@@ -8,7 +8,9 @@ from mpt.planner.client.session import Session
 
 
 def test_networks_that_exceed_the_budget_end_the_plan_before_any_step(session: Session) -> None:
-    config = load_config({"model": "small_cnn", "dataset": "digits", "train": {"batch_size": 8, "steps": 1}})
+    config = load_config(
+        {"model": "small_cnn", "dataset": "digits", "train": {"batch_size": 8, "steps": 1}}
+    )
     plan = session.plan([config])[0].get()
     weights = plan.by_category["parameters"]
     asked = {"only_if_built_fits": True}

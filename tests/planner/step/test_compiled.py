@@ -25,28 +25,38 @@ def test_only_what_elementwise_operators_and_reductions_read_is_fused_away() -> 
 
     graph = make_fx(network)(torch.ones(4, 4), torch.ones(4, 4))
     names = {node.name for node in find_fused(list(graph.graph.nodes))}
-    assert names == {"sin", "mul", "exp"}  # not sum, a reduction; not add, read by mm; not cos, which leaves the graph
+    # not sum, a reduction; not add, read by mm; not cos, which leaves the graph
+    assert names == {"sin", "mul", "exp"}
 
 
 def test_what_decompositions_make_of_a_softmax_is_fused_away_too() -> None:
     def backward(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         product = gradient * weights
         summed = product.sum(-1, keepdim=True)
-        return torch.mm(torch.ops.prims.fma.default(-weights, summed.expand(4, 4), product), weights)
+        return torch.mm(
+            torch.ops.prims.fma.default(-weights, summed.expand(4, 4), product), weights
+        )
 
     graph = make_fx(backward)(torch.ones(4, 4), torch.ones(4, 4))
     assert {node.name for node in find_fused(list(graph.graph.nodes))} >= {"mul", "neg"}
 
 
 def test_nothing_is_written_over_what_a_scatter_wrote_into() -> None:
-    def backward(index: torch.Tensor, gradient: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(
+        index: torch.Tensor, gradient: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         scattered = torch.zeros(4, 4).scatter_add(1, index, gradient).view(2, 8)
         return torch.where(mask, scattered, 0), torch.mm(gradient, gradient).cos()
 
-    given = torch.zeros(4, 4, dtype=torch.int64), torch.ones(4, 4), torch.ones(2, 8, dtype=torch.bool)
+    given = (
+        torch.zeros(4, 4, dtype=torch.int64),
+        torch.ones(4, 4),
+        torch.ones(2, 8, dtype=torch.bool),
+    )
     graph = make_fx(backward, tracing_mode="fake")(*given)
     names = {node.name for node in GraphRun(graph, Recorder("cpu"), fuses=True).in_place}
-    assert names == {"scatter_add", "cos"}  # not where: torch's scheduler leaves buffers that were changed alone
+    # not where: torch's scheduler leaves buffers that were changed alone
+    assert names == {"scatter_add", "cos"}
 
 
 @pytest.mark.slow
@@ -55,13 +65,15 @@ def test_a_compiled_plan_holds_less_and_says_how_it_was_made(session: Session) -
     plans = session.plan([make(UNET, "fp32", 16, **one) for one in settings])
     eager, compiled, recorded = plans
     kept = [plan.get().by_category["activations"] for plan in (eager, compiled)]
-    assert kept[1] < (0.9 if torch.__version__ >= "2.13" else 0.98) * kept[0]  # 2.11 keeps two quotients more
+    # 2.11 keeps two quotients more
+    assert kept[1] < (0.9 if torch.__version__ >= "2.13" else 0.98) * kept[0]
     assert compiled.get().allocated < eager.get().allocated
     notes = [note for note in compiled.get().notes if "memory.compile" in note]
     assert len(notes) == 1
     assert "AOTAutograd" in notes[0]
     assert compiled.get().allocated < recorded.get().allocated  # each graph copies what it is given
-    assert compiled.get().reserved + MIB < recorded.get().reserved  # and shares no block with the rest
+    # and shares no block with the rest
+    assert compiled.get().reserved + MIB < recorded.get().reserved
     assert any("pool of their own" in note for note in recorded.get().notes)
 
 
@@ -76,6 +88,10 @@ def test_compiled_plans_agree_with_a_few_real_compiled_steps() -> None:
         text=True,
         check=True,
     )
-    errors = [float(line.split("|")[-2].strip(" %")) for line in ended.stdout.splitlines() if "aot_eager" in line]
+    errors = [
+        float(line.split("|")[-2].strip(" %"))
+        for line in ended.stdout.splitlines()
+        if "aot_eager" in line
+    ]
     assert len(errors) == 2
     assert max(map(abs, errors)) < 1.5

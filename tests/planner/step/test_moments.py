@@ -22,7 +22,9 @@ from tests.engine import parts
 from tests.planner.configs import UNET, make
 
 
-def test_an_evaluation_of_a_whole_batch_exceeds_the_steps_of_small_micro_batches(session: Session) -> None:
+def test_an_evaluation_of_a_whole_batch_exceeds_the_steps_of_small_micro_batches(
+    session: Session,
+) -> None:
     config = make(UNET, batch_size=256, micro_batch=8)
     plan = session.plan([config], whole_run=True)[0].get()
     found = plan.moments["evaluation"]
@@ -35,10 +37,20 @@ def test_an_evaluation_of_a_whole_batch_exceeds_the_steps_of_small_micro_batches
     assert moments_that_do_not_fit(plan) == ["evaluation"]
 
 
-def test_the_steps_are_planned_as_without_it_and_an_evaluation_holds_less_than_training(session: Session) -> None:
+def test_the_steps_are_planned_as_without_it_and_an_evaluation_holds_less_than_training(
+    session: Session,
+) -> None:
     config = make(UNET, batch_size=256)
     whole, steps = (session.plan([config], whole_run=wanted)[0].get() for wanted in (True, False))
-    for name in ("allocated", "reserved", "by_category", "by_module", "moment", "step_seconds", "timeline"):
+    for name in (
+        "allocated",
+        "reserved",
+        "by_category",
+        "by_module",
+        "moment",
+        "step_seconds",
+        "timeline",
+    ):
         assert getattr(whole, name) == getattr(steps, name)
     assert steps.moments == {}
     assert list(whole.moments) == [
@@ -51,10 +63,20 @@ def test_the_steps_are_planned_as_without_it_and_an_evaluation_holds_less_than_t
 
 def test_samples_and_previews_are_named(session: Session) -> None:
     config = load_config(
-        {"model": {"name": "dcgan", "features": 4, "image_size": 16}, "dataset": "digits", "train": {"batch_size": 8}}
+        {
+            "model": {"name": "dcgan", "features": 4, "image_size": 16},
+            "dataset": "digits",
+            "train": {"batch_size": 8},
+        }
     )
     found = session.plan([config], whole_run=True)[0].get().moments
-    assert list(found) == ["evaluation", "samples for the evaluation", "preview", "saving", "resume"]
+    assert list(found) == [
+        "evaluation",
+        "samples for the evaluation",
+        "preview",
+        "saving",
+        "resume",
+    ]
     assert all(one.allocated > 0 for one in found.values())
     assert not any(one.reads_values for one in found.values())
 
@@ -72,13 +94,19 @@ def count(self: Classify, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"image": batch["image"][batch["image"] > 0]}
 
 
-@pytest.mark.parametrize(("method", "problem"), [(peek, ""), (count, "DynamicOutputShapeException")])
+@pytest.mark.parametrize(
+    ("method", "problem"), [(peek, ""), (count, "DynamicOutputShapeException")]
+)
 def test_values_that_are_read_are_zeros_and_shapes_that_depend_on_them_are_not_planned(
     monkeypatch: pytest.MonkeyPatch, method: Callable[..., Any], problem: str
 ) -> None:
     monkeypatch.setattr(Classify, "evaluate_batch", method)
     config = load_config(
-        {"model": {"name": "small_cnn", "features": 4, "image_size": 16}, "dataset": "digits", "train": {"steps": 1}}
+        {
+            "model": {"name": "small_cnn", "features": 4, "image_size": 16},
+            "dataset": "digits",
+            "train": {"steps": 1},
+        }
     )
     recorder = Recorder("cpu")
     with FakeTensorMode(), recorder.recording():
@@ -105,7 +133,10 @@ def test_state_that_is_parked_makes_room_for_an_evaluation(session: Session) -> 
     assert (free.allocated, free.reserved) == (parked.allocated, parked.reserved)
     saved = free.moments["evaluation"].allocated - parked.moments["evaluation"].allocated
     assert saved == pytest.approx(free.by_category["optimizer state"], rel=0.02)
-    budget = free.context_bytes + (free.moments["evaluation"].allocated + parked.moments["evaluation"].allocated) // 2
+    budget = (
+        free.context_bytes
+        + (free.moments["evaluation"].allocated + parked.moments["evaluation"].allocated) // 2
+    )
     plan = session.plan([config], whole_run=True, budget_bytes=budget)[0].get()
     assert plan.fits
     assert moments_that_do_not_fit(plan) == ["evaluation"]

@@ -70,7 +70,9 @@ def agrees(row: dict[str, Any]) -> bool:
 
 
 @pytest.fixture
-def command(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
     """Run the command as a user does; return its JSON."""
     for module in (plan_cluster, planned):
         monkeypatch.setattr(module, "Session", Shared(session))
@@ -91,7 +93,8 @@ def command(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_the_command_plans_a_rank_with_its_buckets_and_the_whole_batch(command: Command) -> None:
     alone = command(overrides=("train.batch_size=64",))["plan"]
-    found = command(overrides=("train.batch_size=66", "task.mixup=0.4"), nproc=4)["plan"]  # mixed from all samples
+    # mixed from all samples
+    found = command(overrides=("train.batch_size=66", "task.mixup=0.4"), nproc=4)["plan"]
     assert found["ranks"]["samples"] == 17
     assert found["ranks"]["last_samples"] == 16
     weights = found["by_category"]["parameters"]
@@ -116,7 +119,9 @@ def test_the_command_plans_a_rank_with_its_buckets_and_the_whole_batch(command: 
         ({"nproc": 2, "largest": True}, "--largest: it is looked for on one card only"),
     ],
 )
-def test_words_that_make_no_sense_are_refused_in_one_line(options: dict[str, Any], said: str, command: Command) -> None:
+def test_words_that_make_no_sense_are_refused_in_one_line(
+    options: dict[str, Any], said: str, command: Command
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         command(**options)
 
@@ -172,7 +177,9 @@ def test_a_placement_is_plain_data() -> None:
 
 def test_batchnorm_over_all_ranks_costs_time_in_forward_and_backward(command: Command) -> None:
     own, synchronised = (
-        command(overrides=("train.batch_size=64", f"parallel.sync_batchnorm={flag}"), nproc=4)["plan"]
+        command(overrides=("train.batch_size=64", f"parallel.sync_batchnorm={flag}"), nproc=4)[
+            "plan"
+        ]
         for flag in ("false", "true")
     )
     exposed = [plan["ranks"]["seconds"]["exposed"] for plan in (own, synchronised)]
@@ -197,7 +204,8 @@ def test_sharded_networks_hold_parts_and_gather_the_rest(command: Command) -> No
     offloaded = command(overrides=words, nproc=size, strategy="fsdp")["plan"]
     kept = {"parameters", "gradients", "optimizer state"}
     assert not kept & offloaded["by_category"].keys()
-    assert offloaded["ranks"]["host_bytes"] == pytest.approx(4 * held["parameters"], rel=0.1)  # Adam's two beside
+    # Adam's two beside
+    assert offloaded["ranks"]["host_bytes"] == pytest.approx(4 * held["parameters"], rel=0.1)
     assert offloaded["step_seconds"] > found["step_seconds"]  # the host steps
 
 
@@ -234,7 +242,9 @@ def test_scaling_finds_the_fewest_cards_and_draws(
         command(scaling="up", nproc=2)
 
 
-def test_a_strategy_that_is_refused_is_told_once_and_not_in_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strategy_that_is_refused_is_told_once_and_not_in_every_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     why = "it cannot train this: memory.channels_last does not go with it"
     rows = [Row(nproc, "fsdp", 8 * nproc, Answer(error=why)) for nproc in (2, 4)]
     rows.append(Row(8, "fsdp", 9, Answer(error="9 samples")))
@@ -250,7 +260,9 @@ def test_chunks_that_are_asked_for_are_those_of_torch(rows: int) -> None:
     whole, count = torch.arange(3 * rows).reshape(rows, 3), 8
     chunks = list(torch.chunk(whole, count))
     chunks += [whole.new_empty(0)] * (count - len(chunks))
-    assert all(torch.equal(Chunks(whole, count, 0)[number], chunk) for number, chunk in enumerate(chunks))
+    assert all(
+        torch.equal(Chunks(whole, count, 0)[number], chunk) for number, chunk in enumerate(chunks)
+    )
 
 
 def test_counts_of_cards_double_up_to_the_largest() -> None:
@@ -263,7 +275,11 @@ def test_counts_of_cards_double_up_to_the_largest() -> None:
 def test_a_published_fsdp_run_is_met() -> None:
     script = str(ROOT / "scripts" / "check_fsdp_plan.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    errors = [float(found) for found in re.findall(r"published [0-9.]+: ([+-][0-9.]+)%", done.stdout)]
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    )
+    errors = [
+        float(found) for found in re.findall(r"published [0-9.]+: ([+-][0-9.]+)%", done.stdout)
+    ]
     assert len(errors) == 4, done.stderr[-2000:]
     assert max(map(abs, errors)) < 1.5

@@ -22,10 +22,14 @@ def plan_lazy(session: Session, r1_every: int, path_every: int) -> Plan:
 
 
 @pytest.mark.slow
-def test_a_step_s_time_has_a_rare_phase_by_its_share_and_the_peak_has_all_of_it(session: Session) -> None:
+def test_a_step_s_time_has_a_rare_phase_by_its_share_and_the_peak_has_all_of_it(
+    session: Session,
+) -> None:
     always, rarely = plan_lazy(session, 1, 1), plan_lazy(session, 8, 8)
     never = plan_lazy(session, 1000, 1000)
     assert rarely.allocated == always.allocated
     penalties = (always.step_seconds - never.step_seconds) / (1 - 1 / 1000)
     assert penalties > 0.2 * always.step_seconds
-    assert rarely.step_seconds == pytest.approx(never.step_seconds + penalties * (1 / 8 - 1 / 1000), rel=1e-6)
+    assert rarely.step_seconds == pytest.approx(
+        never.step_seconds + penalties * (1 / 8 - 1 / 1000), rel=1e-6
+    )

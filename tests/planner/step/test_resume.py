@@ -19,7 +19,9 @@ RANDOM_STATES = 5056 + 624 * 8 + 625 * 8
 """Bytes of torch's, numpy's and Python's generators in a checkpoint, which a plan leaves out."""
 
 
-@pytest.mark.parametrize("words", [[], pytest.param(["all"], marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize(
+    "words", [[], pytest.param(["all"], marks=pytest.mark.slow)], ids=["few", "all"]
+)
 def test_resumes_on_this_cpu_take_what_was_planned_to_the_byte(words: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.planner.resume_against_real", *words],
@@ -37,7 +39,9 @@ def test_resumes_on_this_cpu_take_what_was_planned_to_the_byte(words: list[str])
         assert row["record"] - row["planned"] == RANDOM_STATES, row
 
 
-def test_a_resume_holds_weights_and_adams_averages_and_reads_the_checkpoint_into_host_memory(session: Session) -> None:
+def test_a_resume_holds_weights_and_adams_averages_and_reads_the_checkpoint_into_host_memory(
+    session: Session,
+) -> None:
     plan = session.plan([make("small_cnn", batch_size=16)], whole_run=True)[0].get()
     found = plan.moments["resume"]
     held = plan.by_category["parameters"] + plan.by_category["optimizer state"]

@@ -40,7 +40,9 @@ def check(allocator: CachingAllocator) -> None:
     for left, right in pairwise(blocks):
         assert left.address + left.size <= right.address, "blocks overlap"
         touching = left.next is right
-        assert not (touching and not left.in_use and not right.in_use), "free neighbours were not merged"
+        assert not (touching and not left.in_use and not right.in_use), (
+            "free neighbours were not merged"
+        )
     assert sum(block.size for block in blocks) == allocator.reserved
     assert sum(block.size for block in allocator.used_blocks()) == allocator.allocated
     assert allocator.allocated <= allocator.reserved <= allocator.peak_reserved
@@ -49,13 +51,17 @@ def check(allocator: CachingAllocator) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(KINDS, ORDERS)
-def test_blocks_never_overlap_and_counts_add_up(kind: type[CachingAllocator], order: list[tuple[int, int]]) -> None:
+def test_blocks_never_overlap_and_counts_add_up(
+    kind: type[CachingAllocator], order: list[tuple[int, int]]
+) -> None:
     replay(kind(), order)
 
 
 @settings(max_examples=60, deadline=None)
 @given(KINDS, ORDERS)
-def test_when_all_is_freed_all_can_be_given_back(kind: type[CachingAllocator], order: list[tuple[int, int]]) -> None:
+def test_when_all_is_freed_all_can_be_given_back(
+    kind: type[CachingAllocator], order: list[tuple[int, int]]
+) -> None:
     allocator = kind()
     for key in replay(allocator, order):
         allocator.free(key)
@@ -90,7 +96,9 @@ def test_small_rests_of_large_blocks_stay_with_the_block() -> None:
     assert allocator.allocated == 12 * MIB
 
 
-def test_a_rest_of_just_one_mebibyte_stays_with_a_large_block_and_a_larger_one_is_split_off() -> None:
+def test_a_rest_of_just_one_mebibyte_stays_with_a_large_block_and_a_larger_one_is_split_off() -> (
+    None
+):
     whole, split = CachingAllocator(), CachingAllocator()
     whole.malloc(0, 11 * MIB)  # of a segment of 12 MiB
     split.malloc(0, 11 * MIB - 512)

@@ -81,5 +81,7 @@ def test_gradients_are_planned_to_be_added_up_in_place_where_autograd_does_so(us
     with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profiler:
         step(USES[use], "cpu")
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    taken = [event.nbytes() for event in events if event.name() == "[memory]" and event.nbytes() > 512]
+    taken = [
+        event.nbytes() for event in events if event.name() == "[memory]" and event.nbytes() > 512
+    ]
     assert planned_births(USES[use], "cpu") == len(taken)

@@ -25,14 +25,20 @@ def kinds(is_recomputed: bool) -> list[tuple[str, str, str]]:
     with recorder.recording():
         weight = torch.ones(COUNT, requires_grad=True)
         recorder.enter_moment(0, "phase", "forward")
-        made: Tensor = checkpoint(block, weight, use_reentrant=False) if is_recomputed else block(weight)
+        made: Tensor = (
+            checkpoint(block, weight, use_reentrant=False) if is_recomputed else block(weight)
+        )
         loss = made.sum()
         recorder.enter_moment(0, "phase", "backward")
         with torch.autograd.set_multithreading_enabled(False):
             loss.backward()
     trace = recorder.trace
     return [
-        (trace.span_at(number).moment, trace.storages[entry].operator, trace.storages[entry].category)
+        (
+            trace.span_at(number).moment,
+            trace.storages[entry].operator,
+            trace.storages[entry].category,
+        )
         for number, entry in enumerate(trace.events)
         if entry >= 0 and trace.storages[entry].operator in ("aten::mul", "aten::cos")
     ]

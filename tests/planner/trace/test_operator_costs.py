@@ -28,13 +28,19 @@ class Costs(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.found[func._schema.name.removeprefix("aten::")] = cost_of(func, args, kwargs or {}, result)
+        self.found[func._schema.name.removeprefix("aten::")] = cost_of(
+            func, args, kwargs or {}, result
+        )
         return result
 
 
-def costs(groups: int, dtype: torch.dtype = torch.float32, layout: Any = torch.contiguous_format) -> dict[str, Cost]:
+def costs(
+    groups: int, dtype: torch.dtype = torch.float32, layout: Any = torch.contiguous_format
+) -> dict[str, Cost]:
     """Return what a convolution of 128 channels costs, forward and backward."""
-    weight = torch.empty(CHANNELS, CHANNELS // groups, 3, 3, dtype=dtype, device="meta", requires_grad=True)
+    weight = torch.empty(
+        CHANNELS, CHANNELS // groups, 3, 3, dtype=dtype, device="meta", requires_grad=True
+    )
     image = torch.empty(BATCH, CHANNELS, SIDE, SIDE, dtype=dtype, device="meta")
     image = image.contiguous(memory_format=layout).requires_grad_()
     with Costs() as seen:
@@ -62,7 +68,8 @@ def test_groups_divide_the_operations_of_all_three_products_down_to_a_tile_of_64
     halves, quarters = costs(2), costs(4)
     assert operations(halves["convolution"].kernels) == [DENSE // 2]
     assert operations(halves["convolution_backward"].kernels) == [DENSE // 2] * 2
-    assert operations(quarters["convolution"].kernels) == [DENSE // 4 * 2]  # 32 channels take the time of 64
+    # 32 channels take the time of 64
+    assert operations(quarters["convolution"].kernels) == [DENSE // 4 * 2]
     assert operations(quarters["convolution_backward"].kernels) == [DENSE // 4 * 2] * 2
 
 
@@ -104,16 +111,24 @@ def test_steps_of_grouped_convolutions_in_channels_last_have_a_wider_band() -> N
     assert bands == [BAND, UNCERTAIN_BAND]
     said = [describe_range(1.0, band) for band in bands]
     assert said[0] == "give or take 300 ms"
-    assert said[1].startswith("600 ms to 5.0 s: no constant meets the published times of grouped convolutions")
+    assert said[1].startswith(
+        "600 ms to 5.0 s: no constant meets the published times of grouped convolutions"
+    )
     assert [describe_band(band) for band in bands] == ["±30%", "×0.6 to 5"]
 
 
 def test_a_lookup_reads_of_a_table_what_it_returns() -> None:
-    table, tokens = torch.empty(10_000, 8, device="meta"), torch.empty(4, dtype=torch.int64, device="meta")
+    table, tokens = (
+        torch.empty(10_000, 8, device="meta"),
+        torch.empty(4, dtype=torch.int64, device="meta"),
+    )
     with Costs() as seen:
         torch.nn.functional.embedding(tokens, table)
         table[tokens]
         table[:2].index_select(0, tokens)
     rows, indices = 4 * 8 * 4, 4 * 8
-    assert seen.found["embedding"].kernels == seen.found["index"].kernels == ((0, 2 * rows + indices),)
-    assert seen.found["index_select"].kernels == ((0, 2 * 8 * 4 + rows + indices),)  # a table of two rows
+    assert (
+        seen.found["embedding"].kernels == seen.found["index"].kernels == ((0, 2 * rows + indices),)
+    )
+    # a table of two rows
+    assert seen.found["index_select"].kernels == ((0, 2 * 8 * 4 + rows + indices),)

@@ -39,14 +39,18 @@ def peak_of(entries: list[dict[str, Any]]) -> int:
     """Return the most bytes alive at once, from the entries alone."""
     live = peak = 0
     for entry in entries:
-        live += {"alloc": 1, "free_completed": -1}.get(entry["action"], 0) * round_request(entry["size"])
+        live += {"alloc": 1, "free_completed": -1}.get(entry["action"], 0) * round_request(
+            entry["size"]
+        )
         peak = max(peak, live)
     return peak
 
 
 @pytest.mark.parametrize("expandable", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_torchs_own_parser_reads_it_and_finds_what_was_reserved(seed: int, expandable: bool) -> None:
+def test_torchs_own_parser_reads_it_and_finds_what_was_reserved(
+    seed: int, expandable: bool
+) -> None:
     trace = random_trace(seed)
     snapshot = make_snapshot(trace, expandable=expandable)
     played = replay(trace, expandable=expandable)
@@ -62,7 +66,9 @@ def test_torchs_own_parser_reads_it_and_finds_what_was_reserved(seed: int, expan
     assert peak_of(entries) <= played.allocated
     assert _memory_viz.trace(snapshot).startswith("Device 0 ---")
     assert _memory_viz.trace_plot(snapshot).count("<html>") == 1
-    assert "net.layer aten::add" in _memory_viz.memory(snapshot, format_flamegraph=lambda lines: lines)
+    assert "net.layer aten::add" in _memory_viz.memory(
+        snapshot, format_flamegraph=lambda lines: lines
+    )
 
 
 def test_what_does_not_fit_ends_it(tmp_path: Path) -> None:
@@ -75,7 +81,9 @@ def test_what_does_not_fit_ends_it(tmp_path: Path) -> None:
     assert sum(segment["total_size"] for segment in snapshot["segments"]) <= limit
 
 
-def test_a_plan_writes_its_timeline_with_modules_and_operators(session: Session, tmp_path: Path) -> None:
+def test_a_plan_writes_its_timeline_with_modules_and_operators(
+    session: Session, tmp_path: Path
+) -> None:
     file = tmp_path / "plan.pickle"
     plan = session.plan([make("small_cnn", "amp", 8)], snapshot=str(file))[0].get()
     snapshot = pickle.loads(file.read_bytes())

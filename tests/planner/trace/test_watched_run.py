@@ -21,7 +21,9 @@ class Marks:
 
     def mark(self, tensors: Any, category: str, module: str = "") -> None:
         """Note the owner of each optimizer state."""
-        self.owners += [module for one in tensors if isinstance(one, Tensor) and category == "optimizer state"]
+        self.owners += [
+            module for one in tensors if isinstance(one, Tensor) and category == "optimizer state"
+        ]
 
 
 def test_each_step_in_backward_marks_the_state_of_its_own_parameter() -> None:

@@ -168,7 +168,12 @@ def test_reflected_operators_promote() -> None:
 
 
 def test_every_listed_callable_has_a_rule() -> None:
-    for name in [*tables.PROMOTE_TENSOR, *tables.FLOAT_TENSOR, *tables.MATCH_SELF_TENSOR, *tables.NO_HALF_TENSOR]:
+    for name in [
+        *tables.PROMOTE_TENSOR,
+        *tables.FLOAT_TENSOR,
+        *tables.MATCH_SELF_TENSOR,
+        *tables.NO_HALF_TENSOR,
+    ]:
         assert getattr(Tensor, name) in o1_rules.rules, name
     for name in tables.COMPOSITES_FUNCTIONAL:
         if name != "linear_cross_entropy":  # new in torch 2.13
@@ -179,7 +184,9 @@ def test_every_listed_callable_has_a_rule() -> None:
 def test_in_place_functions_refuse_half(name: str) -> None:
     function = getattr(torch, name)
     with o1.casts(half):
-        with pytest.raises(NotImplementedError, match=f"{name} cannot change a torch.float16 tensor"):
+        with pytest.raises(
+            NotImplementedError, match=f"{name} cannot change a torch.float16 tensor"
+        ):
             function(matrix.half())
         own = matrix.clone()
         assert function(own) is own
@@ -187,7 +194,9 @@ def test_in_place_functions_refuse_half(name: str) -> None:
 
 @pytest.mark.parametrize("name", tables.NO_HALF_TENSOR)
 def test_in_place_methods_refuse_half_and_cast_the_rest_up(name: str) -> None:
-    extra = {"pow_": (2.0,), "cumprod_": (0,), "cumsum_": (0,), "renorm_": (2.0, 0, 1.0)}.get(name, ())
+    extra = {"pow_": (2.0,), "cumprod_": (0,), "cumsum_": (0,), "renorm_": (2.0, 0, 1.0)}.get(
+        name, ()
+    )
     with o1.casts(half):
         with pytest.raises(NotImplementedError, match="Use "):
             getattr(matrix.half(), name)(*extra)
@@ -232,12 +241,30 @@ def test_binary_cross_entropy_is_refused_in_half_alone() -> None:
 @pytest.mark.parametrize("dtype", [half, single])
 def test_unlisted_functions_follow_their_input(dtype: torch.dtype) -> None:
     x = random(2, 4, 4).to(dtype)
-    layers = [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, affine=True), nn.ReLU(), nn.Sigmoid(), nn.Tanh(), nn.Dropout()]
+    layers = [
+        nn.BatchNorm1d(4),
+        nn.InstanceNorm1d(4, affine=True),
+        nn.ReLU(),
+        nn.Sigmoid(),
+        nn.Tanh(),
+        nn.Dropout(),
+    ]
     layers += [nn.AvgPool1d(2), nn.MaxPool1d(2), nn.AdaptiveAvgPool1d(1)]
     functions = [torch.mean, torch.sqrt, torch.log1p, torch.max, lambda t: torch.softmax(t, -1)]
-    functions += [lambda t: t.softmax(-1), lambda t: torch.layer_norm(t, (4,)), lambda t: torch.logsumexp(t, 0)]
-    functions += [lambda t: torch.sub(t, t), lambda t: torch.where(t > 0, t, t), lambda t: torch.einsum("bij->ij", t)]
-    functions += [lambda t: functional.scaled_dot_product_attention(t, t, t), lambda t: functional.rms_norm(t, (4,))]
+    functions += [
+        lambda t: t.softmax(-1),
+        lambda t: torch.layer_norm(t, (4,)),
+        lambda t: torch.logsumexp(t, 0),
+    ]
+    functions += [
+        lambda t: torch.sub(t, t),
+        lambda t: torch.where(t > 0, t, t),
+        lambda t: torch.einsum("bij->ij", t),
+    ]
+    functions += [
+        lambda t: functional.scaled_dot_product_attention(t, t, t),
+        lambda t: functional.rms_norm(t, (4,)),
+    ]
     functions += [lambda t: functional.huber_loss(t, t)]
     with o1.casts(half):
         for function in [*layers, *functions]:
@@ -352,7 +379,9 @@ def test_casts_decorates_a_function() -> None:
 def test_other_threads_see_no_mode() -> None:
     found = []
     with o1.casts(half):
-        thread = threading.Thread(target=lambda: found.extend([o1.active_dtype(), (matrix @ matrix).dtype]))
+        thread = threading.Thread(
+            target=lambda: found.extend([o1.active_dtype(), (matrix @ matrix).dtype])
+        )
         thread.start()
         thread.join()
     assert found == [None, single]
@@ -374,7 +403,11 @@ def test_decorated_functions_get_their_dtypes_only_inside() -> None:
     def dtypes(*tensors: Tensor, **named: Tensor) -> list[torch.dtype]:
         return [tensor.dtype for tensor in (*tensors, *named.values())]
 
-    for decorate, inside in ((o1.half_function, half), (o1.float_function, single), (o1.promote_function, single)):
+    for decorate, inside in (
+        (o1.half_function, half),
+        (o1.float_function, single),
+        (o1.promote_function, single),
+    ):
         decorated = decorate(dtypes)
         with o1.casts(half):
             assert decorated(matrix, matrix.half(), other=matrix) == [inside] * 3
@@ -425,7 +458,8 @@ def test_functions_of_other_modules_are_wrapped_for_the_block_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "register", [o1.register_half_function, o1.register_float_function, o1.register_promote_function]
+    "register",
+    [o1.register_half_function, o1.register_float_function, o1.register_promote_function],
 )
 def test_registering_a_missing_function_is_an_error(register: Any) -> None:
     with pytest.raises(ValueError, match="no function 'nope' in torch"):

@@ -18,7 +18,11 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.body, self.head = nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 6, bias=False)
+        self.words, self.body, self.head = (
+            nn.Embedding(6, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, 6, bias=False),
+        )
         self.head.weight = self.words.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -94,5 +98,7 @@ def test_a_float32_module_holds_by_whichever_method_it_is_entered(mode: str) -> 
         out = net(torch.rand(2, 4))
     assert net.coder.seen == [torch.float32]
     out.float().sum().backward()
-    assert all(p.grad is not None for p in (net.first.weight, net.coder.up.weight, net.coder.down.weight))
+    assert all(
+        p.grad is not None for p in (net.first.weight, net.coder.up.weight, net.coder.down.weight)
+    )
     assert net.coder.up.weight.dtype == torch.float32

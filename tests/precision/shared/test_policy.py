@@ -9,7 +9,9 @@ import pytest
 from tests.engine import parts
 
 
-@pytest.mark.parametrize(("scale", "is_skipped"), [({"init_scale": 128.0}, True), ({"loss_scale": 128.0}, False)])
+@pytest.mark.parametrize(
+    ("scale", "is_skipped"), [({"init_scale": 128.0}, True), ({"loss_scale": 128.0}, False)]
+)
 def test_an_overflow_skips_the_step_under_a_dynamic_scale_and_not_under_a_static_one(
     scale: dict[str, Any], is_skipped: bool
 ) -> None:

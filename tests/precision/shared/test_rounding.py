@@ -61,15 +61,31 @@ def test_the_random_numbers_are_uniform_and_independent_of_place_and_key() -> No
         assert some.min() >= 0
         assert some.max() < 1 << 16
         assert max(chi_squared(some)) < 340  # 255 degrees of freedom, p = 0.0003
-    for first, second in ((halves[1:], halves[:-1]), (halves, later), (halves, elsewhere), (halves, beyond)):
-        assert abs(float(torch.corrcoef(torch.stack([first.double(), second.double()]))[0, 1])) < 0.02
+    for first, second in (
+        (halves[1:], halves[:-1]),
+        (halves, later),
+        (halves, elsewhere),
+        (halves, beyond),
+    ):
+        assert (
+            abs(float(torch.corrcoef(torch.stack([first.double(), second.double()]))[0, 1])) < 0.02
+        )
 
 
 def test_the_random_numbers_of_one_place_are_uniform_over_updates() -> None:
     for place in (0, 1, 77_777):
-        halves = torch.cat([random_halves(1, (0, "net", step, ""), place) for step in range(1 << 13)])
+        halves = torch.cat(
+            [random_halves(1, (0, "net", step, ""), place) for step in range(1 << 13)]
+        )
         assert max(chi_squared(halves)) < 340
-        assert abs(float(torch.corrcoef(torch.stack([halves[1:].double(), halves[:-1].double()]))[0, 1])) < 0.05
+        assert (
+            abs(
+                float(
+                    torch.corrcoef(torch.stack([halves[1:].double(), halves[:-1].double()]))[0, 1]
+                )
+            )
+            < 0.05
+        )
 
 
 def test_a_part_gets_the_numbers_of_its_place() -> None:

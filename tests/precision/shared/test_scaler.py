@@ -19,7 +19,21 @@ def linear_with_gradient(value: float, dtype: torch.dtype = torch.float32) -> nn
 def test_scale_follows_torch_grad_scaler_step_by_step() -> None:
     ours = LossScaler(2.0**16, growth_interval=3)
     theirs = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=3)
-    overflows = [False, False, True, False, False, False, False, True, True, False, False, False, False]
+    overflows = [
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
     for overflow in overflows:
         module = linear_with_gradient(math.inf if overflow else 512.0)
         twin = linear_with_gradient(math.inf if overflow else 512.0)
@@ -73,7 +87,9 @@ def test_unscaling_divides_gradients_of_every_dtype(dtype: torch.dtype) -> None:
     assert torch.equal(module.weight.grad, torch.full_like(module.weight, 2.0))
 
 
-def test_bfloat16_gradients_do_without_the_kernel_that_cuda_has_not_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_gradients_do_without_the_kernel_that_cuda_has_not_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def kernel(gradients: list[torch.Tensor], *_: torch.Tensor) -> None:
         raise NotImplementedError("not implemented for 'BFloat16'")
 
@@ -129,7 +145,8 @@ def grown(scaler: LossScaler, clean: int = 10) -> LossScaler:
 
 
 def test_settings_changed_at_a_resume_hold_from_there_on() -> None:
-    before = grown(LossScaler(256.0, growth_interval=4), 11)  # doubled twice; three clean steps since
+    # doubled twice; three clean steps since
+    before = grown(LossScaler(256.0, growth_interval=4), 11)
     assert before.scale == 1024.0
     assert restored(before, scale=256.0, growth_interval=4).scale == 1024.0
     assert restored(before, scale=256.0, max_scale=512.0).scale == 512.0

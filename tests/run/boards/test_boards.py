@@ -61,15 +61,22 @@ def test_tensorboard_gets_numbers_and_previews(run: RunDirectory) -> None:
 def wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     one = SimpleNamespace(
-        log=lambda data, step=None: calls.append(("log", data, step)), finish=lambda: calls.append("finish")
+        log=lambda data, step=None: calls.append(("log", data, step)),
+        finish=lambda: calls.append("finish"),
     )
 
-    def init(*, project: str, name: str, dir: str, id: str, resume: str, config: Any, settings: Any) -> Any:
+    def init(
+        *, project: str, name: str, dir: str, id: str, resume: str, config: Any, settings: Any
+    ) -> Any:
         calls.append((project, name, id, resume, config))
         return one
 
     module: Any = ModuleType("wandb")
-    module.init, module.Image, module.Settings = init, lambda path: f"picture {Path(path).name}", SimpleNamespace
+    module.init, module.Image, module.Settings = (
+        init,
+        lambda path: f"picture {Path(path).name}",
+        SimpleNamespace,
+    )
     monkeypatch.setitem(sys.modules, "wandb", module)
     return calls
 
@@ -114,9 +121,13 @@ class Client:
 CALLS: list[Any] = []
 
 
-def test_mlflow_gets_settings_once_and_numbers_by_step(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_gets_settings_once_and_numbers_by_step(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     CALLS.clear()
-    parts: dict[str, Any] = {name: ModuleType(name) for name in ("mlflow", "mlflow.entities", "mlflow.tracking")}
+    parts: dict[str, Any] = {
+        name: ModuleType(name) for name in ("mlflow", "mlflow.entities", "mlflow.tracking")
+    }
     parts["mlflow.entities"].Metric = lambda key, value, timestamp, step: (key, value, step)
     parts["mlflow.entities"].Param = lambda key, value: (key, value)
     parts["mlflow.tracking"].MlflowClient = Client
@@ -134,13 +145,17 @@ def test_mlflow_gets_settings_once_and_numbers_by_step(run: RunDirectory, monkey
     assert [call for call in CALLS if call[0] == "run"] == CALLS[:1]
 
 
-def test_a_board_that_fails_is_left_out_and_the_others_go_on(run: RunDirectory, wandb: list[Any]) -> None:
+def test_a_board_that_fails_is_left_out_and_the_others_go_on(
+    run: RunDirectory, wandb: list[Any]
+) -> None:
     module: Any = sys.modules["wandb"]
     module.Image = lambda path: 1 / 0
     boards = fill(run, "wandb")
     boards.write(3, ROW)
     boards.close()
-    assert boards.take_problems() == ["Weights & Biases gets nothing more of this run: division by zero"]
+    assert boards.take_problems() == [
+        "Weights & Biases gets nothing more of this run: division by zero"
+    ]
     assert boards.take_problems() == []
     assert wandb[-1][2] == 2
 
@@ -150,7 +165,9 @@ def test_a_board_that_ends_the_program_is_left_out(run: RunDirectory, wandb: lis
     module.Image = lambda path: sys.exit("wandb: quota exceeded")
     boards = fill(run, "wandb")
     boards.close()
-    assert boards.take_problems() == ["Weights & Biases gets nothing more of this run: wandb: quota exceeded"]
+    assert boards.take_problems() == [
+        "Weights & Biases gets nothing more of this run: wandb: quota exceeded"
+    ]
 
 
 def test_a_board_that_hangs_holds_nobody_up(
@@ -189,7 +206,9 @@ def test_the_end_waits_for_a_board_only_so_long(
     released.set()
 
 
-def test_a_picture_that_is_gone_when_its_turn_comes_is_passed_over(run: RunDirectory, wandb: list[Any]) -> None:
+def test_a_picture_that_is_gone_when_its_turn_comes_is_passed_over(
+    run: RunDirectory, wandb: list[Any]
+) -> None:
     boards = Boards(["wandb"], run, SETTINGS)
     boards.picture(2, run.samples / "step-00000002.png")
     boards.write(3, ROW)
@@ -204,7 +223,9 @@ def test_a_board_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch)
         check_installed(["mlflow"])
 
 
-def test_mlflow_without_a_database_says_what_to_install(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_without_a_database_says_what_to_install(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for name in ("mlflow", "mlflow.entities", "mlflow.tracking"):
         module = ModuleType(name)
@@ -218,9 +239,12 @@ def test_mlflow_without_a_database_says_what_to_install(run: RunDirectory, monke
 
 
 @pytest.mark.tier("full")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, in what MLflow asks of it
+# of SQLAlchemy, in what MLflow asks of it
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_the_library_itself_takes_a_run_offline(name: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_itself_takes_a_run_offline(
+    name: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -229,4 +253,8 @@ def test_the_library_itself_takes_a_run_offline(name: str, run: RunDirectory, mo
         boards = fill(run, name)
         boards.close()
         assert boards.take_problems() == []
-    assert list((run.path / "wandb").glob("offline-run-*")) if name == "wandb" else (run.path / "mlflow.db").is_file()
+    assert (
+        list((run.path / "wandb").glob("offline-run-*"))
+        if name == "wandb"
+        else (run.path / "mlflow.db").is_file()
+    )

@@ -30,7 +30,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
-def test_steps_and_time_stay_whole_on_a_terminal_of_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_and_time_stay_whole_on_a_terminal_of_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
@@ -42,7 +44,10 @@ def test_steps_and_time_stay_whole_on_a_terminal_of_any_width(width: int, monkey
     assert "60/1200" in said
     assert ("disc/real 0.38" in said) == (width >= 60)
     assert "a message\n" in said
-    assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "\n").splitlines())) <= width
+    assert (
+        max(map(len, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "\n").splitlines()))
+        <= width
+    )
     assert ("peak 6.2 MiB" in said) == (width == 200)
 
 
@@ -53,9 +58,20 @@ def test_plain_lines_hold_every_figure_and_each_begins_with_the_time(
     stream = io.StringIO()
     with Console("auto", 1200, stream) as console:
         console.row(ROW)
-        console.row({"kind": "evaluate", "step": 60, "metrics": {"accuracy": 0.5}, "test_samples": 360})
+        console.row(
+            {"kind": "evaluate", "step": 60, "metrics": {"accuracy": 0.5}, "test_samples": 360}
+        )
         console.message("two\nlines")
-        console.row({**ROW, "losses": {}, "memory": {}, "scale": {}, "skipped": {}, "samples_per_second": 0.3321})
+        console.row(
+            {
+                **ROW,
+                "losses": {},
+                "memory": {},
+                "scale": {},
+                "skipped": {},
+                "samples_per_second": 0.3321,
+            }
+        )
         console.warning("hot")
     now = "%Y-%m-%d %H:%M:%S"
     assert stream.getvalue().splitlines() == [

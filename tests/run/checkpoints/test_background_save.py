@@ -51,7 +51,11 @@ def test_the_files_are_those_of_a_save_between_steps(run: RunDirectory) -> None:
     save(run, 1, odd_state(), keep_last=3)
     saver = BackgroundSave(True)
     for step in (2, 3):  # into new memory, and into memory that is kept
-        saver.start(step, encode(odd_state()), lambda state, step=step: checkpoint.write(run, step, state, keep_last=3))
+        saver.start(
+            step,
+            encode(odd_state()),
+            lambda state, step=step: checkpoint.write(run, step, state, keep_last=3),
+        )
     saver.finish()
     assert saver.newest == 3
     first, *others = (files_of(run.checkpoint_path(step)) for step in (1, 2, 3))
@@ -91,7 +95,9 @@ def test_the_next_save_waits_for_the_one_before(run: RunDirectory) -> None:
     assert order == ["first", "second"]
 
 
-def test_what_fails_is_raised_once_where_it_is_waited_for(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_raised_once_where_it_is_waited_for(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*arguments: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -99,14 +105,18 @@ def test_what_fails_is_raised_once_where_it_is_waited_for(run: RunDirectory, mon
     saver = BackgroundSave(True)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_tensors", full)
-        saver.start(2, encode(odd_state()), lambda state: checkpoint.write(run, 2, state, keep_last=3))
+        saver.start(
+            2, encode(odd_state()), lambda state: checkpoint.write(run, 2, state, keep_last=3)
+        )
         with pytest.raises(InputOutputError, match=r"disk is full.*bytes are needed"):
             saver.finish()
     saver.finish()
     assert (saver.newest, load(run).step) == (None, 1)
 
 
-def test_a_state_that_does_not_fit_beside_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_does_not_fit_beside_is_written_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     threads: list[threading.Thread] = []
     state = encode({"weight": torch.zeros(1000)})
     for beside, available, is_beside in (
@@ -116,7 +126,9 @@ def test_a_state_that_does_not_fit_beside_is_written_at_once(monkeypatch: pytest
         (True, 0, True),
         (False, 10**6, False),
     ):
-        monkeypatch.setattr(background_save, "available_bytes", lambda available=available: available)
+        monkeypatch.setattr(
+            background_save, "available_bytes", lambda available=available: available
+        )
         saver = BackgroundSave(beside)
         saver.start(1, state, lambda state: threads.append(threading.current_thread()))
         saver.finish()
@@ -135,7 +147,9 @@ def test_memory_is_kept_and_grows() -> None:
         assert copies.block.data_ptr() == place
 
 
-def test_the_least_that_a_control_group_leaves_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_that_a_control_group_leaves_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\n")
     (tmp_path / "own").write_text("0::/jobs/one\n")
     monkeypatch.setattr(host_memory, "MEMORY", tmp_path / "meminfo")

@@ -35,7 +35,11 @@ FILES = ("state.safetensors", "state.json", "manifest.json")
 def state_at(step: int, count: int = 3000) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(step)
     weights = torch.randn(count, generator=generator)
-    return {"model": {"weight": weights}, "optimizer": {0: {"step": torch.tensor(float(step))}}, "samples": step * 64}
+    return {
+        "model": {"weight": weights},
+        "optimizer": {0: {"step": torch.tensor(float(step))}},
+        "samples": step * 64,
+    }
 
 
 def assert_whole(state: dict[str, Any], step: int, count: int = 3000) -> None:
@@ -49,7 +53,11 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def temporaries(run: RunDirectory) -> list[str]:
-    return [path.name for path in (*run.path.iterdir(), *run.checkpoints.iterdir()) if path.name.startswith(".")]
+    return [
+        path.name
+        for path in (*run.path.iterdir(), *run.checkpoints.iterdir())
+        if path.name.startswith(".")
+    ]
 
 
 @contextmanager
@@ -174,9 +182,19 @@ def damage(path: Path, kind: str, generator: random.Random) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "times"),
-    [("flip", 60), ("hole", 15), ("cut", 15), ("empty", 6), ("longer", 6), ("missing", 6), ("gone", 1)],
+    [
+        ("flip", 60),
+        ("hole", 15),
+        ("cut", 15),
+        ("empty", 6),
+        ("longer", 6),
+        ("missing", 6),
+        ("gone", 1),
+    ],
 )
-def test_a_damaged_newest_checkpoint_is_refused_and_the_one_before_is_used(run, kind: str, times: int) -> None:
+def test_a_damaged_newest_checkpoint_is_refused_and_the_one_before_is_used(
+    run, kind: str, times: int
+) -> None:
     save(run, 100, state_at(100), keep_last=2)
     whole = run.path / "whole"
     newest = save(run, 200, state_at(200), keep_last=2, metric=0.5)
@@ -200,7 +218,9 @@ def test_when_every_checkpoint_is_bad_the_run_is_refused(run) -> None:
     for step in (1, 2, 3):
         path = save(run, step, state_at(step), keep_last=3)
         os.truncate(path / "state.safetensors", 100)
-    with pytest.raises(CheckpointError, match=r"step-00000003.*step-00000002.*step-00000001") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"step-00000003.*step-00000002.*step-00000001"
+    ) as caught:
         load(run)
     assert caught.value.exit_code == 4
 
@@ -257,7 +277,9 @@ def test_a_full_disk_is_explained_and_the_last_good_checkpoint_stays(run) -> Non
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("call", ["mkdir", "fsync", "rename", "write"])
-def test_a_failure_of_any_call_leaves_the_last_good_checkpoint(run, monkeypatch, call: str, number: int) -> None:
+def test_a_failure_of_any_call_leaves_the_last_good_checkpoint(
+    run, monkeypatch, call: str, number: int
+) -> None:
     save(run, 1, state_at(1), keep_last=1)
 
     def fail(*_: Any, **__: Any) -> None:
@@ -266,7 +288,8 @@ def test_a_failure_of_any_call_leaves_the_last_good_checkpoint(run, monkeypatch,
     monkeypatch.setattr(os, call, fail)
     with pytest.raises(InputOutputError) as caught:
         save(run, 2, state_at(2), keep_last=1)
-    assert ("bytes are needed" in str(caught.value)) == (number == errno.ENOSPC)  # space matters to a full disk alone
+    # space matters to a full disk alone
+    assert ("bytes are needed" in str(caught.value)) == (number == errno.ENOSPC)
     monkeypatch.undo()
     assert_whole(load(run).state, 1)
     assert temporaries(run) == []
@@ -409,7 +432,9 @@ def test_thousands_of_flipped_bits_are_all_noticed(run) -> None:
 def test_a_really_full_disk_is_explained(tmp_path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], check=False
+    ).returncode:
         pytest.skip("mounting is not permitted here")
     try:
         run = create_run(disk, "demo")

@@ -35,7 +35,9 @@ def test_newest_and_a_step_are_taken_as_asked_for(run: RunDirectory) -> None:
     loaded, words = load_wanted(run, 30, "accuracy")
     assert (loaded.step, words) == (30, "step 30, as asked for")
     assert load_wanted(run, 10, "accuracy")[1] == "step 10, as asked for (accuracy 0.5)"
-    with pytest.raises(CheckpointError, match=r"holds no step-00000031; it has step-00000010, .*step-00000040"):
+    with pytest.raises(
+        CheckpointError, match=r"holds no step-00000031; it has step-00000010, .*step-00000040"
+    ):
         load_wanted(run, 31, "accuracy")
 
 
@@ -48,7 +50,9 @@ def test_without_a_metric_the_newest_is_the_default_and_best_is_refused(tmp_path
         load_wanted(run, "best", "accuracy")
 
 
-def test_a_damaged_best_one_gives_way_to_the_newest_with_a_note_and_a_damaged_step_to_none(run: RunDirectory) -> None:
+def test_a_damaged_best_one_gives_way_to_the_newest_with_a_note_and_a_damaged_step_to_none(
+    run: RunDirectory,
+) -> None:
     path = run.checkpoint_path(20) / TENSORS
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

@@ -69,7 +69,9 @@ def test_the_lines_of_a_run_are_durable_before_a_checkpoint_of_it_is_begun(
     directory = create_run(tmp_path, "run")
     train: Any = SimpleNamespace(asynchronous_save=False, keep_last=1)
     task: Any = SimpleNamespace(higher_is_better=False)
-    run: Any = SimpleNamespace(config=SimpleNamespace(train=train), task=task, world=SimpleNamespace(size=1))
+    run: Any = SimpleNamespace(
+        config=SimpleNamespace(train=train), task=task, world=SimpleNamespace(size=1)
+    )
     monkeypatch.setattr(saving, "conditions", lambda run: {})
     with Recorder(directory) as recorder:
         order = StorageOrder(tmp_path, monkeypatch)
@@ -80,7 +82,9 @@ def test_the_lines_of_a_run_are_durable_before_a_checkpoint_of_it_is_begun(
         saver = saving.CheckpointSaver(run, directory, SimpleNamespace(recorder=recorder))  # type: ignore[arg-type]
         saver.committer(3, 0.5)(checkpoint.encode(STATE), None)
         assert order.events[2:] == [*(f"sync {name}" for name in lines), *WHOLE, *NAMED, *INDEX]
-        assert [order.not_durable(path) for path in (directory.metrics_path, directory.events_path)] == [[], []]
+        assert [
+            order.not_durable(path) for path in (directory.metrics_path, directory.events_path)
+        ] == [[], []]
     assert checkpoint.load(directory).manifest["higher_is_better"] is False
 
 
@@ -88,7 +92,9 @@ def test_a_rank_s_rows_are_synced_before_the_manifest_lists_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = StorageOrder(tmp_path, monkeypatch)
-    name, entry = write_rows(tmp_path, "shard-00000-of-00001.safetensors", {"weight": torch.arange(4.0)})
+    name, entry = write_rows(
+        tmp_path, "shard-00000-of-00001.safetensors", {"weight": torch.arange(4.0)}
+    )
     assert order.events == [f"write {name}", f"sync {name}"]
     assert order.not_durable(tmp_path / name) == []
     assert entry["bytes"] == (tmp_path / name).stat().st_size

@@ -84,12 +84,21 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return tensor
 
 
-keys = st.one_of(st.text(max_size=5), st.integers(-(2**70), 2**70), st.booleans(), st.tuples(st.integers(), st.text()))
-leaves = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), tensors())
+keys = st.one_of(
+    st.text(max_size=5),
+    st.integers(-(2**70), 2**70),
+    st.booleans(),
+    st.tuples(st.integers(), st.text()),
+)
+leaves = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), tensors()
+)
 states = st.recursive(
     leaves,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.lists(inner, max_size=3).map(tuple), st.dictionaries(keys, inner, max_size=4)
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(keys, inner, max_size=4),
     ),
     max_leaves=12,
 )
@@ -114,7 +123,12 @@ def test_an_optimizer_state_keeps_its_integer_keys_and_scalar_steps() -> None:
 
 def test_tied_tensors_are_stored_once_and_come_back_tied() -> None:
     weight = torch.randn(4, 4)
-    state = {"encoder": weight, "decoder": weight, "detached": weight.detach(), "other": weight.clone()}
+    state = {
+        "encoder": weight,
+        "decoder": weight,
+        "detached": weight.detach(),
+        "other": weight.clone(),
+    }
     assert len(pack(state)[1]) == 2
     found = go_and_return(state)
     assert found["encoder"] is found["decoder"] is found["detached"]
@@ -139,19 +153,30 @@ def test_conjugate_and_negative_views_are_resolved() -> None:
 
 
 def test_names_that_collide_once_joined_stay_apart() -> None:
-    state = {"a": {"b": torch.ones(1)}, "a.b": torch.zeros(1), "__metadata__": torch.ones(2), "": torch.ones(3)}
+    state = {
+        "a": {"b": torch.ones(1)},
+        "a.b": torch.zeros(1),
+        "__metadata__": torch.ones(2),
+        "": torch.ones(3),
+    }
     assert_same(state, go_and_return(state))
 
 
 def test_the_tensor_file_is_readable_by_safetensors(tmp_path) -> None:
-    state = {"a": torch.randn(300_000), "b": torch.arange(3, dtype=torch.uint8), "c": torch.randn(()).bfloat16()}
+    state = {
+        "a": torch.randn(300_000),
+        "b": torch.arange(3, dtype=torch.uint8),
+        "c": torch.randn(()).bfloat16(),
+    }
     path = tmp_path / "state.safetensors"
     with path.open("wb") as file:
         write_tensors(file.fileno(), state)
     assert_same(state, {name: load_file(path)[name] for name in state})
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, torch.float32, b"x", torch.empty(2, device="meta")])
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, torch.float32, b"x", torch.empty(2, device="meta")]
+)
 def test_what_is_not_plain_is_refused_by_its_path(value: Any) -> None:
     with pytest.raises(TypeError, match=r"state\[model\.1\]"):
         pack({"model": [0, value]})

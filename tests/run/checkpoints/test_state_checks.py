@@ -15,7 +15,8 @@ pytestmark = pytest.mark.tier("fast")
 def test_a_finite_state_passes_whatever_its_dtypes() -> None:
     state = {
         "weights": [
-            torch.randn(5, dtype=dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex64)
+            torch.randn(5, dtype=dtype)
+            for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex64)
         ],
         "small": torch.ones(3).to(torch.float8_e4m3fn),
         "largest": torch.full((4,), torch.finfo(torch.float32).max),
@@ -25,7 +26,9 @@ def test_a_finite_state_passes_whatever_its_dtypes() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64]
+)
 def test_one_poisoned_element_is_found_by_name(value: float, dtype: torch.dtype) -> None:
     bad = torch.zeros(1000)
     bad[777] = value

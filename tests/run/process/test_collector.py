@@ -43,6 +43,16 @@ def test_a_training_ends_without_a_word_about_leaks(tmp_path: Path) -> None:
     config.write_text(
         "model: {name: small_cnn, features: 4, image_size: 8}\ndataset: digits\ntrain: {steps: 1, device: cpu}\n"
     )
-    command = [sys.executable, "-m", "mpt", "train", str(config), "--runs", str(tmp_path), "--quiet", "--no-report"]
+    command = [
+        sys.executable,
+        "-m",
+        "mpt",
+        "train",
+        str(config),
+        "--runs",
+        str(tmp_path),
+        "--quiet",
+        "--no-report",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""

@@ -38,13 +38,22 @@ def test_a_link_planted_in_place_of_the_file_is_replaced(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "victim"]
 
 
-def test_a_file_system_without_inodes_is_not_called_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_inodes_is_not_called_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was "disk is full: 100636 needed, 9138176 free"."""
     space = {"f_bavail": 1000, "f_frsize": 4096, "f_bfree": 1000, "f_blocks": 2000, "f_favail": 0}
-    full, named = OSError(errno.ENOSPC, "No space left on device"), r"no room for one more file \(inodes\)"
+    full, named = (
+        OSError(errno.ENOSPC, "No space left on device"),
+        r"no room for one more file \(inodes\)",
+    )
     monkeypatch.setattr(files.os, "statvfs", lambda folder: SimpleNamespace(**space, f_files=100))
     with pytest.raises(InputOutputError, match=named), files.failures_explained(tmp_path / "x", 10):
         raise full
-    monkeypatch.setattr(files.os, "statvfs", lambda folder: SimpleNamespace(**space, f_files=0))  # as btrfs tells
-    with pytest.raises(InputOutputError, match="the disk is full"), files.failures_explained(tmp_path / "x", 10):
+    # as btrfs tells
+    monkeypatch.setattr(files.os, "statvfs", lambda folder: SimpleNamespace(**space, f_files=0))
+    with (
+        pytest.raises(InputOutputError, match="the disk is full"),
+        files.failures_explained(tmp_path / "x", 10),
+    ):
         raise full

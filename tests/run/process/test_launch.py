@@ -25,7 +25,9 @@ def test_what_one_process_does_is_refused_to_several(monkeypatch):
         refuse_several_processes("this")
 
 
-def test_variables_that_are_not_whole_are_refused_before_anything_is_written(monkeypatch, tmp_path, capsys):
+def test_variables_that_are_not_whole_are_refused_before_anything_is_written(
+    monkeypatch, tmp_path, capsys
+):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -38,8 +40,20 @@ def test_variables_that_are_not_whole_are_refused_before_anything_is_written(mon
 
 def test_the_place_is_what_torchrun_says():
     place = read_place(
-        {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "node", "MASTER_PORT": "29500"}
+        {
+            "WORLD_SIZE": "4",
+            "RANK": "3",
+            "LOCAL_RANK": "1",
+            "MASTER_ADDR": "node",
+            "MASTER_PORT": "29500",
+        }
         | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
     )
     assert place is not None
-    assert (place.rank, place.size, place.local_rank, place.has_agent, place.restarts) == (3, 4, 1, True, 2)
+    assert (place.rank, place.size, place.local_rank, place.has_agent, place.restarts) == (
+        3,
+        4,
+        1,
+        True,
+        2,
+    )

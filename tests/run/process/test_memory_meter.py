@@ -27,18 +27,24 @@ def network(dtype: torch.dtype = torch.float32, layers: int = 3) -> nn.Sequentia
     return nn.Sequential(*parts).to(dtype)
 
 
-def known_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Callable[[], Known]:
+def known_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> Callable[[], Known]:
     def known() -> Known:
         states = optimizer.state.values() if optimizer else ()
         return {
             "parameters": list(model.parameters()),
-            "optimizer_state": [value for state in states for value in state.values() if isinstance(value, Tensor)],
+            "optimizer_state": [
+                value for state in states for value in state.values() if isinstance(value, Tensor)
+            ],
         }
 
     return known
 
 
-@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float64, 8)])
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float64, 8)]
+)
 def test_the_parts_of_a_small_network_are_exact(dtype: torch.dtype, size: int) -> None:
     model = network(dtype)
     batch = torch.randn(BATCH, WIDTH, dtype=dtype)
@@ -74,7 +80,8 @@ def test_gradients_and_optimizer_state_made_within_the_step_are_recognised() -> 
 
     for _ in range(2):  # the first step makes the state, the second has it from the start
         split = measure_step(step, known_of(model, optimizer))
-    assert split.optimizer_state == 2 * 3 * SQUARE * 4 + 3 * 4  # two moments and a step count of each
+    # two moments and a step count of each
+    assert split.optimizer_state == 2 * 3 * SQUARE * 4 + 3 * 4
     assert split.parameters == 3 * SQUARE * 4
     tiny_batch = torch.randn(1, WIDTH)
 
@@ -155,7 +162,11 @@ def test_watching_changes_no_gradient_and_no_random_number() -> None:
     gradients = []
     for watched in (False, True):
         model = nn.Sequential(
-            nn.Linear(8, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Linear(8, 1)
+            nn.Linear(8, 8),
+            nn.Dropout(0.5),
+            nn.BatchNorm1d(8),
+            nn.ReLU(inplace=True),
+            nn.Linear(8, 1),
         )
         torch.manual_seed(3)
         with torch.no_grad():
@@ -207,7 +218,9 @@ def test_on_cuda_the_peak_is_the_allocators() -> None:
     assert split.peak_bytes == torch.cuda.max_memory_allocated()
     assert split.parameters == 4 * SQUARE * 4
     assert split.activations > 0
-    parts = split.parameters + split.gradients + split.optimizer_state + split.activations + split.rest
+    parts = (
+        split.parameters + split.gradients + split.optimizer_state + split.activations + split.rest
+    )
     assert parts == split.peak_bytes
     assert split.reserved_bytes is not None
     assert split.reserved_bytes >= split.peak_bytes

@@ -19,7 +19,12 @@ pytestmark = pytest.mark.tier("fast")
     ("platform", "release", "moves", "advice"),
     [
         ("linux", "6.8.0-45-generic", False, ""),
-        ("linux", "5.15.167.4-microsoft-standard-WSL2", True, "the driver's setting does not reach WSL"),
+        (
+            "linux",
+            "5.15.167.4-microsoft-standard-WSL2",
+            True,
+            "the driver's setting does not reach WSL",
+        ),
         ("win32", "11", True, "CUDA - Sysmem Fallback Policy"),
     ],
 )

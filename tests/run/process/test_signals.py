@@ -41,7 +41,9 @@ with StopRequest() as stop:
 
 @contextlib.contextmanager
 def start(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([sys.executable, "-c", LOOP, *arguments], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOP, *arguments], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         except BaseException:
@@ -53,7 +55,9 @@ def start(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
 )
-def test_a_signal_is_noted_the_run_saves_and_the_exit_code_says_which(number: signal.Signals, code: int) -> None:
+def test_a_signal_is_noted_the_run_saves_and_the_exit_code_says_which(
+    number: signal.Signals, code: int
+) -> None:
     with start() as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -213,9 +217,15 @@ def test_a_smoke_run_in_a_step_of_minutes_ends_soon_and_leaves_nothing(tmp_path:
         "model: {name: 'lazy:Net', image_size: 16}\ndataset: {name: digits, channels: 1}\n"
     )
     (tmp_path / "temporary").mkdir()
-    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": f"{tmp_path}:{os.getcwd()}"}
+    environment = {
+        **os.environ,
+        "TMPDIR": str(tmp_path / "temporary"),
+        "PYTHONPATH": f"{tmp_path}:{os.getcwd()}",
+    }
     command = [sys.executable, "-m", "mpt", "train", "c.yaml", "--allow", "lazy", "--smoke", "2"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         assert any(line.startswith(b"here") for line in process.stdout)
         process.send_signal(signal.SIGTERM)

@@ -16,7 +16,10 @@ FILES = {"nn/net.py": "net = 1\n", "losses/own.py": "loss = 1\n"}
 def run_with_parts(folder: Path) -> RunDirectory:
     """A run that used two packages of two files each, which are no longer where they were."""
     hashes = {file: hashlib.sha256(text.encode()).hexdigest() for file, text in FILES.items()}
-    packages = [{"name": name, "folder": "gone", "distribution": None, "files": hashes} for name in ("one", "two")]
+    packages = [
+        {"name": name, "folder": "gone", "distribution": None, "files": hashes}
+        for name in ("one", "two")
+    ]
     for name in ("one", "two"):
         for file, text in FILES.items():
             path = folder / "parts" / name / file

@@ -28,7 +28,9 @@ def hold_in_another_process(path: Path, then: str = "") -> subprocess.Popen[str]
         f"with open_run(Path(sys.argv[1])).hold():\n    child = 0\n    {then or 'pass'}\n"
         "    if child or not sys.argv[2:]: print(child, flush=True)\n    time.sleep(60)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    )
     return process
 
 
@@ -50,9 +52,26 @@ def test_runs_created_at_once_never_share_a_directory(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../x", "/etc/x", "a/b", "a\0b", "x" * 300, "", ".", "..", ".hidden", "a\nb", "<img onerror>", "a ", " ä"]
+    "name",
+    [
+        "../x",
+        "/etc/x",
+        "a/b",
+        "a\0b",
+        "x" * 300,
+        "",
+        ".",
+        "..",
+        ".hidden",
+        "a\nb",
+        "<img onerror>",
+        "a ",
+        " ä",
+    ],
 )
-def test_a_name_that_is_more_than_one_directory_is_refused_and_nothing_is_written(tmp_path, name: str) -> None:
+def test_a_name_that_is_more_than_one_directory_is_refused_and_nothing_is_written(
+    tmp_path, name: str
+) -> None:
     runs = tmp_path / "inside" / "runs"
     with pytest.raises(ConfigError) as caught:
         create_run(runs, name)
@@ -100,7 +119,10 @@ def test_a_file_in_place_of_the_directory_for_runs_is_explained(tmp_path) -> Non
 def test_a_second_writer_is_refused_by_name_and_the_first_goes_on(tmp_path) -> None:
     run = create_run(tmp_path, "demo")
     with run.hold():
-        with pytest.raises(InputOutputError, match=f"process {os.getpid()} on") as caught, open_run(run.path).hold():
+        with (
+            pytest.raises(InputOutputError, match=f"process {os.getpid()} on") as caught,
+            open_run(run.path).hold(),
+        ):
             pass
         assert caught.value.exit_code == 5
         with pytest.raises(InputOutputError), open_run(run.path).hold():
@@ -142,7 +164,9 @@ def test_a_full_disk_at_the_lock_is_explained(tmp_path, monkeypatch) -> None:
 
 def test_a_data_worker_that_outlives_a_killed_run_does_not_keep_it_locked(tmp_path) -> None:
     run = create_run(tmp_path, "demo")
-    process = hold_in_another_process(run.path, "child = os.fork() or sys.argv.append('child') or 0")
+    process = hold_in_another_process(
+        run.path, "child = os.fork() or sys.argv.append('child') or 0"
+    )
     assert process.stdout is not None
     worker = int(process.stdout.readline())
     try:
@@ -155,7 +179,9 @@ def test_a_data_worker_that_outlives_a_killed_run_does_not_keep_it_locked(tmp_pa
                 with run.hold() as note:
                     assert note is not None
                 break
-            except InputOutputError:  # on a busy machine the fork may not have run yet, and so not let go
+            except (
+                InputOutputError
+            ):  # on a busy machine the fork may not have run yet, and so not let go
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
     finally:
@@ -208,7 +234,9 @@ def test_a_run_is_found_by_name_path_and_checkpoint(tmp_path, monkeypatch) -> No
     assert find_run("demo/checkpoints/step-00000100", runs) == (run, checkpoint)
 
 
-@pytest.mark.parametrize("text", ["dmo", "", "a\0b", "../..", "x" * 5000, "demo/checkpoints/step-00000999"])
+@pytest.mark.parametrize(
+    "text", ["dmo", "", "a\0b", "../..", "x" * 5000, "demo/checkpoints/step-00000999"]
+)
 def test_what_is_no_run_is_refused(tmp_path, text: str) -> None:
     create_run(tmp_path, "demo")
     with pytest.raises(CheckpointError) as caught:
@@ -221,7 +249,9 @@ def test_what_is_no_run_is_refused(tmp_path, text: str) -> None:
 def test_a_weights_file_is_told_from_a_run_and_its_use_is_said(tmp_path) -> None:
     exported = create_run(tmp_path, "demo").path / "demo.safetensors"
     exported.touch()
-    with pytest.raises(CheckpointError, match=r"is a file, not a run or checkpoint.*model\.weights="):
+    with pytest.raises(
+        CheckpointError, match=r"is a file, not a run or checkpoint.*model\.weights="
+    ):
         find_run(str(exported), tmp_path)
     (tmp_path / "notes.txt").touch()
     with pytest.raises(CheckpointError, match=r"is a file, not a run or checkpoint: name a run\.$"):
@@ -237,7 +267,9 @@ def test_where_many_runs_are_there_it_is_said_that_only_the_newest_are_named(tmp
 
 def test_a_folder_of_runs_such_as_a_comparison_is_told_from_a_run(tmp_path) -> None:
     create_run(tmp_path / "compare-x", "fp32-seed-0")
-    with pytest.raises(CheckpointError, match=r"compare-x is no run but holds runs: .*compare-x/fp32-seed-0\."):
+    with pytest.raises(
+        CheckpointError, match=r"compare-x is no run but holds runs: .*compare-x/fp32-seed-0\."
+    ):
         find_run("compare-x", tmp_path)
 
 
@@ -251,11 +283,15 @@ def test_a_run_is_found_although_a_folder_of_its_name_holds_runs(tmp_path, monke
 def test_a_checkpoint_that_is_gone_is_told_from_those_that_are_there(tmp_path) -> None:
     run = create_run(tmp_path, "demo")
     run.checkpoint_path(200).mkdir()
-    with pytest.raises(CheckpointError, match=r"holds no step-00000100; it has step-00000200 \(train\.keep_last"):
+    with pytest.raises(
+        CheckpointError, match=r"holds no step-00000100; it has step-00000200 \(train\.keep_last"
+    ):
         find_run("demo/checkpoints/step-00000100", tmp_path)
 
 
-def test_an_empty_directory_that_a_kill_left_is_taken_by_the_next_start(tmp_path, monkeypatch) -> None:
+def test_an_empty_directory_that_a_kill_left_is_taken_by_the_next_start(
+    tmp_path, monkeypatch
+) -> None:
     real, made = Path.mkdir, []
 
     def killed_at_the_second(self: Path, *arguments: Any, **options: Any) -> None:

@@ -29,7 +29,9 @@ def fill(run, steps) -> None:
 def test_lines_are_strict_json_with_non_finite_numbers_as_text(tmp_path) -> None:
     run = create_run(tmp_path, "demo")
     with Recorder(run) as recorder:
-        recorder.write_metrics(1, {"losses": {"a": math.nan, "b": -math.inf}, "scales": (math.inf, 2.5)})
+        recorder.write_metrics(
+            1, {"losses": {"a": math.nan, "b": -math.inf}, "scales": (math.inf, 2.5)}
+        )
     text = run.metrics_path.read_text()
     line = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert line["losses"] == {"a": "NaN", "b": "-Infinity"}
@@ -62,7 +64,9 @@ def test_a_lost_process_stays_an_event_of_the_run_that_goes_back(tmp_path) -> No
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
-def test_a_half_written_last_line_is_tolerated_and_the_next_line_does_not_grow_onto_it(tmp_path, cut: int) -> None:
+def test_a_half_written_last_line_is_tolerated_and_the_next_line_does_not_grow_onto_it(
+    tmp_path, cut: int
+) -> None:
     run = create_run(tmp_path, "demo")
     fill(run, [1, 2, 3])
     content = run.metrics_path.read_bytes()
@@ -115,7 +119,9 @@ def test_a_link_planted_at_the_metrics_file_is_refused(tmp_path) -> None:
     assert victim.read_text() == "precious"
 
 
-def test_a_full_disk_while_lines_are_dropped_is_told_and_leaves_the_record_as_it_was(tmp_path, monkeypatch) -> None:
+def test_a_full_disk_while_lines_are_dropped_is_told_and_leaves_the_record_as_it_was(
+    tmp_path, monkeypatch
+) -> None:
     run = create_run(tmp_path, "demo")
     fill(run, range(1, 6))
     content = run.metrics_path.read_bytes()
@@ -147,7 +153,9 @@ def test_an_evaluation_without_a_step_is_passed_over(tmp_path, bad: str) -> None
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
-def test_a_pipe_in_place_of_a_record_is_refused_and_not_waited_on(tmp_path: Path, name: str) -> None:
+def test_a_pipe_in_place_of_a_record_is_refused_and_not_waited_on(
+    tmp_path: Path, name: str
+) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(InputOutputError, match=rf"{name} could not be written: not a regular file"):
         LineFile(tmp_path / name)
@@ -159,8 +167,12 @@ def test_a_pipe_in_place_of_a_record_is_refused_and_not_waited_on(tmp_path: Path
         os.close(reader)
 
 
-@pytest.mark.parametrize("left", [b"", b"step,accuracy\n\0\0\0\0\0\0", None], ids=["empty", "zeros", "missing"])
-def test_results_that_a_power_loss_left_empty_are_made_anew(tmp_path: Path, left: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "left", [b"", b"step,accuracy\n\0\0\0\0\0\0", None], ids=["empty", "zeros", "missing"]
+)
+def test_results_that_a_power_loss_left_empty_are_made_anew(
+    tmp_path: Path, left: bytes | None
+) -> None:
     run = create_run(tmp_path, "run")
     with Recorder(run) as recorder:
         recorder.write_evaluation(4, {"accuracy": 0.5})

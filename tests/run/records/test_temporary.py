@@ -29,11 +29,18 @@ def age(folder: Path) -> None:
     os.utime(folder, (1e9, 1e9))
 
 
-def test_a_killed_process_s_folder_goes_and_one_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_process_s_folder_goes_and_one_in_use_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     command = [sys.executable, "-c", HELD, str(tmp_path)]
-    holders = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    folders = [Path(holder.stdout.readline().strip()) for holder in holders if holder.stdout is not None]
+    holders = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    folders = [
+        Path(holder.stdout.readline().strip()) for holder in holders if holder.stdout is not None
+    ]
     for folder in folders:
         age(folder)
     holders[0].send_signal(signal.SIGKILL)
@@ -45,9 +52,13 @@ def test_a_killed_process_s_folder_goes_and_one_in_use_stays(tmp_path: Path, mon
     assert not folders[1].exists()
 
 
-def test_young_folders_and_what_others_named_alike_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_young_folders_and_what_others_named_alike_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    young, old, link, other = (tmp_path / f"mpt-rank-{name}" for name in ("young", "old", "link", "other"))
+    young, old, link, other = (
+        tmp_path / f"mpt-rank-{name}" for name in ("young", "old", "link", "other")
+    )
     for folder in (young, old, other):
         folder.mkdir()
     (other / "lock").touch()

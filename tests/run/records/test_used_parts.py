@@ -11,7 +11,12 @@ import pytest
 from mpt.config.part_packages import use_parts
 from mpt.config.registry import INSTALLED
 from mpt.errors import ConfigError, PartError
-from mpt.run.records.used_parts import changed_parts, missing_parts_explained, read_used_parts, write_used_parts
+from mpt.run.records.used_parts import (
+    changed_parts,
+    missing_parts_explained,
+    read_used_parts,
+    write_used_parts,
+)
 
 pytestmark = pytest.mark.tier("fast")
 
@@ -26,7 +31,8 @@ class Settings(Options):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MPT_PARTS", "")
-    for name in [name for name in sys.modules if name.startswith("mpt.parts.")]:  # of another test's folder
+    # of another test's folder
+    for name in [name for name in sys.modules if name.startswith("mpt.parts.")]:
         monkeypatch.delitem(sys.modules, name)
     parts = tmp_path / "tricks of mine"
     (parts / "memory").mkdir(parents=True)
@@ -61,7 +67,9 @@ def test_a_run_without_parts_from_outside_has_no_record(tmp_path: Path, folder: 
     assert changed_parts(path) == []
 
 
-def test_a_change_and_an_absence_are_named(record: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_and_an_absence_are_named(
+    record: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "memory" / "unused.py").unlink()
     assert changed_parts(record) == []
     (folder / "memory" / "used.py").write_text(TRICK + "\n")
@@ -72,7 +80,9 @@ def test_a_change_and_an_absence_are_named(record: Path, folder: Path, monkeypat
     assert changed_parts(record) == ["tricks_of_mine/memory/used.py"]
 
 
-def test_a_folder_that_moved_is_the_same_package(record: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_moved_is_the_same_package(
+    record: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moved = folder.parent / "elsewhere" / folder.name
     moved.parent.mkdir()
     folder.rename(moved)
@@ -83,7 +93,10 @@ def test_a_folder_that_moved_is_the_same_package(record: Path, folder: Path, mon
 def test_a_configuration_that_needs_absent_parts_says_which_to_add(
     record: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"^no such trick$"), missing_parts_explained(record.parent):
+    with (
+        pytest.raises(ConfigError, match=r"^no such trick$"),
+        missing_parts_explained(record.parent),
+    ):
         raise ConfigError("no such trick")  # all parts are here: the mistake is another one
     monkeypatch.setenv("MPT_PARTS", "")
     said = r"not here: tricks_of_mine \(memory/used.py\); add --parts .*tricks of mine"
@@ -91,7 +104,9 @@ def test_a_configuration_that_needs_absent_parts_says_which_to_add(
         raise ConfigError("no such trick")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"name": 1, "files": {}}]', "[" * 100_000, "null"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '[{"name": 1, "files": {}}]', "[" * 100_000, "null"]
+)
 def test_a_damaged_record_is_none(record: Path, text: str) -> None:
     record.write_text(text)
     assert read_used_parts(record) == []

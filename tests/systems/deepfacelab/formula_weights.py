@@ -23,7 +23,9 @@ def fill(model, name, shape):
     if model == "S3FD" and len(shape) == 4 and tuple(shape[:3]) == (1, 1, 1):
         return (10 * numbers.uniform(0.5, 1.5, shape)).astype(np.float32)
     if len(shape) > 1:
-        return (numbers.standard_normal(shape) * (gain / np.sqrt(np.prod(shape[:-1])))).astype(np.float32)
+        return (numbers.standard_normal(shape) * (gain / np.sqrt(np.prod(shape[:-1])))).astype(
+            np.float32
+        )
     if leaf in ("weight", "running_var"):
         return numbers.uniform(0.5, 1.5, shape).astype(np.float32)
     return (numbers.standard_normal(shape) * 0.1).astype(np.float32)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-PIXELS = Path(os.environ.get("MPT_DEEPFACELAB_PIXELS") or Path(__file__).parent / "fixtures" / "pixels")
+PIXELS = Path(
+    os.environ.get("MPT_DEEPFACELAB_PIXELS") or Path(__file__).parent / "fixtures" / "pixels"
+)
 
 
 @cache

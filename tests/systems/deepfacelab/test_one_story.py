@@ -38,7 +38,9 @@ def test_a_preset_says_what_the_pages_say(size):
     assert row in page("how-to/saehd.md")
     assert row in page("benchmarks/saehd.md")
     batch = (
-        yaml.safe_load(find_shipped(f"@saehd_512_{size}gb").read_text("utf-8")).get("train", {}).get("batch_size", 8)
+        yaml.safe_load(find_shipped(f"@saehd_512_{size}gb").read_text("utf-8"))
+        .get("train", {})
+        .get("batch_size", 8)
     )
     cost = "not bit-equal" if size == 6 else "other settings"
     row = f"| `saehd_512` | {size} | {batch} | {words} | {cost} | {memory} | {seconds}, {gpu} |"
@@ -46,11 +48,15 @@ def test_a_preset_says_what_the_pages_say(size):
 
 
 def test_the_plan_of_6_gb_is_the_preset_and_the_table_of_recipes_has_it():
-    plan, preset = (find_shipped(name).read_text("utf-8") for name in ("@saehd_512.plan", "@saehd_512_6gb"))
+    plan, preset = (
+        find_shipped(name).read_text("utf-8") for name in ("@saehd_512.plan", "@saehd_512_6gb")
+    )
     assert yaml.safe_load(plan) == yaml.safe_load(preset)
     assert said_of("@saehd_512.plan") == said_of("@saehd_512_6gb")
     _, memory, seconds, _ = said_of("@saehd_512_6gb")
-    row = next(line for line in page("benchmarks/saehd.md").splitlines() if "(**the plan**)" in line)
+    row = next(
+        line for line in page("benchmarks/saehd.md").splitlines() if "(**the plan**)" in line
+    )
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     gib = int(memory.removesuffix(" MiB").replace(",", "")) / 1024
     assert abs(float(cells[-3]) - gib) < 0.01
@@ -64,7 +70,10 @@ def test_6_gb_is_planned_today_as_it_is_said():
         (answer,) = session.plan([config], budget_bytes=gpu.usable_bytes)
         plan = answer.get()
     assert fits_surely(plan)
-    assert said_of("@saehd_512_6gb")[1:3] == (describe_bytes(plan.total), show_seconds(plan.step_seconds))
+    assert said_of("@saehd_512_6gb")[1:3] == (
+        describe_bytes(plan.total),
+        show_seconds(plan.step_seconds),
+    )
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ def clip_tokenizer() -> Any:
     from transformers import CLIPTokenizer
 
     vocabulary = {
-        letter + end: number for number, (end, letter) in enumerate((e, c) for e in ("", "</w>") for c in LETTERS)
+        letter + end: number
+        for number, (end, letter) in enumerate((e, c) for e in ("", "</w>") for c in LETTERS)
     }
     for special in ("<|startoftext|>", "<|endoftext|>"):
         vocabulary[special] = len(vocabulary)
@@ -47,7 +48,13 @@ def clip_encoder(width: int, projection: bool = False) -> Any:
 def t5() -> tuple[Any, Any]:
     from transformers import T5Config, T5EncoderModel, T5TokenizerFast
 
-    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((letter, -3.0) for letter in LETTERS)]
+    vocabulary = [
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        ("▁", -2.0),
+        *((letter, -3.0) for letter in LETTERS),
+    ]
     tokenizer = T5TokenizerFast(vocab=vocabulary, extra_ids=0, model_max_length=TOKENS)
     config = T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     return tokenizer, T5EncoderModel(config).eval()
@@ -100,7 +107,9 @@ def make_pipeline(kind: str, folder: Path) -> Path:
 
 
 def stable_diffusion(library: Any) -> Any:
-    scheduler = library.DDIMScheduler(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012)
+    scheduler = library.DDIMScheduler(
+        beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012
+    )
     return library.StableDiffusionPipeline(
         vae(4, None), clip_encoder(16), clip_tokenizer(), unet(16, None), scheduler, None, None,
         requires_safety_checker=False,
@@ -108,7 +117,9 @@ def stable_diffusion(library: Any) -> Any:
 
 
 def stable_diffusion_xl(library: Any) -> Any:
-    scheduler = library.EulerDiscreteScheduler(beta_schedule="scaled_linear", prediction_type="v_prediction")
+    scheduler = library.EulerDiscreteScheduler(
+        beta_schedule="scaled_linear", prediction_type="v_prediction"
+    )
     return library.StableDiffusionXLPipeline(
         vae(4, None),
         clip_encoder(8),
@@ -155,7 +166,9 @@ def flux(library: Any) -> Any:
         axes_dims_rope=[4, 4, 8],
     )
     scheduler = library.FlowMatchEulerDiscreteScheduler()
-    return library.FluxPipeline(scheduler, vae(4, 0.1), clip_encoder(16), clip_tokenizer(), encoder, tokenizer, network)
+    return library.FluxPipeline(
+        scheduler, vae(4, 0.1), clip_encoder(16), clip_tokenizer(), encoder, tokenizer, network
+    )
 
 
 MAKERS = {
@@ -170,6 +183,8 @@ def make_pictures(folder: Path, count: int = 6) -> Path:
     """Write coloured pictures with captions; return their folder."""
     folder.mkdir(parents=True)
     for number in range(count):
-        Image.new("RGB", (40 + 4 * number, 32), (40 * number, 255 - 40 * number, 90)).save(folder / f"{number}.png")
+        Image.new("RGB", (40 + 4 * number, 32), (40 * number, 255 - 40 * number, 90)).save(
+            folder / f"{number}.png"
+        )
         (folder / f"{number}.txt").write_text(f"a picture of {LETTERS[number] * 3}\n")
     return folder

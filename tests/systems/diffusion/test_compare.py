@@ -18,11 +18,18 @@ def test_bfloat16_and_a_packed_base_are_judged_by_the_test_loss(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     diffusers()
-    settings = folder_of_data(tmp_path) | {"memory": LORA, "optimizer": {"name": "adamw", "lr": 1e-3}}
+    settings = folder_of_data(tmp_path) | {
+        "memory": LORA,
+        "optimizer": {"name": "adamw", "lr": 1e-3},
+    }
     file = tmp_path / "lora.yaml"
     file.write_text(write_text(settings))
     variant = ("precision=bf16", "memory.low_bit_base=fp8")
-    compare.run(compare.Command(config=file, variant=variant, seeds=1, json=True, device="cpu", runs=str(tmp_path)))
+    compare.run(
+        compare.Command(
+            config=file, variant=variant, seeds=1, json=True, device="cpu", runs=str(tmp_path)
+        )
+    )
     told = json.loads(capsys.readouterr().out)
     assert told["metric"] == "test_loss"
     plain, half, packed = told["modes"]

@@ -92,7 +92,9 @@ def test_a_step_written_with_diffusers_is_the_same(
 
 
 @pytest.mark.slow
-def test_another_target_is_found_at_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_target_is_found_at_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     diffusers()
     with pytest.raises(GateError):
         compare("latents", tmp_path, monkeypatch)

@@ -42,18 +42,29 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "memory.low_bit_optimizer": True,
             "train.checkpoint_every": "1 epoch",
         },
-        ["2 x 4 = 8", "#   pretrained_model_name_or_path: sd15.safetensors", "prepare --text-encoders"],
+        [
+            "2 x 4 = 8",
+            "#   pretrained_model_name_or_path: sd15.safetensors",
+            "prepare --text-encoders",
+        ],
     ),
     (
         "onetrainer.json",
         ONE_TRAINER,
-        {"train.batch_size": 8, "train.epochs": 20, "precision.mode": "bf16", "train.checkpoint_every": "2 epochs"},
+        {
+            "train.batch_size": 8,
+            "train.epochs": 20,
+            "precision.mode": "bf16",
+            "train.checkpoint_every": "2 epochs",
+        },
         ["4 x 2 = 8", "#   training_method: LORA"],
     ),
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "settings", "lines"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("name", "text", "settings", "lines"), CASES, ids=[case[0] for case in CASES]
+)
 def test_settings_keep_their_meaning_and_what_has_no_counterpart_is_a_comment(
     name: str, text: str, settings: dict[str, Any], lines: list[str], tmp_path: Path
 ) -> None:
@@ -70,8 +81,12 @@ def test_settings_keep_their_meaning_and_what_has_no_counterpart_is_a_comment(
     load_config(output)
 
 
-def test_a_file_of_lightning_with_settings_of_the_same_names_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_file_of_lightning_with_settings_of_the_same_names_is_not_taken_for_one(
+    tmp_path: Path,
+) -> None:
     source = tmp_path / "lightning.yaml"
     model = "{pretrained_model_name_or_path: a, network_dim: 4}"
-    source.write_text(f"trainer: {{max_epochs: 2}}\nmodel: {model}\ndata: {{train_batch_size: 4}}\n")
+    source.write_text(
+        f"trainer: {{max_epochs: 2}}\nmodel: {model}\ndata: {{train_batch_size: 4}}\n"
+    )
     assert translate_file(source)[1] == "LightningCLI"

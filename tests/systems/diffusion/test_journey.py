@@ -21,7 +21,12 @@ from mpt.systems.diffusion.nn.shared.library_networks import wrap
 from tests.systems.diffusion.library import diffusers
 from tests.systems.diffusion.pipelines import make_pictures, make_pipeline
 
-KINDS = ["StableDiffusionPipeline", "StableDiffusionXLPipeline", "StableDiffusion3Pipeline", "FluxPipeline"]
+KINDS = [
+    "StableDiffusionPipeline",
+    "StableDiffusionXLPipeline",
+    "StableDiffusion3Pipeline",
+    "FluxPipeline",
+]
 
 
 @pytest.fixture
@@ -38,7 +43,9 @@ def answer(network: Any, data: dict[str, torch.Tensor]) -> torch.Tensor:
     net = wrap(network.eval().float(), 0)
     torch.manual_seed(0)
     conditions = [data[name][:1] for name in net.conditions]
-    found: torch.Tensor = net(torch.randn_like(data["latent"][:1]), to_ticks(torch.tensor([500.0])), *conditions)
+    found: torch.Tensor = net(
+        torch.randn_like(data["latent"][:1]), to_ticks(torch.tensor([500.0])), *conditions
+    )
     return found
 
 
@@ -53,7 +60,9 @@ def trained(config: Path, runs: Path, *overrides: str, resume: str | None = None
 def test_a_lora_goes_from_a_folder_of_pictures_into_the_pipeline(kind: str, tmp_path: Path) -> None:
     folder = make_pipeline(kind, tmp_path / "pipeline")
     pictures, data = make_pictures(tmp_path / "pictures"), tmp_path / "data"
-    prepare.run(prepare.Command(pipeline=folder, pictures=pictures, output=data, size="16", device="cpu"))
+    prepare.run(
+        prepare.Command(pipeline=folder, pictures=pictures, output=data, size="16", device="cpu")
+    )
     runs = tmp_path / "runs"
     settings = ("precision=fp32", "optimizer.lr=0.05", "train.batch_size=2", "name=lora")
     trained(data / "train.yaml", runs, "train.steps=1", *settings)
@@ -74,27 +83,45 @@ def test_a_lora_goes_from_a_folder_of_pictures_into_the_pipeline(kind: str, tmp_
         torch.testing.assert_close(answer(pipeline.unet, samples), adapted)
     merged = getattr(getattr(diffusers(), kind).from_pretrained(str(folder)), name)
     tensors = load_file(run / "lora.safetensors")
-    merged.load_state_dict({key.removeprefix("net.inner."): value for key, value in tensors.items()})
+    merged.load_state_dict(
+        {key.removeprefix("net.inner."): value for key, value in tensors.items()}
+    )
     torch.testing.assert_close(answer(merged, samples), adapted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_packed_base_is_resumed_to_the_bit_and_its_adapters_begin_another_run(tmp_path: Path) -> None:
+def test_a_packed_base_is_resumed_to_the_bit_and_its_adapters_begin_another_run(
+    tmp_path: Path,
+) -> None:
     folder = make_pipeline("StableDiffusionPipeline", tmp_path / "pipeline")
-    pictures, data, runs = make_pictures(tmp_path / "pictures"), tmp_path / "data", tmp_path / "runs"
-    prepare.run(prepare.Command(pipeline=folder, pictures=pictures, output=data, size="16", device="cpu"))
-    packed = ("memory.low_bit_base=nf4", "memory.stream_weights.min_kibibytes=0", "memory.recompute=all")
+    pictures, data, runs = (
+        make_pictures(tmp_path / "pictures"),
+        tmp_path / "data",
+        tmp_path / "runs",
+    )
+    prepare.run(
+        prepare.Command(pipeline=folder, pictures=pictures, output=data, size="16", device="cpu")
+    )
+    packed = (
+        "memory.low_bit_base=nf4",
+        "memory.stream_weights.min_kibibytes=0",
+        "memory.recompute=all",
+    )
     steps = ("optimizer.lr=0.05", "train.batch_size=2", *packed)
     through = trained(data / "train.yaml", runs, *steps, "train.steps=4", "name=through")
     first = trained(data / "train.yaml", runs, *steps, "train.steps=2", "name=first")
     words = (*steps, "train.steps=4", "name=first")
-    train(Train(config=data / "train.yaml", overrides=words, runs=runs, device="cpu", resume="auto"))
+    train(
+        Train(config=data / "train.yaml", overrides=words, runs=runs, device="cpu", resume="auto")
+    )
     left, right = (newest(one) for one in (through, first))
     assert any(name.endswith("weight_codes") for name in left)
     assert all(torch.equal(left[name], right[name]) for name in left)
     convert.run(Convert(run=str(first), runs=str(runs), to="kohya"))
     file = f"memory.lora.weights={first / 'first-kohya.safetensors'}"
-    again = trained(data / "train.yaml", runs, *steps, file, "train.steps=1", "optimizer.lr=1e-12", "name=again")
+    again = trained(
+        data / "train.yaml", runs, *steps, file, "train.steps=1", "optimizer.lr=1e-12", "name=again"
+    )
     begun = newest(again)
     for name, value in begun.items():
         torch.testing.assert_close(value, right[name], rtol=1e-4, atol=1e-5)

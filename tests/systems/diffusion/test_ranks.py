@@ -60,7 +60,11 @@ def steps(world: World, config: Any) -> tuple[list[float], list[list[int]]]:
         inputs = inputs_of(run, next(stream), count)
         sizes.append(list(inputs["latent"].shape[2:]))
         assert update(run, run.phases[0], inputs).finite
-    trained = [full(one).detach().flatten() for one in run.task.trainable["net"].parameters() if one.requires_grad]
+    trained = [
+        full(one).detach().flatten()
+        for one in run.task.trainable["net"].parameters()
+        if one.requires_grad
+    ]
     return torch.cat(trained).tolist(), sizes
 
 
@@ -71,7 +75,9 @@ def on_rank(rank: int, settings: dict[str, Any]) -> tuple[list[float], list[list
 
 
 @pytest.mark.parametrize(("strategy", "memory"), [("ddp", LORA | SMALL_BASE), ("fsdp", {})])
-def test_ranks_train_what_one_process_trains(strategy: str, memory: dict[str, Any], tmp_path: Path) -> None:
+def test_ranks_train_what_one_process_trains(
+    strategy: str, memory: dict[str, Any], tmp_path: Path
+) -> None:
     diffusers()
     torch.set_num_threads(1)
     settings = folder_of_data(tmp_path) | {"memory": memory}

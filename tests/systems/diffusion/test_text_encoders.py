@@ -45,7 +45,9 @@ def prepared(kind: str, folder: Path) -> tuple[Path, Path]:
     """Write a pipeline and the tokens of some captions; return the pipeline's folder and the data's."""
     pipeline, data = make_pipeline(kind, folder / "pipeline"), folder / "data"
     pictures = make_pictures(folder / "pictures")
-    wish = prepare.Command(pipeline=pipeline, pictures=pictures, output=data, size="16", device="cpu")
+    wish = prepare.Command(
+        pipeline=pipeline, pictures=pictures, output=data, size="16", device="cpu"
+    )
     prepare.run(prepare.Command(**{**vars(wish), "text_encoders": True}))
     return pipeline, data
 
@@ -65,14 +67,24 @@ def newest(run: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("kind", KINDS)
-def test_adapters_of_text_encoders_go_into_the_pipeline_and_resume_to_the_bit(kind: str, tmp_path: Path) -> None:
+def test_adapters_of_text_encoders_go_into_the_pipeline_and_resume_to_the_bit(
+    kind: str, tmp_path: Path
+) -> None:
     folder, data = prepared(kind, tmp_path)
     runs = tmp_path / "runs"
     words = ("precision=fp32", "optimizer.lr=0.02", "train.batch_size=2", "memory.lora.rank=3")
 
     def trained(name: str, steps: int, *more: str, resume: str | None = None) -> Path:
         overrides = (*words, f"train.steps={steps}", f"name={name}", *more)
-        train(Train(config=data / "train.yaml", overrides=overrides, runs=runs, device="cpu", resume=resume))
+        train(
+            Train(
+                config=data / "train.yaml",
+                overrides=overrides,
+                runs=runs,
+                device="cpu",
+                resume=resume,
+            )
+        )
         return runs / name
 
     through = trained("through", 2)
@@ -82,7 +94,10 @@ def test_adapters_of_text_encoders_go_into_the_pipeline_and_resume_to_the_bit(ki
     assert all(torch.equal(left[name], right[name]) for name in left)
     encoders = ["text_encoder", "text_encoder_2"][: len(KINDS[kind])]
     for encoder in encoders:
-        assert any(name.startswith(f"{encoder}.") and "lora_b" in name and one.any() for name, one in right.items())
+        assert any(
+            name.startswith(f"{encoder}.") and "lora_b" in name and one.any()
+            for name, one in right.items()
+        )
 
     for wanted in ("diffusers", "kohya"):
         convert.run(Convert(run=str(run), runs=str(runs), to=wanted))
@@ -93,11 +108,15 @@ def test_adapters_of_text_encoders_go_into_the_pipeline_and_resume_to_the_bit(ki
     before = Pipeline(folder, kind, library.from_pretrained(str(folder)))
     given = {**before.tokens(caption), "sizes": torch.zeros(6)}
     net: Any = open_trained(str(run), runs, "cpu").run.task.modules["net"].eval()
-    is_unet = kind.startswith(("StableDiffusionP", "StableDiffusionX"))  # of others it reads published sizes alone
+    # of others it reads published sizes alone
+    is_unet = kind.startswith(("StableDiffusionP", "StableDiffusionX"))
     for wanted in ("diffusers", "kohya") if is_unet else ("diffusers",):
         after = Pipeline(folder, kind, library.from_pretrained(str(folder)))
         after.parts.load_lora_weights(str(run), weight_name=f"lora-{wanted}.safetensors")
-        found, plain = list(after.encode_caption(caption).values()), list(before.encode_caption(caption).values())
+        found, plain = (
+            list(after.encode_caption(caption).values()),
+            list(before.encode_caption(caption).values()),
+        )
         for one, other in zip(answers(net, given), found, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
         assert float((found[-1] - plain[-1]).abs().max()) > 1e-3

@@ -48,7 +48,11 @@ def network_pickle(name: str, folder: Path) -> Path:
     path = folder / f"{name}.pkl"
     path.write_bytes(written(name))
     opened = read_network_pickle(path)
-    shapes = {key: tuple(one.shape) for key, one in opened.described().items() if key.rsplit(".", 1)[-1] not in KEPT}
+    shapes = {
+        key: tuple(one.shape)
+        for key, one in opened.described().items()
+        if key.rsplit(".", 1)[-1] not in KEPT
+    }
     numbers = {key: torch.from_numpy(formula(key, shape)) for key, shape in shapes.items()}
     path.write_bytes(opened.rewritten(path.read_bytes(), numbers))
     return path

@@ -33,23 +33,33 @@ def read_arrays(name: str) -> dict[str, np.ndarray[Any, Any]]:
 
 def fill(name: str, shape: list[int]) -> np.ndarray[Any, Any]:
     """Return the values of a tensor by its name."""
-    leaf, numbers = name.rsplit(".", 1)[-1], np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
+    leaf, numbers = (
+        name.rsplit(".", 1)[-1],
+        np.random.Generator(np.random.PCG64(zlib.crc32(name.encode()))),
+    )
     if leaf == "num_batches_tracked":
         return np.zeros(shape, np.int64)
     if name.endswith("dfl.conv.weight"):
         return np.arange(shape[1], dtype=np.float32).reshape(shape)
     if len(shape) > 1:
-        return (numbers.standard_normal(shape) * 2.0 / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+        return (numbers.standard_normal(shape) * 2.0 / np.sqrt(np.prod(shape[1:]))).astype(
+            np.float32
+        )
     if leaf in ("weight", "running_var"):
         return numbers.uniform(0.5, 1.5, shape).astype(np.float32)
     return (numbers.standard_normal(shape) * 0.1).astype(np.float32)
 
 
-def state_of(listing: dict[str, list[int]], arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Tensor]:
+def state_of(
+    listing: dict[str, list[int]], arrays: dict[str, np.ndarray[Any, Any]]
+) -> dict[str, Tensor]:
     """Return the whole state of a network: BatchNorm's statistics from the file, the rest from the names."""
     statistics, start = {}, 0
     for name in arrays["stats_names"].tolist():
         count = listing[name][0]
         statistics[name] = arrays["stats"][start : start + count].astype(np.float32)
         start += count
-    return {name: torch.from_numpy(statistics.get(name, fill(name, shape))) for name, shape in listing.items()}
+    return {
+        name: torch.from_numpy(statistics.get(name, fill(name, shape)))
+        for name, shape in listing.items()
+    }

@@ -41,5 +41,7 @@ def run(command: Command) -> None:
     """Export as the arguments say."""
     from mpt.systems.dain.inference.onnx_file import Wishes, export_file
 
-    wishes = Wishes(command.size, command.scale, command.half, command.int8, command.gate, command.overwrite)
+    wishes = Wishes(
+        command.size, command.scale, command.half, command.int8, command.gate, command.overwrite
+    )
     export_file(command.run, command.output, wishes, command.runs)

@@ -94,7 +94,9 @@ class Command:
     """The folder in which RUN is looked for by name."""
 
 
-def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> dict[str, Any] | None:
+def from_infer(
+    task: str | None, inputs: Sequence[tuple[str | None, Path]]
+) -> dict[str, Any] | None:
     """Return this command's fields for `mpt infer RUN --input VIDEO`, a folder of frames, or two or more pictures; also
     for published weights in the place of RUN. Raises DataError for these without frames."""
     if task is None:
@@ -134,7 +136,9 @@ def run(command: Command) -> None:
         "ways": [command.scale, command.pad_to, command.ensemble],
         "scene_cut": [command.scene_cut, command.keep_repeats],
     }
-    if command.output.resolve() in {place.resolve() for path in command.inputs for place in (path, path.parent)}:
+    if command.output.resolve() in {
+        place.resolve() for path in command.inputs for place in (path, path.parent)
+    }:
         raise ConfigError(f"--output: {command.output} holds the input; write elsewhere")
     film = choose_film(source, pace, command.output, command.sound)
     output = open_output(command.output, film, signature, command.overwrite)
@@ -170,7 +174,11 @@ def guarded(
         output.discard()
         raise
     except KeyboardInterrupt as stop:
-        how = "goes on where it stopped" if output.pause() else "begins anew, for nothing was complete yet"
+        how = (
+            "goes on where it stopped"
+            if output.pause()
+            else "begins anew, for nothing was complete yet"
+        )
         raise Interrupted(f"interrupted; the same command {how}", SIGINT) from stop
     except BaseException:
         output.pause()
@@ -182,7 +190,9 @@ def choose_run(trained: Trained, command: Command) -> tuple[Run, torch.dtype | N
     """Return the run in the wanted precision, and its half dtype if it has one."""
     if not command.half:
         if command.dtype is not None:
-            raise ConfigError("--dtype goes with --half; without it frames are made as the run was trained")
+            raise ConfigError(
+                "--dtype goes with --half; without it frames are made as the run was trained"
+            )
         dtype = trained.run.precision.numerics.dtype
         return trained.run, None if dtype == torch.float32 else dtype
     choice = choose_half(command.dtype, trained.run.device)
@@ -213,15 +223,23 @@ def choose_grid(
                 f"--tile: found {command.tile}; allowed are multiples of {net.multiple} from {least} on (tiles overlap "
                 f"by {overlap})"
             )
-        return grid_of_tiles(height, width, (command.tile, command.tile), overlap, net.multiple), overlap
+        return grid_of_tiles(
+            height, width, (command.tile, command.tile), overlap, net.multiple
+        ), overlap
     if command.vram is None:
         return grid_of_tiles(height, width, (height, width), overlap), overlap
-    memory = pass_memory(net, dtype, pace.most_between(source.longest, 1 if command.keep_repeats else MOST_HELD + 1))
+    memory = pass_memory(
+        net, dtype, pace.most_between(source.longest, 1 if command.keep_repeats else MOST_HELD + 1)
+    )
     budget = parse_budget(command.vram)
     room = room_of(budget, next(net.parameters()).device, height * width * command.batch_size)
     grid = choose_tiles(net, height, width, memory, room // command.batch_size)
     peak = memory.peak_bytes(*grid.size) * command.batch_size
-    beside = f" beside {describe_bytes(budget - room)} for the CUDA context and whole frames" if room < budget else ""
+    beside = (
+        f" beside {describe_bytes(budget - room)} for the CUDA context and whole frames"
+        if room < budget
+        else ""
+    )
     print(
         f"{grid.count} tile{'s' if grid.count > 1 else ''} of {grid.size[1]} x {grid.size[0]}: about "
         f"{describe_bytes(peak)} of {command.vram}{beside}"
@@ -229,7 +247,9 @@ def choose_grid(
     return grid, overlap
 
 
-def tell_first_pair(command: Command, source: FrameStream, maker: Maker, run: Run, trained: Trained) -> None:
+def tell_first_pair(
+    command: Command, source: FrameStream, maker: Maker, run: Run, trained: Trained
+) -> None:
     """Say what half precision and what tiles change about the first pair's middle frame, where asked."""
     if not (command.half or (command.check_seams and maker.grid.count > 1)):
         return
@@ -237,7 +257,9 @@ def tell_first_pair(command: Command, source: FrameStream, maker: Maker, run: Ru
     pair = [next(frames, None), next(frames, None)]
     if pair[0] is None or pair[1] is None:
         return
-    first, last = (one.image[None].float() / kind_of(one.image)[1] for one in pair if one is not None)
+    first, last = (
+        one.image[None].float() / kind_of(one.image)[1] for one in pair if one is not None
+    )
     if command.half:
         exact = rebuild(trained, FLOAT32)
         adjust(network_of(exact), command.scale, command.pad_to, command.ensemble)
@@ -245,10 +267,14 @@ def tell_first_pair(command: Command, source: FrameStream, maker: Maker, run: Ru
     if command.check_seams and maker.grid.count > 1:
         with inferring(run):
             error = seam_error(maker.net, first, last, maker.grid, maker.overlap)
-        print(f"tiles against the whole frame on the first pair: mean difference {error:.4f} grey levels")
+        print(
+            f"tiles against the whole frame on the first pair: mean difference {error:.4f} grey levels"
+        )
 
 
-def tell_half(command: Command, maker: Maker, first: Tensor, last: Tensor, runs: tuple[Run, Run]) -> None:
+def tell_half(
+    command: Command, maker: Maker, first: Tensor, last: Tensor, runs: tuple[Run, Run]
+) -> None:
     """Say how far the first pair's middle frame in half is from float32's, both in tiles with which float32 fits."""
     grid = maker.grid
     if command.vram is not None and command.tile is None:
@@ -259,7 +285,9 @@ def tell_half(command: Command, maker: Maker, first: Tensor, last: Tensor, runs:
             room = room_of(parse_budget(command.vram), runs[1].device, height * width) - beside
             grid = choose_tiles(net, height, width, memory, room)
         except MemoryBudgetError:
-            print(f"half is not compared with float32, of which not even a small tile fits {command.vram}")
+            print(
+                f"half is not compared with float32, of which not even a small tile fits {command.vram}"
+            )
             return
     frames, depths = [], []
     for one in runs:
@@ -268,9 +296,17 @@ def tell_half(command: Command, maker: Maker, first: Tensor, last: Tensor, runs:
             if isinstance(net, Dain):
                 depths.append(net.depth_of(padded_tile(first, net, grid).to(one.device)))
             time = first.new_full((1, 1), 0.5, device=one.device)
-            frames.append(tiled(network_of(one), first, last, time, grid, maker.overlap)[0].clamp(0, 1))
-    order = f", order of depth kept in {order_kept(depths[1], depths[0]):.2%} of pixel pairs" if depths else ""
-    print(f"half against float32 on the first pair: PSNR {float(peak_signal_to_noise(*frames)[0]):.1f} dB{order}")
+            frames.append(
+                tiled(network_of(one), first, last, time, grid, maker.overlap)[0].clamp(0, 1)
+            )
+    order = (
+        f", order of depth kept in {order_kept(depths[1], depths[0]):.2%} of pixel pairs"
+        if depths
+        else ""
+    )
+    print(
+        f"half against float32 on the first pair: PSNR {float(peak_signal_to_noise(*frames)[0]):.1f} dB{order}"
+    )
 
 
 def padded_tile(frame: Tensor, net: Interpolator, grid: TileGrid) -> Tensor:
@@ -279,10 +315,16 @@ def padded_tile(frame: Tensor, net: Interpolator, grid: TileGrid) -> Tensor:
     return net.padded(frame[..., :rows, :columns])
 
 
-def say(command: Command, source: FrameStream, target: Fraction, maker: Maker, summary: Summary) -> None:
+def say(
+    command: Command, source: FrameStream, target: Fraction, maker: Maker, summary: Summary
+) -> None:
     """Print the result."""
     pace = f", {summary.made / summary.seconds:.2f} made per second" if summary.made else ""
-    cuts = f", {summary.cuts} scene cut{'s' if summary.cuts != 1 else ''} not blended" if summary.cuts else ""
+    cuts = (
+        f", {summary.cuts} scene cut{'s' if summary.cuts != 1 else ''} not blended"
+        if summary.cuts
+        else ""
+    )
     repeats = f", {summary.repeats} repeated frames interpolated over" if summary.repeats else ""
     uneven = "" if source.is_even else " on average, at their own times"
     again = f", {summary.resumed} there already" if summary.resumed else ""
@@ -292,5 +334,7 @@ def say(command: Command, source: FrameStream, target: Fraction, maker: Maker, s
         f"{again}{pace}"
     )
     if maker.seams.count:
-        print(f"where tiles overlap they differ by {maker.seams.grey_levels:.2f} grey levels on average")
+        print(
+            f"where tiles overlap they differ by {maker.seams.grey_levels:.2f} grey levels on average"
+        )
     print(f"wrote {command.output}")

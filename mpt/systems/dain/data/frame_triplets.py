@@ -14,7 +14,13 @@ from pydantic import Field, field_validator
 from mpt.config.options import DatasetOptions
 from mpt.errors import ConfigError, DataError
 from mpt.seams import DataSpec
-from mpt.systems.dain.data.shared.frame_sequences import LAYOUTS, ONE_SIZE, TEST_ONLY, FrameSource, guess_layout
+from mpt.systems.dain.data.shared.frame_sequences import (
+    LAYOUTS,
+    ONE_SIZE,
+    TEST_ONLY,
+    FrameSource,
+    guess_layout,
+)
 from mpt.systems.dain.data.shared.triplets import Changes, Triplets, triplet_layout
 
 FEW = 24
@@ -23,7 +29,9 @@ VIMEO_SIZE = (256, 448)
 VIMEO_COUNTS = {"vimeo_triplet": 51_312, "vimeo_septuplet": 64_612}
 """Samples in the published training lists."""
 ASSUMED_COUNT = 1000
-Layout = Literal["auto", "vimeo_triplet", "vimeo_septuplet", "middlebury", "ucf101", "frames", "video"]
+Layout = Literal[
+    "auto", "vimeo_triplet", "vimeo_septuplet", "middlebury", "ucf101", "frames", "video"
+]
 
 
 class Settings(DatasetOptions):
@@ -62,16 +70,22 @@ def build(settings: Settings, split: str, seed: int) -> Triplets:
     """Find the samples of one split. Raises DataError for anything that is not there, and ConfigError for anything that
     cannot be."""
     if settings.augment:
-        raise ConfigError("dataset.augment: the fields of a triplet change together, by flip and temporal_swap")
+        raise ConfigError(
+            "dataset.augment: the fields of a triplet change together, by flip and temporal_swap"
+        )
     if settings.image_size is not None:
-        raise ConfigError("dataset.image_size: frames are not resized; write dataset.crop: [height, width]")
+        raise ConfigError(
+            "dataset.image_size: frames are not resized; write dataset.crop: [height, width]"
+        )
     source = find_samples(settings, split)
     if split == "test":
         return Triplets(source, Changes(), seed, train=False)
     crop = (settings.crop[0], settings.crop[1]) if settings.crop else None
     changes = Changes(crop, settings.flip, settings.temporal_swap)
     names = find_samples(settings, "test").names if settings.test_root is not None else []
-    return Triplets(source, changes, seed, train=True, test_names=names if len(names) <= FEW else [])
+    return Triplets(
+        source, changes, seed, train=True, test_names=names if len(names) <= FEW else []
+    )
 
 
 def assume(settings: Settings) -> DataSpec | None:
@@ -83,7 +97,9 @@ def assume(settings: Settings) -> DataSpec | None:
     if settings.crop is None and known is None:
         return None
     height, width = settings.crop or VIMEO_SIZE
-    return triplet_layout((height, width), known or ASSUMED_COUNT, FrameSource.dtype, FrameSource.has_flow)
+    return triplet_layout(
+        (height, width), known or ASSUMED_COUNT, FrameSource.dtype, FrameSource.has_flow
+    )
 
 
 def find_samples(settings: Settings, split: str) -> FrameSource:

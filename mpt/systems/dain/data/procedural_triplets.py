@@ -84,7 +84,9 @@ def draw_texture(count: int, side: int, numbers: torch.Generator) -> Tensor:
     total = torch.zeros(count, 3, side, side)
     for cells, amplitude in OCTAVES:
         noise = torch.rand(count, 3, cells, cells, generator=numbers)
-        total += amplitude * F.interpolate(noise, size=(side, side), mode="bicubic", align_corners=True)
+        total += amplitude * F.interpolate(
+            noise, size=(side, side), mode="bicubic", align_corners=True
+        )
     low, high = total.amin((2, 3), keepdim=True), total.amax((2, 3), keepdim=True)
     return (total - low) / (high - low)
 
@@ -98,7 +100,9 @@ def draw_scene(count: int, size: int, shapes: int, max_motion: float, seed: int)
     velocity[0] *= 0.4
     centre = torch.rand(layers, count, 2, generator=numbers) * size * 0.7 + size * 0.15
     radius = torch.rand(layers, count, generator=numbers) * size * 0.12 + size * 0.1
-    return Scene(texture, velocity, centre, radius, torch.rand(layers, count, generator=numbers) < 0.5)
+    return Scene(
+        texture, velocity, centre, radius, torch.rand(layers, count, generator=numbers) < 0.5
+    )
 
 
 def render(scene: Scene, size: int, time: float) -> Rendered:
@@ -107,7 +111,9 @@ def render(scene: Scene, size: int, time: float) -> Rendered:
     x, y = axis[None, None, :], axis[None, :, None]
     image = front = None
     number = torch.zeros(scene.texture.shape[1], size, size, dtype=torch.uint8)
-    surfaces = zip(scene.texture, scene.velocity, scene.centre, scene.radius, scene.is_box, strict=True)
+    surfaces = zip(
+        scene.texture, scene.velocity, scene.centre, scene.radius, scene.is_box, strict=True
+    )
     for layer, (texture, velocity, centre, radius, is_box) in enumerate(surfaces):
         moved = velocity * (time - 0.5)
         dx, dy = moved[:, 0, None, None], moved[:, 1, None, None]
@@ -121,7 +127,10 @@ def render(scene: Scene, size: int, time: float) -> Rendered:
             image, front = surface, motion
             continue
         across, down = x - dx - centre[:, 0, None, None], y - dy - centre[:, 1, None, None]
-        box, disc = torch.maximum(across.abs(), down.abs()), (across.square() + down.square()).sqrt()
+        box, disc = (
+            torch.maximum(across.abs(), down.abs()),
+            (across.square() + down.square()).sqrt(),
+        )
         outside = torch.where(is_box[:, None, None], box, disc) - radius[:, None, None]
         cover = (0.5 - outside).clamp(0, 1)[:, None]  # an edge one pixel wide
         image = image * (1 - cover) + surface * cover
@@ -159,7 +168,9 @@ class DrawnTriplets:
         for start in range(0, self.count, CHUNK):
             many = min(CHUNK, self.count - start)
             seed = mix(self.settings.data_seed, int(self.is_test), start)
-            scene = draw_scene(many, self.side, self.settings.shapes, self.settings.max_motion, seed)
+            scene = draw_scene(
+                many, self.side, self.settings.shapes, self.settings.max_motion, seed
+            )
             ends = {}
             for time, images in frames.items():
                 rendered = render(scene, self.side, time)
@@ -167,23 +178,38 @@ class DrawnTriplets:
                 ends[time] = rendered
             flows.append(torch.cat((ends[0.0].motion, -ends[1.0].motion), dim=1))
             order.append(torch.stack((ends[0.0].surface, ends[1.0].surface), dim=1))
-        return Drawn({time: torch.cat(images) for time, images in frames.items()}, torch.cat(flows), torch.cat(order))
+        return Drawn(
+            {time: torch.cat(images) for time, images in frames.items()},
+            torch.cat(flows),
+            torch.cat(order),
+        )
 
     def read(self, index: int, draw: int) -> Triplet:
         """Return one triplet at a drawn time."""
         frames, flows, order = self.drawn
         time = self.settings.times[draw % len(self.settings.times)]
         surfaces = order[index] if self.has_order else None
-        return Triplet(frames[0.0][index], frames[time][index], frames[1.0][index], time, flows[index], surfaces)
+        return Triplet(
+            frames[0.0][index],
+            frames[time][index],
+            frames[1.0][index],
+            time,
+            flows[index],
+            surfaces,
+        )
 
 
 def build(settings: Settings, split: str, seed: int) -> Triplets:
     """Draw the triplets of one split."""
     if settings.augment:
-        raise ConfigError("dataset.augment: the fields of a triplet change together, by flip and temporal_swap")
+        raise ConfigError(
+            "dataset.augment: the fields of a triplet change together, by flip and temporal_swap"
+        )
     outside = [time for time in settings.times if not 0 < time < 1]
     if outside or not settings.times:
-        raise ConfigError(f"dataset.times: found {settings.times}; each is between 0 and 1, and there is at least one")
+        raise ConfigError(
+            f"dataset.times: found {settings.times}; each is between 0 and 1, and there is at least one"
+        )
     is_test = split == "test"
     source = DrawnTriplets(settings, settings.image_size or 64, is_test)
     changes = Changes() if is_test else Changes(None, settings.flip, settings.temporal_swap)

@@ -33,7 +33,9 @@ def choose_pace(source: FrameStream, factor: int | None, rate: float | None, slo
     target = Fraction(rate).limit_denominator(100_000)
     least = source.rate / slowed
     if target < least:
-        raise ConfigError(f"--rate: {rate:g} is below the input's {float(least):g} frames per second")
+        raise ConfigError(
+            f"--rate: {rate:g} is below the input's {float(least):g} frames per second"
+        )
     if target > least * HIGHEST_FACTOR:
         raise ConfigError(f"--rate: {rate:g} exceeds {HIGHEST_FACTOR} times the input's")
     return Pace(2, target, slowed)
@@ -61,11 +63,15 @@ def choose_film(source: FrameStream, pace: Pace, output: Path, sound: str | None
         lost += lost_chroma(source)
         lost += lost_tracks(source.video, output.suffix.lower(), slow, keeps_sound)
         if audio and slow != 1 and keeps_sound:
-            print(f"sound: made {float(slow):g} times as long with its pitch kept, encoded as AAC (--sound drop: none)")
+            print(
+                f"sound: made {float(slow):g} times as long with its pitch kept, encoded as AAC (--sound drop: none)"
+            )
     else:
         lost = ["sound: a folder of pictures has none"] if audio else []
     if source.colour.aspect != 1 and not is_video(output):
-        lost.append(f"the shape of pixels, {source.colour.aspect.numerator}:{source.colour.aspect.denominator}")
+        lost.append(
+            f"the shape of pixels, {source.colour.aspect.numerator}:{source.colour.aspect.denominator}"
+        )
     if timed and not is_video(output):
         lost.append("frame times, which are uneven: pictures have none")
     lost = [*source.not_kept(), *lost]
@@ -88,6 +94,10 @@ def check_sound(sound: str | None, slow: Fraction, *, has_sound: bool) -> None:
     if sound is not None and sound not in SOUND:
         raise ConfigError(f"--sound: found {sound!r}; allowed are {' and '.join(SOUND)}")
     if slow == 1 and sound == "stretch":
-        raise ConfigError("--sound: nothing is slowed down, so sound is copied as it is; leave it out, or write drop")
+        raise ConfigError(
+            "--sound: nothing is slowed down, so sound is copied as it is; leave it out, or write drop"
+        )
     if slow < 1 and sound is None and has_sound:
-        raise ConfigError("--input-rate: it is above the video's own rate; its sound is not sped up: add --sound drop")
+        raise ConfigError(
+            "--input-rate: it is above the video's own rate; its sound is not sped up: add --sound drop"
+        )

@@ -15,7 +15,10 @@ FINEST = 32
 
 
 def by_halving(
-    middle: Callable[[Tensor, Tensor], Tensor], first: Tensor, last: Tensor, moments: Sequence[Fraction]
+    middle: Callable[[Tensor, Tensor], Tensor],
+    first: Tensor,
+    last: Tensor,
+    moments: Sequence[Fraction],
 ) -> list[Tensor]:
     """Return the frames at times between 0 and 1; `middle` makes the one between two."""
     known = {Fraction(0): first, Fraction(1): last}

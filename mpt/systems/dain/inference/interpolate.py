@@ -51,7 +51,9 @@ class Job:
                 found.append(self.made[moment])
             else:
                 late = self.following is not None and moment >= Fraction(1, 2)
-                found.append(self.following if late and self.following is not None else self.current)
+                found.append(
+                    self.following if late and self.following is not None else self.current
+                )
         return found
 
 
@@ -83,18 +85,28 @@ class Maker:
         """Make the frames of several jobs that want equally many."""
         pairs = [(job.current, job.following) for job in jobs]
         kind, most = kind_of(pairs[0][0])
-        first = torch.stack([current for current, _ in pairs]).float() / most  # on the host, where tiles are cut
-        last = torch.stack([following for _, following in pairs if following is not None]).float() / most
+        # on the host, where tiles are cut
+        first = torch.stack([current for current, _ in pairs]).float() / most
+        last = (
+            torch.stack([following for _, following in pairs if following is not None]).float()
+            / most
+        )
         if self.net.any_time:
-            frames = self.frames_between(first, last, [[float(moment) for moment in job.wanted] for job in jobs])
+            frames = self.frames_between(
+                first, last, [[float(moment) for moment in job.wanted] for job in jobs]
+            )
         else:
             trios = zip(first, last, jobs, strict=True)
-            frames = torch.stack([self.frames_by_halving(one, other, job.wanted) for one, other, job in trios])
+            frames = torch.stack(
+                [self.frames_by_halving(one, other, job.wanted) for one, other, job in trios]
+            )
         frames = frames.clamp(0, 1).mul(most).round().to(kind).cpu()
         for job, images in zip(jobs, frames, strict=True):
             job.made = dict(zip(job.wanted, images, strict=True))
 
-    def frames_between(self, first: Tensor, last: Tensor, moments: Sequence[Sequence[float]]) -> Tensor:
+    def frames_between(
+        self, first: Tensor, last: Tensor, moments: Sequence[Sequence[float]]
+    ) -> Tensor:
         """Return frames (b, n, 3, h, w) at n times for each pair."""
         times = torch.tensor(moments, device=self.device)
         return tiled(self.net, first, last, times, self.grid, self.overlap, self.seams)
@@ -131,7 +143,9 @@ class Detection:
         return self.repeats and is_repeat(one.image, other.image)
 
 
-def plan_jobs(source: FrameStream, pace: Pace, detection: Detection, output: Output, summary: Summary) -> Iterator[Job]:
+def plan_jobs(
+    source: FrameStream, pace: Pace, detection: Detection, output: Output, summary: Summary
+) -> Iterator[Job]:
     """Yield what is still to be written, in order."""
     written = index = 0
     step = 1 / source.rate
@@ -143,7 +157,9 @@ def plan_jobs(source: FrameStream, pace: Pace, detection: Detection, output: Out
         summary.read += 1 + len(repeats)
         summary.repeats += len(repeats)
         edges = [frame.time, *(one.time for one in repeats)]
-        edges.append(edges[-1] + (frame.duration or step) if following is None else following.frame.time)
+        edges.append(
+            edges[-1] + (frame.duration or step) if following is None else following.frame.time
+        )
         step = edges[-1] - edges[-2]
         shown = pace.over(edges)
         place = Place(index, written, tuple(one.seconds for one in shown))

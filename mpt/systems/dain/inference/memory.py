@@ -37,12 +37,18 @@ class PassMemory:
         return self.fixed + self.per_pixel * height * width
 
 
-def measure_pass(net: Interpolator, height: int, width: int, dtype: torch.dtype | None, times: int = 1) -> int:
+def measure_pass(
+    net: Interpolator, height: int, width: int, dtype: torch.dtype | None, times: int = 1
+) -> int:
     """Return the peak bytes of making that many frames between two, under autocast to `dtype` where one is given."""
     twin = copy.deepcopy(net).cpu().eval()
     context = torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), context:
-        first, last, time = torch.empty(1, 3, height, width), torch.empty(1, 3, height, width), torch.empty(1, times)
+        first, last, time = (
+            torch.empty(1, 3, height, width),
+            torch.empty(1, 3, height, width),
+            torch.empty(1, times),
+        )
         with MemoryMeter(lambda: {"parameters": twin.parameters()}) as meter:
             twin(first, last, time)
     return meter.split.peak_bytes
@@ -72,7 +78,9 @@ def room_of(budget_bytes: int, device: torch.device, pixels: int) -> int:
     return budget_bytes - context - FRAME_BYTES * pixels
 
 
-def choose_tiles(net: Interpolator, height: int, width: int, memory: PassMemory, room_bytes: int) -> TileGrid:
+def choose_tiles(
+    net: Interpolator, height: int, width: int, memory: PassMemory, room_bytes: int
+) -> TileGrid:
     """Return the fewest tiles that fit into what tensors can have. Raises MemoryBudgetError if not even small ones
     do.
     """

@@ -87,7 +87,9 @@ def export_file(wanted: str, output: Path, wishes: Wishes, runs: Path) -> None:
     trained = open_network(wanted, runs, "cpu")
     net = trained.run.task.modules.get("net_ema", trained.run.task.modules.get("net"))
     if not isinstance(net, PublishedRife | Dain):
-        raise ConfigError(f"RUN: {trained.config.model.name} is not exported; DAIN and RIFE with a version are")
+        raise ConfigError(
+            f"RUN: {trained.config.model.name} is not exported; DAIN and RIFE with a version are"
+        )
     adjust(net, wishes.scale, None, False)
     network = Middle(net.eval().requires_grad_(False))
     pairs = footage(wishes.int8, height, width) if wishes.int8 else [drawn_pair(height, width)]
@@ -120,7 +122,9 @@ def drawn_pair(height: int, width: int) -> tuple[Tensor, Tensor]:
     """Return two frames of a drawn scene whose surfaces move."""
     side = max(height, width)
     scene = draw_scene(1, side, 2, 7.0, 0)
-    first, last = (render(scene, side, time)[0][..., :height, :width].clamp(0, 1) for time in (0.0, 1.0))
+    first, last = (
+        render(scene, side, time)[0][..., :height, :width].clamp(0, 1) for time in (0.0, 1.0)
+    )
     return first, last
 
 
@@ -128,10 +132,17 @@ def footage(path: Path, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
     """Return pairs of successive frames, cut to the size. Raises ConfigError for smaller frames."""
     source = open_source([path])
     if source.height < height or source.width < width:
-        raise ConfigError(f"--int8: {path} is {source.width} x {source.height}, smaller than --size")
-    frames = [frame.image[None, :, :height, :width].float() / kind_of(frame.image)[1] for frame in source.frames()]
+        raise ConfigError(
+            f"--int8: {path} is {source.width} x {source.height}, smaller than --size"
+        )
+    frames = [
+        frame.image[None, :, :height, :width].float() / kind_of(frame.image)[1]
+        for frame in source.frames()
+    ]
     step = max(1, (len(frames) - 1) // MOST_PAIRS)
-    return [(frames[place], frames[place + 1]) for place in range(0, len(frames) - 1, step)][:MOST_PAIRS]
+    return [(frames[place], frames[place + 1]) for place in range(0, len(frames) - 1, step)][
+        :MOST_PAIRS
+    ]
 
 
 def write_onnx(network: nn.Module, example: tuple[Tensor, ...], path: Path) -> None:
@@ -157,7 +168,13 @@ def quantise(path: Path, pairs: list[tuple[Tensor, Tensor]]) -> None:
     def feeds() -> Iterator[dict[str, Any]]:
         for first, last in pairs:
             for time in (0.25, 0.5, 0.75):
-                yield dict(zip(NAMES, (first.numpy(), last.numpy(), torch.tensor([time]).numpy()), strict=True))
+                yield dict(
+                    zip(
+                        NAMES,
+                        (first.numpy(), last.numpy(), torch.tensor([time]).numpy()),
+                        strict=True,
+                    )
+                )
 
     finished = path.with_name(f"{path.name}.int8")
     try:
@@ -167,13 +184,17 @@ def quantise(path: Path, pairs: list[tuple[Tensor, Tensor]]) -> None:
         finished.unlink(missing_ok=True)
 
 
-def judge(path: Path, pairs: list[tuple[Tensor, Tensor]], wanted: list[Tensor], gate: float) -> None:
+def judge(
+    path: Path, pairs: list[tuple[Tensor, Tensor]], wanted: list[Tensor], gate: float
+) -> None:
     """Print how far the file's frames are from float32's. Raises GateError below the gate."""
     runtime = importlib.import_module("onnxruntime")
     opened = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     figures = []
     for (first, last), frame in zip(pairs, wanted, strict=True):
-        feeds = dict(zip(NAMES, (first.numpy(), last.numpy(), torch.tensor([0.5]).numpy()), strict=True))
+        feeds = dict(
+            zip(NAMES, (first.numpy(), last.numpy(), torch.tensor([0.5]).numpy()), strict=True)
+        )
         made = torch.from_numpy(opened.run(None, feeds)[0])
         figures.append(float(peak_signal_to_noise(made, frame)[0].clamp(max=200)))
     worst = min(figures)

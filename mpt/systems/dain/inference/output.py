@@ -62,7 +62,8 @@ class Output(Protocol):
 
     def finish(self) -> None: ...
 
-    def pause(self) -> bool: ...  # keep what is complete, with which the same command goes on: is there any?
+    # keep what is complete, with which the same command goes on: is there any?
+    def pause(self) -> bool: ...
 
     def discard(self) -> None: ...  # remove everything, for the input is no good
 
@@ -87,7 +88,9 @@ class FrameFolder:
 
     def has(self, place: Place) -> bool:
         """Are all output frames there?"""
-        return all(self.file(place.first + number).is_file() for number in range(len(place.seconds)))
+        return all(
+            self.file(place.first + number).is_file() for number in range(len(place.seconds))
+        )
 
     def write(self, place: Place, images: list[Tensor]) -> None:
         """Write frames, each under a temporary name first."""
@@ -97,7 +100,9 @@ class FrameFolder:
                 save_picture(image, temporary)
                 temporary.replace(self.file(number))
             except OSError as error:
-                raise InputOutputError(f"{self.file(number)}: cannot be written: {error.strerror or error}") from error
+                raise InputOutputError(
+                    f"{self.file(number)}: cannot be written: {error.strerror or error}"
+                ) from error
             finally:
                 temporary.unlink(missing_ok=True)
 
@@ -145,7 +150,9 @@ class SegmentedVideo:
         try:
             self.parts.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputOutputError(f"--output: cannot make {self.parts}: {error.strerror}") from error
+            raise InputOutputError(
+                f"--output: cannot make {self.parts}: {error.strerror}"
+            ) from error
         if note.exists() and not goes_on(note, signature, self.parts, overwrite):
             for segment in self.parts.glob(f"[0-9]*{path.suffix}"):
                 segment.unlink()
@@ -174,7 +181,9 @@ class SegmentedVideo:
         if segment != self.open_segment:
             self.close_segment()
             film = self.film
-            self.writer = VideoWriter(self.file(segment), film.rate, colour=film.colour, timed=film.timed)
+            self.writer = VideoWriter(
+                self.file(segment), film.rate, colour=film.colour, timed=film.timed
+            )
             self.open_segment = segment
         assert self.writer is not None
         for image, seconds in zip(images, place.seconds, strict=True):
@@ -237,15 +246,23 @@ def goes_on(note: Path, signature: dict[str, object], place: Path, overwrite: bo
     return same
 
 
-def open_output(path: Path, film: Film, signature: dict[str, object], overwrite: bool = False) -> Output:
+def open_output(
+    path: Path, film: Film, signature: dict[str, object], overwrite: bool = False
+) -> Output:
     """Return the output for a video's name or for a folder's. Raises ConfigError for anything that is there or cannot
     be."""
     if is_video(path):
         if path.suffix.lower() not in JOINED:
-            raise ConfigError(f"--output: {path.suffix} files are not written; allowed are {', '.join(JOINED)}")
+            raise ConfigError(
+                f"--output: {path.suffix} files are not written; allowed are {', '.join(JOINED)}"
+            )
         if path.exists() and not overwrite:
-            raise ConfigError(f"--output: {path} is there already; write elsewhere, or add --overwrite")
+            raise ConfigError(
+                f"--output: {path} is there already; write elsewhere, or add --overwrite"
+            )
         return SegmentedVideo(path, film, signature, overwrite)
     if path.suffix:
-        raise ConfigError(f"--output: {path} is neither a video's name (.mp4, .mkv, ...) nor a folder's")
+        raise ConfigError(
+            f"--output: {path} is neither a video's name (.mp4, .mkv, ...) nor a folder's"
+        )
     return FrameFolder(path, signature, overwrite)

@@ -76,22 +76,30 @@ def open_published(path: Path, device_name: str) -> Trained:
             f"{path}: neither DAIN's weights nor those of a RIFE version that is known here "
             f"({', '.join(get_args(Version))}); HD 1.x and 2.x are not. Of a run name its folder"
         )
-    config = load_config({"model": model, "dataset": {"name": "procedural_triplets"}, "train": {"steps": 1}})
+    config = load_config(
+        {"model": model, "dataset": {"name": "procedural_triplets"}, "train": {"steps": 1}}
+    )
     spec = triplet_layout(ANY_SIZE, 1, torch.uint8, has_flow=False)
     run = build_run(config, choose_device(device_name), spec, trains=False)
     networks = dict(run.task.modules)
     start = load_initial_weights(networks, path, rife.translate_weights if version else None)
     if start.newly_made:
-        raise CheckpointError(f"{path}: {len(start.newly_made)} of the network's tensors are not in it; it is damaged")
+        raise CheckpointError(
+            f"{path}: {len(start.newly_made)} of the network's tensors are not in it; it is damaged"
+        )
     kind = f"RIFE {described(version)}" if version else "DAIN"
-    print(f"{path}: {kind}, {sum(value.numel() for value in unwrapped(tensors).values()):,} parameters")
+    print(
+        f"{path}: {kind}, {sum(value.numel() for value in unwrapped(tensors).values()):,} parameters"
+    )
     stamp = path.stat()
     state = {
         "modules": {name: module.state_dict() for name, module in networks.items()},
         "step": f"{stamp.st_size} {stamp.st_mtime_ns}",
     }
     data = AbsentDataset(spec, f"{path} is a file of weights")
-    return Trained(RunDirectory(path), config, run, data, data, LoadedCheckpoint(0, state, path, {}))
+    return Trained(
+        RunDirectory(path), config, run, data, data, LoadedCheckpoint(0, state, path, {})
+    )
 
 
 def adjust(net: Interpolator, scale: float, pad_to: int | None, ensemble: bool) -> None:
@@ -101,7 +109,9 @@ def adjust(net: Interpolator, scale: float, pad_to: int | None, ensemble: bool) 
     if not isinstance(net, PublishedRife):
         raise ConfigError("--scale, --pad-to and --ensemble are for RIFE's published networks")
     if scale not in SCALES:
-        raise ConfigError(f"--scale: found {scale:g}; allowed are {', '.join(f'{one:g}' for one in SCALES)}")
+        raise ConfigError(
+            f"--scale: found {scale:g}; allowed are {', '.join(f'{one:g}' for one in SCALES)}"
+        )
     net.use_scale(scale)
     if pad_to is not None:
         if pad_to not in MULTIPLES or pad_to % net.multiple:

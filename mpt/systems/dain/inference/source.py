@@ -48,7 +48,9 @@ class FrameStream:
     @property
     def is_even(self) -> bool:
         """Whether frames come at even times."""
-        return self.properties is None or self.own_rate is not None or self.properties.has_even_times
+        return (
+            self.properties is None or self.own_rate is not None or self.properties.has_even_times
+        )
 
     @property
     def longest(self) -> Fraction:
@@ -65,7 +67,9 @@ class FrameStream:
     @property
     def has_tracks(self) -> bool:
         """Whether there is sound, or there are subtitles."""
-        return self.properties is not None and bool(self.properties.audio or self.properties.subtitles)
+        return self.properties is not None and bool(
+            self.properties.audio or self.properties.subtitles
+        )
 
     def frames(self) -> Iterator[Frame]:
         """Yield the frames: uint8 (3, h, w), or int32 up to 65535 if deep.
@@ -94,7 +98,11 @@ class FrameStream:
     def signature(self) -> list[str]:
         """Return an input's identity: names, lengths and times of change."""
         paths = [self.video] if self.video else list(self.files)
-        return [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path is not None]
+        return [
+            f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}"
+            for path in paths
+            if path is not None
+        ]
 
     def not_kept(self) -> list[str]:
         """Return the properties of the input that the output cannot keep, each in words."""
@@ -107,7 +115,9 @@ class FrameStream:
         if self.colour.bits <= 8 and self.properties.is_hdr:
             lost.append("HDR of 8 bits becomes BT.709")
         if self.properties.is_interlaced:
-            lost.append("interlacing: both fields are taken as one frame, combed if they moved; deinterlace first")
+            lost.append(
+                "interlacing: both fields are taken as one frame, combed if they moved; deinterlace first"
+            )
         lost += self.properties.others
         return lost
 
@@ -120,7 +130,9 @@ def read_one(file: Path) -> Tensor:
         raise DataError(f"{file}: {error.reason}. Replace the file") from error
 
 
-def open_source(inputs: Sequence[Path], rate: float | None = None, allow_gaps: bool = False) -> FrameStream:
+def open_source(
+    inputs: Sequence[Path], rate: float | None = None, allow_gaps: bool = False
+) -> FrameStream:
     """Return the frames that the paths name: a video, a folder, or two or more pictures. Raises DataError."""
     if len(inputs) == 1 and is_video(inputs[0]):
         return open_video(inputs[0], rate)
@@ -129,14 +141,18 @@ def open_source(inputs: Sequence[Path], rate: float | None = None, allow_gaps: b
     elif len(inputs) == 1:
         if not inputs[0].exists():
             raise DataError(f"{inputs[0]}: there is no such video, folder or picture")
-        raise DataError(f"{inputs[0]}: one picture; two or more, a folder or a video are needed to interpolate between")
+        raise DataError(
+            f"{inputs[0]}: one picture; two or more, a folder or a video are needed to interpolate between"
+        )
     else:
         if any(is_video(path) for path in inputs):
             raise ConfigError("give one video, one folder, or two or more pictures")
         files = list(inputs)
     height, width = check_sizes(files)
     own = Fraction(rate).limit_denominator(100_000) if rate else PICTURE_RATE
-    return FrameStream(height, width, own, tuple(files), deep=any(is_deep_picture(file) for file in files))
+    return FrameStream(
+        height, width, own, tuple(files), deep=any(is_deep_picture(file) for file in files)
+    )
 
 
 def open_video(path: Path, rate: float | None) -> FrameStream:

@@ -79,9 +79,13 @@ def spans_of(size: int, tile: int, overlap: int, multiple: int = 1) -> tuple[Spa
     return tuple(Span(start, min(start + tile, size)) for start in starts)
 
 
-def grid_of_tiles(height: int, width: int, tile: tuple[int, int], overlap: int, multiple: int = 1) -> TileGrid:
+def grid_of_tiles(
+    height: int, width: int, tile: tuple[int, int], overlap: int, multiple: int = 1
+) -> TileGrid:
     """Return the tiles of a frame for a network that takes multiples."""
-    return TileGrid(spans_of(height, tile[0], overlap, multiple), spans_of(width, tile[1], overlap, multiple))
+    return TileGrid(
+        spans_of(height, tile[0], overlap, multiple), spans_of(width, tile[1], overlap, multiple)
+    )
 
 
 def pad_both_sides(image_bchw: Tensor, multiple: int) -> tuple[Tensor, int, int]:
@@ -101,7 +105,10 @@ def tiles_of(height: int, width: int, overlap: int, multiple: int) -> Iterator[t
     smallest = overlap + multiple
     rows = columns = 1
     while True:
-        tile = tile_size(height, rows, overlap, multiple), tile_size(width, columns, overlap, multiple)
+        tile = (
+            tile_size(height, rows, overlap, multiple),
+            tile_size(width, columns, overlap, multiple),
+        )
         yield tile
         if tile[0] <= smallest and tile[1] <= smallest:
             return
@@ -123,7 +130,9 @@ def whole(net: Interpolator, first: Tensor, last: Tensor, time_bn: Tensor) -> Te
     if net.pads_with_zeros:
         padded, top, left = [net.padded(first), net.padded(last)], 0, 0
     else:
-        (one, top, left), (other, *_) = (pad_both_sides(frame, net.multiple) for frame in (first, last))
+        (one, top, left), (other, *_) = (
+            pad_both_sides(frame, net.multiple) for frame in (first, last)
+        )
         padded = [one, other]
     image, _ = net(*padded, time_bn)
     cut: Tensor = image[..., top : top + height, left : left + width].float()
@@ -163,8 +172,12 @@ def tiled(
     for row in grid.rows:
         for column in grid.columns:
             window = (..., slice(row.start, row.stop), slice(column.start, column.stop))
-            weight = ramp(row, height, overlap, first)[:, None] * ramp(column, width, overlap, first)
-            made = whole(net, first[window].to(device), last[window].to(device), time_bn).to(first.device)
+            weight = ramp(row, height, overlap, first)[:, None] * ramp(
+                column, width, overlap, first
+            )
+            made = whole(net, first[window].to(device), last[window].to(device), time_bn).to(
+                first.device
+            )
             if seams is not None:
                 seams.add(made, total[window], weights[window])
             total[window] += weight * made
@@ -172,7 +185,9 @@ def tiled(
     return total / weights
 
 
-def seam_error(net: Interpolator, first: Tensor, last: Tensor, grid: TileGrid, overlap: int) -> float:
+def seam_error(
+    net: Interpolator, first: Tensor, last: Tensor, grid: TileGrid, overlap: int
+) -> float:
     """Return the mean absolute difference of the frames shown, tiled and whole, in grey levels; the whole must fit."""
     device = next(net.parameters()).device
     time = first.new_full((len(first), 1), 0.5, device=device)

@@ -25,8 +25,19 @@ from mpt.errors import ConfigError
 from mpt.seams import DataSpec
 from mpt.systems.dain.nn.networks.depth_net import DepthNet
 from mpt.systems.dain.nn.networks.flow_net import UNITS_PER_PIXEL, FlowNet
-from mpt.systems.dain.nn.networks.frame_nets import ContextNet, KernelTrunk, RectifyNet, initialise_xavier, kernel_head
-from mpt.systems.dain.nn.networks.small_nets import SmallDepthNet, SmallFlowNet, SmallKernelTrunk, start_small
+from mpt.systems.dain.nn.networks.frame_nets import (
+    ContextNet,
+    KernelTrunk,
+    RectifyNet,
+    initialise_xavier,
+    kernel_head,
+)
+from mpt.systems.dain.nn.networks.small_nets import (
+    SmallDepthNet,
+    SmallFlowNet,
+    SmallKernelTrunk,
+    start_small,
+)
 from mpt.systems.dain.nn.operators.interpolation import Between, Interpolator
 from mpt.systems.dain.nn.operators.regions import (
     BlendRegion,
@@ -100,7 +111,10 @@ class Dain(Interpolator):
         else:
             width, side, blocks = (16, 7, 1) if size == "small" else (8, 3, 2)
             self.initScaleNets_filter = SmallKernelTrunk(width)
-            self.initScaleNets_filter1, self.initScaleNets_filter2 = kernel_head(width), kernel_head(width)
+            self.initScaleNets_filter1, self.initScaleNets_filter2 = (
+                kernel_head(width),
+                kernel_head(width),
+            )
             self.ctxNet = ContextNet(width=width // 2)
             inputs = rectify_inputs(self.ctxNet.channels)
             self.rectifyNet = RectifyNet(inputs, width=32, blocks=blocks, side=side)
@@ -153,17 +167,36 @@ class Dain(Interpolator):
         flows = self.flow_01_and_10(first_bchw, last_bchw)
         return torch.cat([self.flow_scaling(flow, whole) for flow in flows], dim=1)
 
-    def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: Prepared, time_b: Tensor) -> Between:
+    def render(
+        self, first_bchw: Tensor, last_bchw: Tensor, prepared: Prepared, time_b: Tensor
+    ) -> Between:
         """Return the rectified frame, the blend, and the projected flows."""
         p = prepared
         fill = not self.training if self.fill_holes is None else self.fill_holes
-        flow_01, flow_10 = self.flow_scaling(p.flow_01, time_b), self.flow_scaling(p.flow_10, 1 - time_b)
+        flow_01, flow_10 = (
+            self.flow_scaling(p.flow_01, time_b),
+            self.flow_scaling(p.flow_10, 1 - time_b),
+        )
         projected_01 = self.projection(flow_01, p.log_depth_0, fill)
         projected_10 = self.projection(flow_10, p.log_depth_1, fill)
-        warped_0, context_0 = self.filter_interpolation((first_bchw, p.context_0), projected_01, p.kernel_0)
-        warped_1, context_1 = self.filter_interpolation((last_bchw, p.context_1), projected_10, p.kernel_1)
+        warped_0, context_0 = self.filter_interpolation(
+            (first_bchw, p.context_0), projected_01, p.kernel_0
+        )
+        warped_1, context_1 = self.filter_interpolation(
+            (last_bchw, p.context_1), projected_10, p.kernel_1
+        )
         blended = self.blend(warped_0, warped_1, time_b)
-        seen = (blended, warped_0, warped_1, projected_01, projected_10, p.kernel_0, p.kernel_1, context_0, context_1)
+        seen = (
+            blended,
+            warped_0,
+            warped_1,
+            projected_01,
+            projected_10,
+            p.kernel_0,
+            p.kernel_1,
+            context_0,
+            context_1,
+        )
         # In the context's dtype: 437 channels at full size are the largest tensor, and float32 parts would make it so.
         joined = torch.cat([part.to(context_0.dtype) for part in seen], dim=1)
         image = blended + self.rectifyNet(joined).to(blended.dtype)

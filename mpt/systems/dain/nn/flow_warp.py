@@ -54,7 +54,9 @@ class FlowWarp(Interpolator):
         """Return both flows."""
         return self.flow_both_ways(first_bchw, last_bchw)
 
-    def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: Tensor, time_b: Tensor) -> Between:
+    def render(
+        self, first_bchw: Tensor, last_bchw: Tensor, prepared: Tensor, time_b: Tensor
+    ) -> Between:
         """Return the blend of both frames, each warped by the flow that leaves the other."""
         image = self.blend(first_bchw, last_bchw, prepared, time_b)
         return Between(image, flow=prepared[:, :2])

@@ -33,10 +33,20 @@ from mpt.seams import DataSpec
 from mpt.systems.dain.nn.networks.flow_net import UNITS_PER_PIXEL
 from mpt.systems.dain.nn.networks.small_nets import SmallFlowNet
 from mpt.systems.dain.nn.operators.interpolation import Between, Interpolator
-from mpt.systems.dain.nn.operators.regions import FlowScalingRegion, FusionRegion, IntermediateFlowRegion, WarpRegion
+from mpt.systems.dain.nn.operators.regions import (
+    FlowScalingRegion,
+    FusionRegion,
+    IntermediateFlowRegion,
+    WarpRegion,
+)
 from mpt.systems.dain.nn.rife_published.networks import PublishedRife
 from mpt.systems.dain.nn.rife_published.version_settings import Version
-from mpt.systems.dain.nn.rife_published.versions import build_version, described, unwrapped, version_of
+from mpt.systems.dain.nn.rife_published.versions import (
+    build_version,
+    described,
+    unwrapped,
+    version_of,
+)
 
 TASK = "interpolate"
 SCALES = (4, 2, 1)
@@ -68,7 +78,9 @@ class Settings(ModelOptions):
         if not isinstance(given, float):
             return given
         if given in AMBIGUOUS:
-            raise ValueError(f'write it in quotes ("{given}" or "{given}0"): without them 4.10 and 4.1 are one number')
+            raise ValueError(
+                f'write it in quotes ("{given}" or "{given}0"): without them 4.10 and 4.1 are one number'
+            )
         return str(given)
 
 
@@ -87,7 +99,9 @@ class FlowBlock(nn.Module):
 
     def __init__(self, inputs: int, width: int, depth: int) -> None:
         super().__init__()
-        self.down = nn.Sequential(convolution(inputs, width // 2, 2), convolution(width // 2, width, 2))
+        self.down = nn.Sequential(
+            convolution(inputs, width // 2, 2), convolution(width // 2, width, 2)
+        )
         self.body = nn.Sequential(*(convolution(width, width) for _ in range(depth)))
         self.last = nn.ConvTranspose2d(width, 5, 4, 2, 1)
         nn.init.zeros_(self.last.weight)
@@ -110,7 +124,10 @@ def shrunk(flow_b4hw: Tensor, scale: int) -> Tensor:
     """Return flows at 1/scale of the size, in its pixels."""
     if scale == 1:
         return flow_b4hw
-    return F.interpolate(flow_b4hw, scale_factor=1 / scale, mode="bilinear", align_corners=False) / scale
+    return (
+        F.interpolate(flow_b4hw, scale_factor=1 / scale, mode="bilinear", align_corners=False)
+        / scale
+    )
 
 
 class ContextPyramid(nn.Module):
@@ -170,7 +187,9 @@ class Rife(Interpolator):
 
     multiple, margin = 32, 64
 
-    def __init__(self, widths: tuple[int, int, int], depth: int, context: int, cost_volume: bool = False) -> None:
+    def __init__(
+        self, widths: tuple[int, int, int], depth: int, context: int, cost_volume: bool = False
+    ) -> None:
         super().__init__()
         self.has_flow = cost_volume
         inputs = (18, 18) if cost_volume else (7, 18, 18)
@@ -180,7 +199,8 @@ class Rife(Interpolator):
             self.flow_scaling = FlowScalingRegion(UNITS_PER_PIXEL, 4)
             self.first_flow = IntermediateFlowRegion()
         self.blocks = nn.ModuleList(
-            FlowBlock(seen, width, depth) for seen, width in zip(inputs, widths[-len(inputs) :], strict=True)
+            FlowBlock(seen, width, depth)
+            for seen, width in zip(inputs, widths[-len(inputs) :], strict=True)
         )
         self.context = ContextPyramid(context)
         self.refinement = Refinement(context)
@@ -196,7 +216,9 @@ class Rife(Interpolator):
         """Return the flows between the frames, or nothing if all depends on the time."""
         return self.flow_both_ways(first_bchw, last_bchw) if self.has_flow else None
 
-    def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: Tensor | None, time_b: Tensor) -> Between:
+    def render(
+        self, first_bchw: Tensor, last_bchw: Tensor, prepared: Tensor | None, time_b: Tensor
+    ) -> Between:
         """Return the refined frame; `flow` is from the frame between to both frames."""
         time = time_b[:, None, None, None].expand_as(first_bchw[:, :1])
         flow = mask = None
@@ -211,7 +233,9 @@ class Rife(Interpolator):
             if flow is not None and mask is not None:
                 known += [warped_0, warped_1, mask.to(first_bchw.dtype)]
             if prepared is not None:
-                known = [CONTRAST * (part - centre) if part.shape[1] == 3 else part for part in known]
+                known = [
+                    CONTRAST * (part - centre) if part.shape[1] == 3 else part for part in known
+                ]
             more_flow, more_mask = block(torch.cat(known, dim=1), flow, scale)
             flow = more_flow if flow is None else flow + more_flow
             mask = more_mask if mask is None else mask + more_mask
@@ -242,7 +266,9 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     return {"net": Rife((48, 32, 24), 3, 4, cost_volume)}
 
 
-def translate_weights(networks: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def translate_weights(
+    networks: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
     """Return a published file's tensors for the network of its version; None for other files.
 
     Raises CheckpointError for a file of another version: of some, most shapes agree.

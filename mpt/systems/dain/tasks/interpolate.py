@@ -24,7 +24,19 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError, DataError
-from mpt.seams import Batch, DataSpec, Evidence, Inference, Legend, Loss, Phase, Plateau, Precision, Tiles, gather
+from mpt.seams import (
+    Batch,
+    DataSpec,
+    Evidence,
+    Inference,
+    Legend,
+    Loss,
+    Phase,
+    Plateau,
+    Precision,
+    Tiles,
+    gather,
+)
 from mpt.systems.dain.inference.tiles import tiles_of
 from mpt.systems.dain.losses.shared.charbonnier import charbonnier, end_point_error, photometric
 from mpt.systems.dain.losses.shared.laplacian import SMALLEST_SIDE, laplacian_distance
@@ -72,7 +84,9 @@ class Settings(Options):
     @classmethod
     def check_alpha(cls, weights: list[float]) -> list[float]:
         if len(weights) != 2 or min(weights) < 0 or sum(weights) == 0:
-            raise ValueError("two weights of at least 0, not both 0: of the blended frame and of the rectified one")
+            raise ValueError(
+                "two weights of at least 0, not both 0: of the blended frame and of the rectified one"
+            )
         return weights
 
 
@@ -87,7 +101,9 @@ class Interpolate(Tiles, Plateau, Legend):
     preview_columns = 5
     inputs = ("first", "last")
 
-    def __init__(self, settings: Settings, net: Interpolator, data: DataSpec, precision: Precision) -> None:
+    def __init__(
+        self, settings: Settings, net: Interpolator, data: DataSpec, precision: Precision
+    ) -> None:
         self.settings, self.net, self.data = settings, net, data
         self.modules: dict[str, nn.Module] = {"net": net}
         self.trainable: dict[str, nn.Module] = {"net": net}
@@ -102,7 +118,9 @@ class Interpolate(Tiles, Plateau, Legend):
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """The network's parts; memory tricks find the repeated units inside."""
-        return [child for child in self.net.children() if next(child.parameters(), None) is not None] or [self.net]
+        return [
+            child for child in self.net.children() if next(child.parameters(), None) is not None
+        ] or [self.net]
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the flow's phase, if there is one, and that of the whole network."""
@@ -153,13 +171,17 @@ class Interpolate(Tiles, Plateau, Legend):
             value = value + on_blend * self.charbonnier(blended - batch["middle"])
         return Loss("charbonnier", cast(Tensor, value))
 
-    def call(self, net: nn.Module, batch: Batch, flow_only: bool = False) -> tuple[Tensor, Tensor | None]:
+    def call(
+        self, net: nn.Module, batch: Batch, flow_only: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the network's outputs of padded frames, cropped to their size."""
         first, last = batch["first"], batch["last"]
         height, width = first.shape[-2:]
         padded = [self.net.padded(image) for image in (first, last)]
         image, blended = net(*padded, self.times(batch), flow_only)
-        return image[..., :height, :width], None if blended is None else blended[..., :height, :width]
+        return image[..., :height, :width], None if blended is None else blended[
+            ..., :height, :width
+        ]
 
     def times(self, batch: Batch) -> Tensor:
         """Return where the samples' middle frames are between the others (b,)."""
@@ -207,7 +229,10 @@ class Interpolate(Tiles, Plateau, Legend):
         figures = {name: float(value.mean()) for name, value in values.items()}
         if len(self.test_names) == len(values["psnr"]):
             for name in ("psnr", "ie"):
-                figures |= {f"{name}/{which}": float(one) for which, one in zip(self.test_names, values[name])}
+                figures |= {
+                    f"{name}/{which}": float(one)
+                    for which, one in zip(self.test_names, values[name])
+                }
             self.details = MappingProxyType(describe(self.test_names, values))
         return figures
 
@@ -227,11 +252,18 @@ class Interpolate(Tiles, Plateau, Legend):
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return the frame halfway between `first` and `last`, or at the batch's times."""
         if batch is None:
-            raise DataError("infer: frames are made between two others; give --input first=A --input last=B")
+            raise DataError(
+                "infer: frames are made between two others; give --input first=A --input last=B"
+            )
         ours = self.between(batch)
-        pictures = {f"between-{index:04d}": ours[index : index + 1].clamp(0, 1) for index in range(len(ours))}
+        pictures = {
+            f"between-{index:04d}": ours[index : index + 1].clamp(0, 1)
+            for index in range(len(ours))
+        }
         tiles = self.tiles(batch, ours)
-        return Inference(tiles=tiles, columns=len(tiles) // len(ours), outputs=ours, figures=pictures)
+        return Inference(
+            tiles=tiles, columns=len(tiles) // len(ours), outputs=ours, figures=pictures
+        )
 
     def tiles_of(self, height: int, width: int) -> Iterator[tuple[int, int]]:
         """Yield the tiles that `mpt dain interpolate` may cut a frame into."""
@@ -249,17 +281,25 @@ class Interpolate(Tiles, Plateau, Legend):
 
 
 def build(
-    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+    settings: Settings,
+    model_settings: Options,
+    modules: Mapping[str, nn.Module],
+    data: DataSpec,
+    precision: Precision,
 ) -> Interpolate:
     """Build the task around `net`."""
     for name in ("first", "middle", "last", "time"):
         data.require(name, "task interpolate")
     net = modules["net"]
     if not isinstance(net, Interpolator):
-        raise ConfigError("task interpolate: this model does not interpolate frames; `mpt list models` says which do")
+        raise ConfigError(
+            "task interpolate: this model does not interpolate frames; `mpt list models` says which do"
+        )
     if settings.flow_steps and not net.has_flow:
         raise ConfigError("task.flow_steps: this model has no flow to pretrain; set it to 0")
     side = min(data.fields["first"].shape[-2:])
     if settings.loss == "laplacian" and side < SMALLEST_SIDE:
-        raise ConfigError(f"task.loss: laplacian needs frames of {SMALLEST_SIDE} pixels or more; found {side}")
+        raise ConfigError(
+            f"task.loss: laplacian needs frames of {SMALLEST_SIDE} pixels or more; found {side}"
+        )
     return Interpolate(settings, net, data, precision)

@@ -27,7 +27,9 @@ class Command:
     """The pretrained run or a checkpoint of it."""
     output: Annotated[Path, typer.Argument(metavar="OUT", show_default=False)]
     """The new run's folder, which must not be there."""
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", show_default=False)] = None
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", show_default=False)
+    ] = None
     """Settings of the new run, such as dataset.src=DIR."""
     runs: Runs = "runs"
 
@@ -48,15 +50,27 @@ def run(command: Command) -> None:
     from mpt.run.records.data_layout import write_layout
     from mpt.run.records.layout import create_run, find_run
     from mpt.systems.deepfacelab.commands.shared.begun_run import data_layout, start_of_loop
-    from mpt.systems.deepfacelab.commands.shared.model_folder import KEPT, keep_for_next, kept_folder
+    from mpt.systems.deepfacelab.commands.shared.model_folder import (
+        KEPT,
+        keep_for_next,
+        kept_folder,
+    )
 
     directory, chosen = find_run(command.run, Path(command.runs))
     before = load_config(directory.config_path)
-    if before.model.name not in MODULES or not setting_of(before.dataset.settings, "pretrain", False):
-        raise ConfigError(f"{directory.path}: dataset.pretrain is not on in this run; there is no pretraining to end")
+    if before.model.name not in MODULES or not setting_of(
+        before.dataset.settings, "pretrain", False
+    ):
+        raise ConfigError(
+            f"{directory.path}: dataset.pretrain is not on in this run; there is no pretraining to end"
+        )
     loaded = checkpoint.load(chosen or directory)
     tell_notes(loaded)
-    overrides = ["dataset.pretrain=false", f"name={command.output.name}", *(command.overrides or [])]
+    overrides = [
+        "dataset.pretrain=false",
+        f"name={command.output.name}",
+        *(command.overrides or []),
+    ]
     config = load_config(directory.config_path, overrides=overrides)
     # The same seed would begin as the pretraining began.
     other_start = dataclasses.replace(config, seed=config.seed + 1)

@@ -47,19 +47,36 @@ def run(command: Command) -> None:
         raise ConfigError(f"{command.output} does not end in .dfm")
     trained = open_trained(command.run, Path(command.runs), "cpu", which="newest")
     if trained.config.model.name != "saehd":
-        raise ConfigError(f"{trained.directory.path}: its model is {trained.config.model.name}; a .dfm holds a saehd")
+        raise ConfigError(
+            f"{trained.directory.path}: its model is {trained.config.model.name}; a .dfm holds a saehd"
+        )
     size = trained.config.model.settings.image_size
     autoencoder = rebuild(trained, FLOAT32).task.modules["autoencoder"]
-    faces, about = faces_to_try(trained), {"mpt_run": trained.directory.name, "mpt_step": str(trained.loaded.step)}
+    faces, about = (
+        faces_to_try(trained),
+        {"mpt_run": trained.directory.name, "mpt_step": str(trained.loaded.step)},
+    )
     about |= {"mpt_version": VERSION, "mpt_dtype": "float16" if command.quantized else "float32"}
     checked = write_dfm(
-        command.output, autoencoder, size, in_half=command.quantized, faces=faces, gate=command.gate, about=about
+        command.output,
+        autoencoder,
+        size,
+        in_half=command.quantized,
+        faces=faces,
+        gate=command.gate,
+        about=about,
     )
     said = "install onnxruntime to have it run"
     if checked is not None:
-        seen = f"{checked.faces} test faces" if checked.are_real else "noise: the run's data are not here"
+        seen = (
+            f"{checked.faces} test faces"
+            if checked.are_real
+            else "noise: the run's data are not here"
+        )
         said = f"ONNX Runtime differs by {checked.difference:.1g}; swaps PSNR {checked.psnr:.0f} dB, on {seen}"
-    print(f"wrote {command.output}: {size} pixels, {describe_bytes(command.output.stat().st_size)}; {said}")
+    print(
+        f"wrote {command.output}: {size} pixels, {describe_bytes(command.output.stat().st_size)}; {said}"
+    )
 
 
 def faces_to_try(trained: Trained) -> Tensor | None:

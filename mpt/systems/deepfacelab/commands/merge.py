@@ -83,13 +83,21 @@ class Command:
     """Make the mask smaller by that many quarter pixels of the drawing; negative makes it larger."""
     blur: Annotated[int, typer.Option(min=0)] = 0
     """Fade its edge over that many quarter pixels of the drawing."""
-    colours: Literal["none", "rct", "lct", "mkl", "mkl-m", "idt", "idt-m", "sot", "sot-m", "mix-m"] = "rct"
+    colours: Literal[
+        "none", "rct", "lct", "mkl", "mkl-m", "idt", "idt-m", "sot", "sot-m", "mix-m"
+    ] = "rct"
     """How the drawing takes the frame's colours; -m looks at the mask alone, sot is the same as sot-m."""
     scale: Annotated[float, typer.Option(min=0.5, max=1.5)] = 1.0
     """DeepFaceLab's output face scale, 1 for 0 %: above 1 the face is put back smaller, below 1 larger."""
-    mode: Literal["overlay", "hist-match", "seamless", "seamless-hist-match", "original", "raw-rgb", "raw-predict"] = (
-        "overlay"
-    )
+    mode: Literal[
+        "overlay",
+        "hist-match",
+        "seamless",
+        "seamless-hist-match",
+        "original",
+        "raw-rgb",
+        "raw-predict",
+    ] = "overlay"
     """How the face is put in: laid over, with the frame's histogram, by seamless cloning, or raw, without a mask."""
     raw: bool = False
     """The same as --mode raw-rgb: put back the whole drawn square, without mask and colours."""
@@ -132,7 +140,9 @@ class Command:
     runs: Runs = "runs"
 
 
-def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> dict[str, Any] | None:
+def from_infer(
+    task: str | None, inputs: Sequence[tuple[str | None, Path]]
+) -> dict[str, Any] | None:
     """Return this command's fields for `mpt infer RUN --input frames=DIR --input aligned=DIR`."""
     given = dict(inputs)
     if task != "face_swap" or set(given) != {"frames", "aligned"}:
@@ -184,12 +194,18 @@ def run(command: Command) -> None:
     batch_size = choose_batch(command, trained, dtype)
     built = rebuild_half(trained, dtype) if dtype else rebuild(trained, FLOAT32)
     count = sum(len(found) for found in faces.values())
-    print(f"{len(frames.names)} frames, {count} faces in {len(faces)} of them; {len(target.wanted)} frames to do")
+    print(
+        f"{len(frames.names)} frames, {count} faces in {len(faces)} of them; {len(target.wanted)} frames to do"
+    )
     if count < len(listed):
-        print(f"{len(listed) - count} of the {len(listed)} faces in {command.aligned} are from other frames: left out")
+        print(
+            f"{len(listed) - count} of the {len(listed)} faces in {command.aligned} are from other frames: left out"
+        )
     size = trained.config.model.settings.image_size
     motions = motions_of(faces, len(target.names)) if settings.motion_blur else {}
-    merging = Merging(drawing(built), size, face_type, settings, batch_size, motions, segment, enhance)
+    merging = Merging(
+        drawing(built), size, face_type, settings, batch_size, motions, segment, enhance
+    )
     write_frames(merge_frames(frames, faces, target.wanted, merging), target)
     for output, place in zip((command.output, command.mask_output), target.folders):
         if output is not None and is_video(output):
@@ -198,9 +214,13 @@ def run(command: Command) -> None:
 
 def open_swapper(command: Command) -> Trained:
     """Open the run. Raises ConfigError for one of another task."""
-    trained = open_trained(command.run, Path(command.runs), command.device or "auto", which="newest")
+    trained = open_trained(
+        command.run, Path(command.runs), command.device or "auto", which="newest"
+    )
     if trained.config.task.name != "face_swap":
-        raise ConfigError(f"{trained.directory.path}: its task is {trained.config.task.name}; a face_swap is needed")
+        raise ConfigError(
+            f"{trained.directory.path}: its task is {trained.config.task.name}; a face_swap is needed"
+        )
     return trained
 
 
@@ -218,7 +238,9 @@ def open_enhancer(command: Command, device: torch.device) -> Enhance | None:
     if not command.super_resolution:
         return None
     if command.facelib is None:
-        raise ConfigError("--super-resolution: DeepFaceLab's FaceEnhancer.npy draws it: name its folder with --facelib")
+        raise ConfigError(
+            "--super-resolution: DeepFaceLab's FaceEnhancer.npy draws it: name its folder with --facelib"
+        )
     return load_enhancer(command.facelib, device)
 
 
@@ -241,7 +263,11 @@ def begin(command: Command, frames: Frames, record: dict[str, Any]) -> Target:
     for place in folders:
         begin_output(place, record, command.overwrite)
     names = [f"{name}.png" for name in frames.names]
-    wanted = {index for index, name in enumerate(names) if not all((place / name).is_file() for place in folders)}
+    wanted = {
+        index
+        for index, name in enumerate(names)
+        if not all((place / name).is_file() for place in folders)
+    }
     return Target(folders, names, wanted)
 
 
@@ -269,7 +295,9 @@ def write_frames(merged: Iterable[tuple[Any, ...]], target: Target) -> None:
 
 def settings_of(command: Command) -> MergeSettings:
     """Return the merger's settings from the arguments."""
-    named = {field.name: getattr(command, field.name) for field in dataclasses.fields(MergeSettings)}
+    named = {
+        field.name: getattr(command, field.name) for field in dataclasses.fields(MergeSettings)
+    }
     return MergeSettings(**{**named, "mode": "raw-rgb" if command.raw else command.mode})
 
 
@@ -298,6 +326,8 @@ def write_video(output: Path, fps: float | None, frames: Frames, files: list[Pat
     with VideoWriter(output, rate, audio_from=source) as writer:
         for path in files:
             with open_foreign(path) as file, Image.open(file) as picture:
-                data = torch.frombuffer(bytearray(picture.convert("RGB").tobytes()), dtype=torch.uint8)
+                data = torch.frombuffer(
+                    bytearray(picture.convert("RGB").tobytes()), dtype=torch.uint8
+                )
                 writer.write(data.view(picture.height, picture.width, 3).permute(2, 0, 1))
     print(f"wrote {output}: {len(files)} frames at {float(rate):g} per second")

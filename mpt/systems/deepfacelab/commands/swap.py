@@ -47,7 +47,9 @@ class Command:
     """The result."""
     facelib: Annotated[Path, typer.Option(metavar="DIR", show_default=False)]
     """Your DeepFaceLab, or its folder facelib, with S3FD.npy and 2DFAN.npy."""
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", show_default=False)] = None
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", show_default=False)
+    ] = None
     """Settings of the training, such as train.steps=20000 or model.image_size=192."""
     work: Annotated[Path | None, typer.Option(metavar="DIR")] = None
     """Folder of the faces and the run; by default alongside the result."""
@@ -94,7 +96,11 @@ def run(command: Command) -> None:
     folders = [f"dataset.{side}={path.resolve()}" for side, path in faces.items()]
     overrides = (*folders, f"dataset.face_type={command.face_type}", *(command.overrides or ()))
     runs = str(work / "runs")
-    train(TrainArguments(str(config), overrides, resume="auto", name=NAME, device=command.device, runs=runs))
+    train(
+        TrainArguments(
+            str(config), overrides, resume="auto", name=NAME, device=command.device, runs=runs
+        )
+    )
     merge.run(
         merge.Command(
             run=str(work / "runs" / NAME),

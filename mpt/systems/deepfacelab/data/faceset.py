@@ -68,7 +68,9 @@ class Settings(DatasetOptions):
 class FileIdentity:
     """The faces of one person, decoded when they are asked for."""
 
-    def __init__(self, files: Sequence[FaceFile], size: int, face_type: str | None, mask: str) -> None:
+    def __init__(
+        self, files: Sequence[FaceFile], size: int, face_type: str | None, mask: str
+    ) -> None:
         self.files, self.size, self.face_type, self.mask = files, size, face_type, mask
 
     def __len__(self) -> int:
@@ -84,21 +86,33 @@ def build(settings: Settings, split: str, seed: int) -> Dataset:
     """List both people's faces and check that they can be cut to one type."""
     check_settings(settings.channels, settings.augment)
     if settings.image_size is None:
-        raise ConfigError("dataset.image_size is missing and the model has none; write the side in pixels")
+        raise ConfigError(
+            "dataset.image_size is missing and the model has none; write the side in pixels"
+        )
     sides = {side: list_faces(Path(getattr(settings, side)), side) for side in ("src", "dst")}
     face_type = check_face_types(sides, settings.face_type)
     chosen = {side: choose(files, split, settings.hold_out_every) for side, files in sides.items()}
-    people = [FileIdentity(files, settings.image_size, face_type, settings.mask) for files in chosen.values()]
+    people = [
+        FileIdentity(files, settings.image_size, face_type, settings.mask)
+        for files in chosen.values()
+    ]
     extra = describe(settings, face_type)
-    extra["masks"] = {side: dict(Counter(f.mask_kind(settings.mask) for f in files)) for side, files in sides.items()}
+    extra["masks"] = {
+        side: dict(Counter(f.mask_kind(settings.mask) for f in files))
+        for side, files in sides.items()
+    }
     extra["rules"] = other_rules(settings)
     if split != "train":
-        return FacePairs(people[0], people[1], settings.image_size, seed, NONE, swaps=None, extra=extra)
+        return FacePairs(
+            people[0], people[1], settings.image_size, seed, NONE, swaps=None, extra=extra
+        )
     yaws = None
     if settings.uniform_yaw or settings.pretrain:
         yaws = {side: [turn_of(file) for file in files] for side, files in chosen.items()}
     augmentation = augment(settings)
-    return FacePairs(people[0], people[1], settings.image_size, seed, augmentation, None, yaws, extra)
+    return FacePairs(
+        people[0], people[1], settings.image_size, seed, augmentation, None, yaws, extra
+    )
 
 
 def augment(settings: Settings) -> Augmentation:
@@ -129,7 +143,9 @@ def other_rules(settings: Settings) -> str | None:
             "all faces are trained on, and evaluated on (dataset.hold_out_every 0; by default 1 of 10 is held out)"
         )
     if settings.mask == "xseg":
-        rules.append("polygons are not looked at (dataset.mask xseg; painted, the default, draws them)")
+        rules.append(
+            "polygons are not looked at (dataset.mask xseg; painted, the default, draws them)"
+        )
     return f"as DeepFaceLab: {'; '.join(rules)}" if rules else None
 
 
@@ -141,11 +157,19 @@ def turn_of(file: FaceFile) -> float:
 def assume(settings: Settings) -> DataSpec | None:
     """Return the layout of faces that are not on this machine, so that a plan needs no data."""
     extra = describe(settings, settings.face_type)
-    return describe_pairs(settings.image_size, ASSUMED_COUNT, extra=extra) if settings.image_size else None
+    return (
+        describe_pairs(settings.image_size, ASSUMED_COUNT, extra=extra)
+        if settings.image_size
+        else None
+    )
 
 
 def choose(files: list[FaceFile], split: str, every: int) -> list[FaceFile]:
     """Return the faces of a split. If none are held out, or there are too few, both splits have them all."""
     if every < 2 or len(files) < every:
         return files
-    return [file for index, file in enumerate(files) if (index % every == every - 1) == (split == "test")]
+    return [
+        file
+        for index, file in enumerate(files)
+        if (index % every == every - 1) == (split == "test")
+    ]

@@ -17,7 +17,13 @@ from torch import Tensor
 
 from mpt.config.options import DatasetOptions
 from mpt.seams import Dataset
-from mpt.systems.deepfacelab.data.faces.face_pairs import NONE, Augmentation, FacePairs, Faces, check_settings
+from mpt.systems.deepfacelab.data.faces.face_pairs import (
+    NONE,
+    Augmentation,
+    FacePairs,
+    Faces,
+    check_settings,
+)
 
 Colour = tuple[float, float, float]
 
@@ -50,8 +56,12 @@ class Person:
     brow: Colour
 
 
-SOURCE = Person(0.58, 0.78, 0.26, (0.88, 0.68, 0.55), (0.75, 0.25, 0.30), (0.2, 0.5, 0.2), (0.20, 0.15, 0.10))
-DESTINATION = Person(0.68, 0.70, 0.32, (0.62, 0.45, 0.35), (0.55, 0.35, 0.45), (0.15, 0.35, 0.6), (0.45, 0.40, 0.35))
+SOURCE = Person(
+    0.58, 0.78, 0.26, (0.88, 0.68, 0.55), (0.75, 0.25, 0.30), (0.2, 0.5, 0.2), (0.20, 0.15, 0.10)
+)
+DESTINATION = Person(
+    0.68, 0.70, 0.32, (0.62, 0.45, 0.35), (0.55, 0.35, 0.45), (0.15, 0.35, 0.6), (0.45, 0.40, 0.35)
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,10 @@ def draw_expressions(count: int, seed: int) -> Expressions:
     def uniform(low: float, high: float) -> Tensor:
         return torch.rand(count, 1, 1, generator=generator) * (high - low) + low
 
-    values = [uniform(*limits) for limits in ((-0.25, 0.25), (0, 1), (0.25, 1), (-1, 1), (-0.06, 0.06), (-0.06, 0.06))]
+    values = [
+        uniform(*limits)
+        for limits in ((-0.25, 0.25), (0, 1), (0.25, 1), (-1, 1), (-0.06, 0.06), (-0.06, 0.06))
+    ]
     values.append(torch.rand(count, 3, 1, 1, generator=generator) * 0.5 + 0.1)
     return Expressions(*values)
 
@@ -92,7 +105,9 @@ class Canvas:
         self.image = expressions.background.expand(-1, 3, size, size)
         self.size = size
 
-    def ellipse(self, x: Tensor | float, y: float, width: Tensor | float, height: Tensor | float) -> Tensor:
+    def ellipse(
+        self, x: Tensor | float, y: float, width: Tensor | float, height: Tensor | float
+    ) -> Tensor:
         """Return the coverage (n h w) of an ellipse, soft over one pixel."""
         radius = (((self.x - x) / width) ** 2 + ((self.y - y) / height) ** 2).sqrt()
         narrow = torch.minimum(torch.as_tensor(width), torch.as_tensor(height))
@@ -116,7 +131,9 @@ def render(person: Person, expressions: Expressions, size: int) -> Faces:
         middle = side * person.eye_distance + turn * 0.6
         eye = canvas.ellipse(middle, -0.18, 0.13, expressions.lids * 0.10) * face
         canvas.paint(eye, (0.95, 0.95, 0.95))
-        canvas.paint(canvas.ellipse(middle + expressions.gaze * 0.05, -0.18, 0.055, 0.055) * eye, person.iris)
+        canvas.paint(
+            canvas.ellipse(middle + expressions.gaze * 0.05, -0.18, 0.055, 0.055) * eye, person.iris
+        )
         canvas.paint(canvas.ellipse(middle, -0.36, 0.15, 0.03) * face, person.brow)
         features = features + eye
     red, green, blue = (part * 0.8 for part in person.skin)
@@ -140,7 +157,9 @@ class DrawnIdentity:
     @cached_property
     def all_faces(self) -> Faces:
         chunks = [
-            render(self.person, self.expressions[range(start, min(start + 50, len(self)))], self.size)
+            render(
+                self.person, self.expressions[range(start, min(start + 50, len(self)))], self.size
+            )
             for start in range(0, len(self), 50)
         ]
         return Faces(*(torch.cat(parts) for parts in zip(*chunks)))
@@ -162,7 +181,15 @@ def build(settings: Settings, split: str, seed: int) -> Dataset:
     dst = DrawnIdentity(DESTINATION, dst_expressions, size)
     extra = {"random_warp": settings.random_warp}
     if not train:
-        return FacePairs(src, dst, size, seed, NONE, swaps=DrawnIdentity(SOURCE, dst_expressions, size), extra=extra)
+        return FacePairs(
+            src,
+            dst,
+            size,
+            seed,
+            NONE,
+            swaps=DrawnIdentity(SOURCE, dst_expressions, size),
+            extra=extra,
+        )
     flips = (0.4 if settings.random_src_flip else 0.0, 0.4 if settings.random_dst_flip else 0.0)
     augmentation = Augmentation(settings.random_warp, settings.random_transform, *flips)
     return FacePairs(src, dst, size, seed, augmentation, swaps=None, extra=extra)

@@ -10,7 +10,12 @@ from mpt.seams import Dataset
 from mpt.systems.deepfacelab.data.faces.face_pairs import check_settings
 from mpt.systems.deepfacelab.data.faces.mask_changes import Labelled
 from mpt.systems.deepfacelab.data.faces.mask_faces import MaskedFaces
-from mpt.systems.deepfacelab.data.procedural_faces import DESTINATION, SOURCE, DrawnIdentity, draw_expressions
+from mpt.systems.deepfacelab.data.procedural_faces import (
+    DESTINATION,
+    SOURCE,
+    DrawnIdentity,
+    draw_expressions,
+)
 
 
 class Settings(DatasetOptions):
@@ -45,5 +50,10 @@ def build(settings: Settings, split: str, seed: int) -> Dataset:
     size, train = settings.image_size or 64, split == "train"
     count = settings.count if train else settings.test_count
     seeds = (1, 2) if train else (11, 12)
-    people = [DrawnIdentity(who, draw_expressions(count, one), size) for who, one in zip((SOURCE, DESTINATION), seeds)]
-    return MaskedFaces(DrawnFaces((people[0], people[1])), size, seed, train, {"pretrain": settings.pretrain})
+    people = [
+        DrawnIdentity(who, draw_expressions(count, one), size)
+        for who, one in zip((SOURCE, DESTINATION), seeds)
+    ]
+    return MaskedFaces(
+        DrawnFaces((people[0], people[1])), size, seed, train, {"pretrain": settings.pretrain}
+    )

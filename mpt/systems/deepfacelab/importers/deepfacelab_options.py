@@ -60,4 +60,6 @@ def translate(into: Translation) -> None:
             into.put(f"{section}.{key}", value, f"{option}: {into.given.get(option, value)}")
     for option in (*MAPPED, "adabelief", "lr_dropout", "clipgrad", "target_iter"):
         into.given.pop(option, None)
-    into.leave_all(("iter",), "weights and iteration come along with `mpt deepfacelab leras-to-torch`")
+    into.leave_all(
+        ("iter",), "weights and iteration come along with `mpt deepfacelab leras-to-torch`"
+    )

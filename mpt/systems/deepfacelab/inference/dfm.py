@@ -84,7 +84,9 @@ def quantized(autoencoder: nn.Module) -> nn.Module:
     return copied
 
 
-def cast_input(dtype: torch.dtype, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def cast_input(
+    dtype: torch.dtype, module: nn.Module, inputs: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
     """Cast a layer's inputs to its own type."""
     return tuple(value.to(dtype) for value in inputs)
 
@@ -107,7 +109,9 @@ def write_dfm(
     file that draws something else, GateError below the gate.
     """
     if importlib.util.find_spec("onnx") is None:
-        raise ConfigError("a .dfm is written with the package onnx: pip install 'mpt-trainer[onnx]'")
+        raise ConfigError(
+            "a .dfm is written with the package onnx: pip install 'mpt-trainer[onnx]'"
+        )
     import onnx
 
     check_finite(dict(autoencoder.state_dict()))
@@ -120,7 +124,8 @@ def write_dfm(
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the exporter says that it is the older one: the newer has no opset 12
+                # the exporter says that it is the older one: the newer has no opset 12
+                warnings.simplefilter("ignore")
                 torch.onnx.export(
                     swapper,
                     (face,),
@@ -137,7 +142,9 @@ def write_dfm(
                 onnx.save(described, str(written))
             onnx.checker.check_model(str(written))
             tolerance = HALF_TOLERANCE if in_half else TOLERANCE
-            checked = compare(written, path.name, Swapper(autoencoder).eval(), seen, tolerance, faces is not None)
+            checked = compare(
+                written, path.name, Swapper(autoencoder).eval(), seen, tolerance, faces is not None
+            )
             if checked is not None and checked.are_real and not checked.psnr >= gate:
                 raise GateError(
                     f"{path.name}: its swaps of {checked.faces} faces are {checked.psnr:.1f} dB from float32's, and "
@@ -151,11 +158,15 @@ def write_dfm(
 
 
 @torch.no_grad()
-def compare(path: Path, name: str, swapper: Swapper, face: Tensor, tolerance: float, are_real: bool) -> Checked | None:
+def compare(
+    path: Path, name: str, swapper: Swapper, face: Tensor, tolerance: float, are_real: bool
+) -> Checked | None:
     """Return the difference of outputs; CheckpointError if it is too large."""
     if importlib.util.find_spec("onnxruntime") is None:
         return None
-    session = importlib.import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = importlib.import_module("onnxruntime").InferenceSession(
+        str(path), providers=["CPUExecutionProvider"]
+    )
     difference, error = 0.0, 0.0
     for faces in (face, face[:1]):
         made = session.run(None, {INPUT: faces.numpy()})

@@ -45,16 +45,24 @@ class Detectors:
         scale = input_scale(height, width)
         size = (max(1, int(width / scale)), max(1, int(height / scale)))
         small = cv2.resize(picture_rgb, size, interpolation=cv2.INTER_LINEAR)
-        tensor = torch.from_numpy(small.astype(np.float32)).permute(2, 0, 1)[None].contiguous().to(self.device)
+        tensor = (
+            torch.from_numpy(small.astype(np.float32))
+            .permute(2, 0, 1)[None]
+            .contiguous()
+            .to(self.device)
+        )
         outputs = [
-            tuple(part[0].permute(1, 2, 0).float().cpu().numpy() for part in pair) for pair in self.boxes(tensor)
+            tuple(part[0].permute(1, 2, 0).float().cpu().numpy() for part in pair)
+            for pair in self.boxes(tensor)
         ]
         return choose(refine([(chances, offsets) for chances, offsets in outputs]), scale)
 
     @torch.no_grad()
     def draw_heat(self, faces: Picture) -> Picture:
         """Return the heat maps of faces (b, 256, 256, 3), R, G, B in [0, 1]."""
-        tensor = torch.from_numpy(np.ascontiguousarray(faces.transpose(0, 3, 1, 2), np.float32)).to(self.device)
+        tensor = torch.from_numpy(np.ascontiguousarray(faces.transpose(0, 3, 1, 2), np.float32)).to(
+            self.device
+        )
         return np.asarray(self.landmarks(tensor).float().cpu().numpy())
 
     def find_faces(self, frame_bgr: Picture, most: int = 0) -> list[FoundFace]:
@@ -65,7 +73,10 @@ class Detectors:
             boxes = self.find_boxes(turned)
             boxes = boxes[:most] if most else boxes
             if boxes:
-                return [self.turn_back(self.find_face(turned, box), turns, picture.shape) for box in boxes]
+                return [
+                    self.turn_back(self.find_face(turned, box), turns, picture.shape)
+                    for box in boxes
+                ]
         return []
 
     def find_face(self, picture: Picture, box: Box) -> FoundFace:
@@ -73,7 +84,9 @@ class Detectors:
         cv2 = opencv()
         points = find_landmarks(self.draw_heat, picture, box)
         matrix = face_matrix(points, ALIGNED_SIDE, "f")
-        aligned = cv2.warpAffine(picture, matrix, (ALIGNED_SIDE, ALIGNED_SIDE), flags=cv2.INTER_CUBIC)
+        aligned = cv2.warpAffine(
+            picture, matrix, (ALIGNED_SIDE, ALIGNED_SIDE), flags=cv2.INTER_CUBIC
+        )
         again = self.find_boxes(aligned)
         if len(again) == 1:
             nearer = find_landmarks(self.draw_heat, aligned, again[0], around=True)
@@ -104,4 +117,6 @@ def load_detectors(folder: Path, device: torch.device) -> Detectors:
         if all((folder / place / name).is_file() for name in FILES):
             networks = [load_network(make(), folder / place / name) for name, make in FILES.items()]
             return Detectors(networks[0], networks[1], device)
-    raise CheckpointError(f"{folder}: no {' and '.join(FILES)} there; name the folder `facelib` of your DeepFaceLab")
+    raise CheckpointError(
+        f"{folder}: no {' and '.join(FILES)} there; name the folder `facelib` of your DeepFaceLab"
+    )

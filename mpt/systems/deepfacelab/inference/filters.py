@@ -30,7 +30,9 @@ def blur_along(image: Picture, size: int, degrees: float) -> Picture:
     line = np.zeros((size, size), np.float32)
     line[(size - 1) // 2] = 1
     middle = size / 2 - 0.5
-    line = cv2.warpAffine(line, cv2.getRotationMatrix2D((middle, middle), degrees, 1.0), (size, size))
+    line = cv2.warpAffine(
+        line, cv2.getRotationMatrix2D((middle, middle), degrees, 1.0), (size, size)
+    )
     return np.asarray(cv2.filter2D(image, -1, line / line.sum()))
 
 

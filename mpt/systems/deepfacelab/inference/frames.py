@@ -68,7 +68,9 @@ class Frames:
             for index in sorted(wanted):
                 path = self.paths[index]
                 with failures_explained(path):
-                    picture = open_image(read_bytes(path, LARGEST_PICTURE_BYTES), str(path), MOST_PIXELS).convert("RGB")
+                    picture = open_image(
+                        read_bytes(path, LARGEST_PICTURE_BYTES), str(path), MOST_PIXELS
+                    ).convert("RGB")
                 yield index, torch.from_numpy(np.array(picture)).permute(2, 0, 1)
         elif wanted:
             for index, frame in enumerate(read_frames(self.source, 0, max(wanted) + 1)):
@@ -98,11 +100,16 @@ def open_frames(source: Path) -> Frames:
     return Frames(source, [f"{index + 1:05d}" for index in range(count)])
 
 
-def match_faces(frames: Frames, faces: Sequence[FaceFile], place: Path) -> dict[int, list[FaceFile]]:
+def match_faces(
+    frames: Frames, faces: Sequence[FaceFile], place: Path
+) -> dict[int, list[FaceFile]]:
     """Return the faces of each frame by its index. Raises DataError if none belongs to any."""
     places = {key: index for index, name in enumerate(frames.names) for key in keys_of(name)}
-    if not frames.paths and any("#0" in keys_of(Path(str(face.source_filename)).stem) for face in faces):
-        places = {f"#{index}": index for index in range(len(frames.names))}  # extracted by a tool that counts from zero
+    if not frames.paths and any(
+        "#0" in keys_of(Path(str(face.source_filename)).stem) for face in faces
+    ):
+        # extracted by a tool that counts from zero
+        places = {f"#{index}": index for index in range(len(frames.names))}
     matched: dict[int, list[FaceFile]] = {}
     without = [face.name for face in faces if face.source_filename is None or not has_place(face)]
     if without:
@@ -125,7 +132,9 @@ def match_faces(frames: Frames, faces: Sequence[FaceFile], place: Path) -> dict[
 
 def has_place(face: FaceFile) -> bool:
     """Does a face record its place in its frame?"""
-    return face.landmarks is not None and (face.source_landmarks is not None or face.source_matrix is not None)
+    return face.landmarks is not None and (
+        face.source_landmarks is not None or face.source_matrix is not None
+    )
 
 
 def keys_of(stem: str) -> list[str]:
@@ -200,9 +209,13 @@ def merge_some(
     drawn: list[Drawn] = []
     for start in range(0, len(cuts), merging.batch_size):
         batch = np.stack([cut[..., ::-1] for cut in cuts[start : start + merging.batch_size]])
-        drawn += draw_within_memory(torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2))), merging.draw)
+        drawn += draw_within_memory(
+            torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2))), merging.draw
+        )
     following = iter(drawn)
-    jobs = [(index, frame, [next(following) for _ in faces.get(index, ())]) for index, frame in waiting]
+    jobs = [
+        (index, frame, [next(following) for _ in faces.get(index, ())]) for index, frame in waiting
+    ]
 
     def merge(job: tuple[int, Levels, list[Drawn]]) -> tuple[int, Levels, Levels]:
         index, frame, own = job
@@ -216,7 +229,11 @@ def merge_some(
 
 
 def merge_one(
-    index: int, picture: Picture, faces: Sequence[FaceFile], drawn: Sequence[Drawn], merging: Merging
+    index: int,
+    picture: Picture,
+    faces: Sequence[FaceFile],
+    drawn: Sequence[Drawn],
+    merging: Merging,
 ) -> tuple[Levels, Levels]:
     """Return one frame with all its faces swapped, and its mask."""
     merged = [
@@ -244,7 +261,9 @@ def motions_of(faces: Mapping[int, Sequence[FaceFile]], count: int) -> dict[int,
     """
     found = {}
     for index in faces:
-        before, after = (faces.get(place) for place in (max(index - 1, 0), min(index + 1, count - 1)))
+        before, after = (
+            faces.get(place) for place in (max(index - 1, 0), min(index + 1, count - 1))
+        )
         if before and after:
             found[index] = motion_between(*(frame_landmarks(one[0]) for one in (before, after)))
     return found
@@ -259,7 +278,9 @@ def draw_within_memory(batch: Tensor, draw: Draw) -> list[Drawn]:
         if not is_out_of_memory(error):
             raise
         if len(batch) == 1:
-            raise MemoryBudgetError("there is no memory to draw a single face; use --half or --device cpu") from error
+            raise MemoryBudgetError(
+                "there is no memory to draw a single face; use --half or --device cpu"
+            ) from error
     if found is not None:
         swap, *masks = (found[name].clamp(0, 1).permute(0, 2, 3, 1).numpy() for name in DRAWN)
         swap = np.ascontiguousarray(swap[..., ::-1])

@@ -50,7 +50,10 @@ def load_segment(place: Path, device: torch.device, runs: Path = Path("runs")) -
         return load_run(place, device, runs)
     if len(found) > 1:
         raise CheckpointError(f"{place}: holds {', '.join(path.name for path in found)}: name one")
-    return TrainedMasks(partial(draw_mask, load_network(XSeg(), found[0]).to(device), device=device), type_at(found[0]))
+    return TrainedMasks(
+        partial(draw_mask, load_network(XSeg(), found[0]).to(device), device=device),
+        type_at(found[0]),
+    )
 
 
 def load_run(place: Path, device: torch.device, runs: Path) -> TrainedMasks:
@@ -61,7 +64,9 @@ def load_run(place: Path, device: torch.device, runs: Path) -> TrainedMasks:
         raise CheckpointError(f"{place}: there is no {NAME}, and it is no run") from error
     trained = open_trained(str(place), runs, str(device), which=None if checkpoint else "newest")
     if trained.config.model.name != "xseg":
-        raise ConfigError(f"{place}: its model is {trained.config.model.name}; masks are drawn by an xseg")
+        raise ConfigError(
+            f"{place}: its model is {trained.config.model.name}; masks are drawn by an xseg"
+        )
     size = trained.config.model.settings.image_size
     if size != SIDE:
         raise ConfigError(f"{place}: its xseg has {size} pixels; masks are drawn at {SIDE}")
@@ -77,7 +82,9 @@ def load_enhancer(place: Path, device: torch.device) -> Enhance:
     files = [place, *(place / folder / ENHANCER for folder in PLACES)]
     found = next((file for file in files if file.is_file()), None)
     if found is None:
-        raise CheckpointError(f"{place}: there is no {ENHANCER}; name your DeepFaceLab's folder facelib")
+        raise CheckpointError(
+            f"{place}: there is no {ENHANCER}; name your DeepFaceLab's folder facelib"
+        )
     return partial(enlarge, load_network(Enhancer(), found).to(device), device=device)
 
 

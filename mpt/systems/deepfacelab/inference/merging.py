@@ -23,7 +23,13 @@ from mpt.systems.deepfacelab.data.faces.colour_transfer import (
     transfer,
 )
 from mpt.systems.deepfacelab.data.faces.face_files import FaceFile, open_image
-from mpt.systems.deepfacelab.data.faces.face_geometry import Matrix, Points, face_matrix, invert, transform_points
+from mpt.systems.deepfacelab.data.faces.face_geometry import (
+    Matrix,
+    Points,
+    face_matrix,
+    invert,
+    transform_points,
+)
 from mpt.systems.deepfacelab.data.faces.face_masks import HULL_PARTS, raise_brows
 from mpt.systems.deepfacelab.data.faces.opencv import opencv
 from mpt.systems.deepfacelab.inference.filters import (
@@ -36,7 +42,9 @@ from mpt.systems.deepfacelab.inference.filters import (
 )
 from mpt.systems.deepfacelab.inference.masks import Enhance, Segment
 
-Mode = Literal["overlay", "hist-match", "seamless", "seamless-hist-match", "original", "raw-rgb", "raw-predict"]
+Mode = Literal[
+    "overlay", "hist-match", "seamless", "seamless-hist-match", "original", "raw-rgb", "raw-predict"
+]
 """How the face is put in: laid over; with the histogram of the frame's face; by OpenCV's seamless clone; not at all;
 its whole square; or nothing but the drawing itself."""
 MaskMode = Literal[
@@ -133,7 +141,10 @@ def frame_landmarks(face: FaceFile) -> Points:
 def motion_between(before: Points, after: Points) -> Motion:
     """Return the motion of a face by its landmarks in the frames before and after."""
     middle = np.array([[MOTION_SIDE // 2 - 1, MOTION_SIDE // 2 - 1]])
-    ends = [transform_points(middle, invert(face_matrix(points, MOTION_SIDE, "f")))[0] for points in (before, after)]
+    ends = [
+        transform_points(middle, invert(face_matrix(points, MOTION_SIDE, "f")))[0]
+        for points in (before, after)
+    ]
     x, y = ends[1] - ends[0]
     return Motion(float(np.hypot(x, y)), float(-np.degrees(np.arctan2(y, x))))
 
@@ -169,7 +180,9 @@ def merge_face(
     edges = enlarge(small, padding)
     if "raw" not in settings.mode:
         edges = work_on_edges(edges, padding, settings)
-    mask = put(edges, face_matrix(landmarks, padding * MASK_SCALE, face_type, settings.scale), frame)
+    mask = put(
+        edges, face_matrix(landmarks, padding * MASK_SCALE, face_type, settings.scale), frame
+    )
     mask = without_noise(mask.clip(0, 1))[..., None]
     if settings.mode == "original":
         return frame, mask
@@ -194,8 +207,14 @@ def merge_face(
     result = blend(frame, result, mask)
     if settings.reworks:
         upright = face_matrix(landmarks, size, face_type)
-        again = rework(cut(result, upright, size).clip(0, 1), target, area, settings, numbers, motion)
-        result = blend(degrade(frame, settings.denoise, settings.bicubic_degrade), put(again, upright, frame), mask)
+        again = rework(
+            cut(result, upright, size).clip(0, 1), target, area, settings, numbers, motion
+        )
+        result = blend(
+            degrade(frame, settings.denoise, settings.bicubic_degrade),
+            put(again, upright, frame),
+            mask,
+        )
     if settings.color_degrade:
         share = settings.color_degrade / 100
         result = result * (1 - share) + reduce_colours(result) * share
@@ -208,7 +227,10 @@ def enhanced(drawn: Drawn, percent: int, enhance: Enhance) -> Drawn:
     size = large.shape[0]
     plain = opencv().resize(drawn.swap, (size, size), interpolation=opencv().INTER_LINEAR)
     swap = (plain * (1 - share) + large * share).clip(0, 1).astype(np.float32)
-    return Drawn(swap, *(resized(mask[..., 0], size)[..., None] for mask in (drawn.swap_mask, drawn.dst_mask)))
+    return Drawn(
+        swap,
+        *(resized(mask[..., 0], size)[..., None] for mask in (drawn.swap_mask, drawn.dst_mask)),
+    )
 
 
 def resized(picture: Picture, size: int) -> Picture:
@@ -251,7 +273,12 @@ def put(face: Picture, matrix: Matrix, frame: Picture) -> Picture:
 
 
 def choose_mask(
-    face: FaceFile, frame: Picture, drawn: Drawn, face_type: str, mode: MaskMode, segment: Segment | None = None
+    face: FaceFile,
+    frame: Picture,
+    drawn: Drawn,
+    face_type: str,
+    mode: MaskMode,
+    segment: Segment | None = None,
 ) -> Picture:
     """Return the mask of one face, (s, s)."""
     size, landmarks = drawn.swap.shape[0], frame_landmarks(face)
@@ -259,9 +286,13 @@ def choose_mask(
     if mode == "full":
         mask = np.ones((size, size), np.float32)
     elif mode == "dst":
-        mask = cut(draw_hull(landmarks, frame.shape), face_matrix(landmarks, size, face_type), size).clip(0, 1)
+        mask = cut(
+            draw_hull(landmarks, frame.shape), face_matrix(landmarks, size, face_type), size
+        ).clip(0, 1)
     elif mode in ("learned-prd", "learned-dst", "learned"):
-        mask = {"learned-prd": drawn.swap_mask, "learned-dst": drawn.dst_mask, "learned": learned}[mode][..., 0]
+        mask = {"learned-prd": drawn.swap_mask, "learned-dst": drawn.dst_mask, "learned": learned}[
+            mode
+        ][..., 0]
     elif mode == "learned-sum":
         mask = (drawn.swap_mask + drawn.dst_mask)[..., 0].clip(0, 1)
     elif mode in ("xseg", "learned-xseg"):
@@ -274,7 +305,12 @@ def choose_mask(
 
 
 def segmented(
-    frame: Picture, landmarks: Points, swap: Picture, face_type: str, mode: MaskMode, segment: Segment
+    frame: Picture,
+    landmarks: Points,
+    swap: Picture,
+    face_type: str,
+    mode: MaskMode,
+    segment: Segment,
 ) -> Picture:
     """Return the XSeg network's mask of the drawing, of the frame's face, or of both, (s, s)."""
     cv2, size = opencv(), swap.shape[0]
@@ -347,7 +383,9 @@ def large_enough(mask: Picture) -> bool:
     return len(rows) > 0 and bool(min(np.ptp(rows), np.ptp(columns)) >= SMALLEST)
 
 
-def recolour(image: Picture, target: Picture, area: Picture, colours: Colours, numbers: Any) -> Picture:
+def recolour(
+    image: Picture, target: Picture, area: Picture, colours: Colours, numbers: Any
+) -> Picture:
     """Return a face with the colours of the frame's face; `area` (s, s, 1) is the mask's."""
     if colours == "rct":
         return reinhard(image, target, area, area)
@@ -385,7 +423,12 @@ def clone(face: Picture, frame: Picture, mask: Picture) -> Picture:
 
 
 def rework(
-    face: Picture, target: Picture, area: Picture, settings: MergeSettings, numbers: Any, motion: Motion
+    face: Picture,
+    target: Picture,
+    area: Picture,
+    settings: MergeSettings,
+    numbers: Any,
+    motion: Motion,
 ) -> Picture:
     """Return a face that was put in and cut out again, with the changes made to it."""
     if "seamless" in settings.mode and settings.colours != "none":

@@ -27,7 +27,13 @@ from torch import Tensor, nn
 from mpt.config.options import ModelOptions
 from mpt.seams import DataSpec
 from mpt.systems.deepfacelab.nn.shared.patch_discriminator import PatchDiscriminator
-from mpt.systems.deepfacelab.nn.shared.saehd_layers import Convolution, Dense, Downscale, Residual, Upscale
+from mpt.systems.deepfacelab.nn.shared.saehd_layers import (
+    Convolution,
+    Dense,
+    Downscale,
+    Residual,
+    Upscale,
+)
 
 TASK = "face_swap"
 
@@ -59,7 +65,11 @@ class Settings(ModelOptions):
     @model_validator(mode="after")
     def check_archi_and_size(self) -> Settings:
         family, _, options = self.archi.partition("-")
-        if family not in ("df", "liae") or set(options) - set("udtc") or len(set(options)) != len(options):
+        if (
+            family not in ("df", "liae")
+            or set(options) - set("udtc")
+            or len(set(options)) != len(options)
+        ):
             raise ValueError(
                 f"archi is {self.archi!r}; write df or liae, optionally a dash and any of the letters u d t c, "
                 "each once, for example df-ud or liae-udt"
@@ -72,7 +82,9 @@ class Settings(ModelOptions):
                 f"the next legal one is {following}"
             )
         if self.true_face_power and family != "df":
-            raise ValueError("true_face_power needs a df archi: liae has no separate codes to tell apart; set it to 0")
+            raise ValueError(
+                "true_face_power needs a df archi: liae has no separate codes to tell apart; set it to 0"
+            )
         return self
 
     @property
@@ -118,7 +130,9 @@ class Encoder(nn.Module):
             self.res5 = Residual(width * 8, cosine)
         else:
             widths = [3, width, width * 2, width * 4, width * 8]
-            self.down1 = nn.Sequential(*(Downscale(widths[i], widths[i + 1], cosine) for i in range(4)))
+            self.down1 = nn.Sequential(
+                *(Downscale(widths[i], widths[i + 1], cosine) for i in range(4))
+            )
 
     def forward(self, image_bchw: Tensor) -> Tensor:
         x = image_bchw
@@ -162,7 +176,11 @@ class Decoder(nn.Module):
             self.add_module(f"upscale{index}", Upscale(before, after, cosine))
         for index, after in enumerate(widths[1:]):
             self.add_module(f"res{index}", Residual(after, cosine))
-        mask_widths = [channels, *(mask_width * factor for factor in factors), *([mask_width] if self.doubled else [])]
+        mask_widths = [
+            channels,
+            *(mask_width * factor for factor in factors),
+            *([mask_width] if self.doubled else []),
+        ]
         self.mask_stages = len(mask_widths) - 1
         for index, (before, after) in enumerate(pairwise(mask_widths)):
             self.add_module(f"upscalem{index}", Upscale(before, after, cosine))
@@ -196,7 +214,13 @@ class DFAutoencoder(nn.ModuleDict):
     """
 
     def __init__(self, settings: Settings) -> None:
-        inter = (encoded_features(settings), settings.ae_dims, settings.ae_dims, settings.lowest_size, settings.options)
+        inter = (
+            encoded_features(settings),
+            settings.ae_dims,
+            settings.ae_dims,
+            settings.lowest_size,
+            settings.options,
+        )
         decoder = (settings.ae_dims, settings.d_dims, settings.d_mask_dims, settings.options)
         super().__init__(
             {
@@ -229,13 +253,21 @@ class LIAEAutoencoder(nn.ModuleDict):
 
     def __init__(self, settings: Settings) -> None:
         channels = settings.ae_dims * 2
-        inter = (encoded_features(settings), settings.ae_dims, channels, settings.lowest_size, settings.options)
+        inter = (
+            encoded_features(settings),
+            settings.ae_dims,
+            channels,
+            settings.lowest_size,
+            settings.options,
+        )
         super().__init__(
             {
                 "encoder": Encoder(settings.e_dims, settings.options),
                 "inter_AB": Inter(*inter),
                 "inter_B": Inter(*inter),
-                "decoder": Decoder(channels * 2, settings.d_dims, settings.d_mask_dims, settings.options),
+                "decoder": Decoder(
+                    channels * 2, settings.d_dims, settings.d_mask_dims, settings.options
+                ),
             }
         )
 
@@ -264,7 +296,8 @@ class CodeDiscriminator(nn.Module):
         stages = 1 + code_size // 8
         widths = [channels, *(width * min(2**index, 8) for index in range(stages))]
         self.convs = nn.ModuleList(
-            Convolution(widths[index], widths[index + 1], 4 if index == 0 else 3, stride=2) for index in range(stages)
+            Convolution(widths[index], widths[index + 1], 4 if index == 0 else 3, stride=2)
+            for index in range(stages)
         )
         self.out_conv = Convolution(widths[-1], 1, 1)
 
@@ -282,7 +315,9 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     """
     pretrains = bool(data.extra.get("pretrain"))
     modules: dict[str, nn.Module] = {
-        "autoencoder": DFAutoencoder(settings) if settings.family == "df" else LIAEAutoencoder(settings)
+        "autoencoder": DFAutoencoder(settings)
+        if settings.family == "df"
+        else LIAEAutoencoder(settings)
     }
     if settings.true_face_power:
         modules["code_discriminator"] = CodeDiscriminator(settings.ae_dims, settings.code_size)

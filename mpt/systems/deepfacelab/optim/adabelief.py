@@ -20,7 +20,10 @@ from mpt.systems.deepfacelab.optim.shared.leras import LerasOptimizer, resolutio
 
 class Settings(OptimizerOptions):
     lr: float = Field(5e-5, gt=0)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
     """Decay rates of the running means of the gradient and of its square."""
     lr_dropout: float = Field(1.0, gt=0, le=1)
     """The chance of a weight to be updated in a step."""
@@ -33,7 +36,9 @@ class AdaBelief(LerasOptimizer):
 
     state_names = ("ms", "vs")
 
-    def change(self, group: dict[str, Any], gradient: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def change(
+        self, group: dict[str, Any], gradient: Tensor, state: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         mean, variance = state
         mean.mul_(group["beta1"]).add_(gradient, alpha=1 - group["beta1"])
         surprise = gradient - mean

@@ -31,7 +31,9 @@ class LerasRMSprop(LerasOptimizer):
 
     state_names = ("acc",)
 
-    def change(self, group: dict[str, Any], gradient: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def change(
+        self, group: dict[str, Any], gradient: Tensor, state: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         (average,) = state
         average.mul_(group["rho"]).addcmul_(gradient, gradient, value=1 - group["rho"])
         return gradient, average.sqrt().add_(resolution(average.dtype))
@@ -40,5 +42,9 @@ class LerasRMSprop(LerasOptimizer):
 def build(settings: Settings, parameters: Parameters) -> Optimizer:
     """Return the optimizer over `parameters`, a list of parameters or of parameter groups."""
     return LerasRMSprop(
-        parameters, lr=settings.lr, lr_dropout=settings.lr_dropout, lr_cos=settings.lr_cos, rho=settings.rho
+        parameters,
+        lr=settings.lr,
+        lr_dropout=settings.lr_dropout,
+        lr_cos=settings.lr_cos,
+        rho=settings.rho,
     )

@@ -18,7 +18,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
-from mpt.seams import Batch, DataSpec, Evidence, Exports, Inference, Legend, Loss, Phase, Precision, gather
+from mpt.seams import (
+    Batch,
+    DataSpec,
+    Evidence,
+    Exports,
+    Inference,
+    Legend,
+    Loss,
+    Phase,
+    Precision,
+    gather,
+)
 from mpt.systems.deepfacelab.losses.shared.dssim import dssim_at
 from mpt.systems.deepfacelab.losses.shared.face_swap import COLOUR, STRUCTURE
 from mpt.systems.deepfacelab.metrics.shared.face_swap import overlap
@@ -47,7 +58,11 @@ class FaceMask(Exports, Legend):
     preview_columns = 3
 
     def __init__(
-        self, settings: Settings, modules: Mapping[str, nn.Module], precision: Precision, extra: Mapping[str, Any]
+        self,
+        settings: Settings,
+        modules: Mapping[str, nn.Module],
+        precision: Precision,
+        extra: Mapping[str, Any],
     ) -> None:
         self.settings, self.precision = settings, precision
         self.modules: dict[str, nn.Module] = dict(modules)
@@ -91,16 +106,26 @@ class FaceMask(Exports, Legend):
 
     def tiles(self, face: Tensor, painted: Tensor | None, drawn: Tensor) -> Tensor:
         """Return the tiles of a preview; the first column is the bare face if no mask was painted."""
-        columns = [face if painted is None else shade(face, painted), drawn.expand_as(face), shade(face, drawn)]
+        columns = [
+            face if painted is None else shade(face, painted),
+            drawn.expand_as(face),
+            shade(face, drawn),
+        ]
         return torch.stack(columns, dim=1).flatten(0, 1).clamp(0, 1)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return the masks of aligned faces, and each face under its mask."""
         assert batch is not None, "a mask is drawn of a picture"
         drawn = self.draw_masks(batch["face"])
-        figures = {f"mask-{index:04d}": drawn[index : index + 1].expand(-1, 3, -1, -1) for index in range(len(drawn))}
+        figures = {
+            f"mask-{index:04d}": drawn[index : index + 1].expand(-1, 3, -1, -1)
+            for index in range(len(drawn))
+        }
         return Inference(
-            tiles=self.tiles(batch["face"], batch.get("mask"), drawn), columns=3, outputs=drawn, figures=figures
+            tiles=self.tiles(batch["face"], batch.get("mask"), drawn),
+            columns=3,
+            outputs=drawn,
+            figures=figures,
         )
 
     def export_terms(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -117,7 +142,9 @@ def structure_error(logits: Tensor, picture: Tensor) -> Tensor:
     """Return dissimilarity at two windows and the squared error of a drawn grey picture, (b,)."""
     drawn, side = torch.sigmoid(logits), picture.shape[-1]
     halves = dssim_at(picture, drawn, (int(side / 11.6), int(side / 23.2)))
-    return STRUCTURE / 2 * (halves[0] + halves[1]) + COLOUR * (picture - drawn).square().mean(dim=(1, 2, 3))
+    return STRUCTURE / 2 * (halves[0] + halves[1]) + COLOUR * (picture - drawn).square().mean(
+        dim=(1, 2, 3)
+    )
 
 
 def shade(face: Tensor, mask: Tensor) -> Tensor:
@@ -127,7 +154,11 @@ def shade(face: Tensor, mask: Tensor) -> Tensor:
 
 
 def build(
-    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+    settings: Settings,
+    model_settings: Options,
+    modules: Mapping[str, nn.Module],
+    data: DataSpec,
+    precision: Precision,
 ) -> FaceMask:
     """Build the task around `xseg`."""
     for field in ("face", "mask"):

@@ -78,12 +78,18 @@ class FaceSwap(Legend):
     ) -> None:
         self.settings, self.precision = settings, precision
         powers = (settings.face_style_power, settings.bg_style_power)
-        self.face_style, self.surround_style = (0.0 if extra.get("pretrain") else power / 100 for power in powers)
+        self.face_style, self.surround_style = (
+            0.0 if extra.get("pretrain") else power / 100 for power in powers
+        )
         notes = (describe_masks(extra.get("masks", {})), extra.get("rules"))
         self.metric_note = "; ".join(note for note in notes if note) or None
         # Without warps DeepFaceLab leaves inter_AB out, of the training and of the norm that is clipped.
-        unwarped = extra.get("random_warp") is False and "inter_AB" in dict(modules["autoencoder"].named_children())
-        self.resting = list(modules["autoencoder"].get_submodule("inter_AB").parameters()) if unwarped else []
+        unwarped = extra.get("random_warp") is False and "inter_AB" in dict(
+            modules["autoencoder"].named_children()
+        )
+        self.resting = (
+            list(modules["autoencoder"].get_submodule("inter_AB").parameters()) if unwarped else []
+        )
         self.modules: dict[str, nn.Module] = dict(modules)
         self.autoencoder = modules["autoencoder"]
         self.faces = cast(Autoencoder, self.autoencoder)
@@ -106,7 +112,9 @@ class FaceSwap(Legend):
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """The networks, each alone; memory tricks find the repeated stages inside."""
-        discriminators = [module for name, module in self.trainable.items() if name != "autoencoder"]
+        discriminators = [
+            module for name, module in self.trainable.items() if name != "autoencoder"
+        ]
         return [*self.autoencoder.children(), *discriminators]
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
@@ -116,7 +124,10 @@ class FaceSwap(Legend):
             "code_disc": self.code_disc_losses,
             "patch_disc": self.patch_disc_losses,
         }
-        return [Phase(name, module, optimizers[name], functions[name]) for name, module in self.trainable.items()]
+        return [
+            Phase(name, module, optimizers[name], functions[name])
+            for name, module in self.trainable.items()
+        ]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
         """Smooth the targets' surround if that is asked for. Random numbers were drawn with the data."""
@@ -144,11 +155,14 @@ class FaceSwap(Legend):
         image, mask = self.faces.draw_src(code)
         parts = self.side_losses(image, mask, batch, "src")
         if self.code_discriminator is not None:
-            parts["true_face"] = self.true_face_power * self.verdict(self.code_discriminator(code), real=True)
+            parts["true_face"] = self.true_face_power * self.verdict(
+                self.code_discriminator(code), real=True
+            )
         if self.patch_discriminator is not None:
             parts |= self.patch_losses(image, batch)
         yield summed("src_", parts)
-        del code, image, mask, parts  # the generator would keep the source's graph alive through the destination's
+        # the generator would keep the source's graph alive through the destination's
+        del code, image, mask, parts
         image, mask = self.faces.draw_dst(self.faces.encode_dst(batch["dst_warped"]))
         yield summed("dst_", self.side_losses(image, mask, batch, "dst"))
         if self.face_style or self.surround_style:
@@ -175,10 +189,14 @@ class FaceSwap(Legend):
             parts["background_style"] = self.surround_style * error
         return parts
 
-    def side_losses(self, image: Tensor, mask: Tensor, batch: Batch, side: str) -> dict[str, Tensor]:
+    def side_losses(
+        self, image: Tensor, mask: Tensor, batch: Batch, side: str
+    ) -> dict[str, Tensor]:
         """Return one side's losses per sample."""
         target, true_mask = batch[f"{side}_target"], batch[f"{side}_mask"]
-        result: dict[str, Tensor] = self.drawing_loss(target, true_mask, batch[f"{side}_eyes_mouth"], image, mask)
+        result: dict[str, Tensor] = self.drawing_loss(
+            target, true_mask, batch[f"{side}_eyes_mouth"], image, mask
+        )
         return result
 
     def compare(
@@ -198,7 +216,9 @@ class FaceSwap(Legend):
         assert self.patch_discriminator is not None
         softened = losses.soften(batch["src_mask"])
         center, pixels = self.patch_discriminator(self.under_mask(image, softened))
-        verdict: Tensor = self.gan_power * (self.verdict(center, real=True) + self.verdict(pixels, real=True))
+        verdict: Tensor = self.gan_power * (
+            self.verdict(center, real=True) + self.verdict(pixels, real=True)
+        )
         if not self.settings.masked_training:
             return {"gan": verdict}
         return {"gan": verdict, "background": self.background(batch["src_target"], image, softened)}
@@ -210,7 +230,10 @@ class FaceSwap(Legend):
     def code_disc_losses(self, batch: Batch) -> Iterator[Loss]:
         """Yield half the cross-entropy of calling destinations' codes real, then half that of calling sources' not."""
         assert self.code_discriminator is not None
-        for side, encode, real in (("dst", self.faces.encode_dst, True), ("src", self.faces.encode_src, False)):
+        for side, encode, real in (
+            ("dst", self.faces.encode_dst, True),
+            ("src", self.faces.encode_src, False),
+        ):
             with torch.no_grad():
                 code = encode(batch[f"{side}_warped"])
             logits = self.code_discriminator(code)
@@ -253,7 +276,9 @@ class FaceSwap(Legend):
             for side, name in (("src", "source"), ("dst", "destination"), ("swap", "swap")):
                 if f"{side}_mask" in batch:
                     mask = batch[f"{side}_mask"]
-                    found[f"{name}_psnr"] = peak_signal_to_noise(drawn[side] * mask, batch[f"{side}_target"] * mask)
+                    found[f"{name}_psnr"] = peak_signal_to_noise(
+                        drawn[side] * mask, batch[f"{side}_target"] * mask
+                    )
                     found[f"{name}_mask_iou"] = overlap(drawn[f"{side}_mask"], mask)
         return found
 
@@ -272,13 +297,16 @@ class FaceSwap(Legend):
         target, swap = batch["dst_target"], drawn["swap"]
         mask = drawn["swap_mask"]
         if "dst_mask" in drawn:
-            mask = mask * drawn["dst_mask"]  # what both drawings call face is replaced, as DeepFaceLab's merger does
+            # what both drawings call face is replaced, as DeepFaceLab's merger does
+            mask = mask * drawn["dst_mask"]
         columns = []
         for side in sides:
             # Outside its mask a drawing is not trained: shown, it would only distract.
             columns += [batch[f"{side}_target"], drawn[side] * drawn[f"{side}_mask"]]
         columns += [swap * drawn["swap_mask"], target + (swap - target) * mask]
-        columns += [picture.expand_as(target) for picture in (drawn["swap_mask"], drawn["dst_mask"])]
+        columns += [
+            picture.expand_as(target) for picture in (drawn["swap_mask"], drawn["dst_mask"])
+        ]
         return torch.stack(columns, dim=1).flatten(0, 1).clamp(0, 1)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
@@ -291,10 +319,15 @@ class FaceSwap(Legend):
         figures = {}
         for index in range(len(drawn["swap"])):
             figures[f"swap-{index:04d}"] = drawn["swap"][index : index + 1].clamp(0, 1)
-            figures[f"mask-{index:04d}"] = drawn["swap_mask"][index : index + 1].expand(-1, 3, -1, -1)
+            figures[f"mask-{index:04d}"] = drawn["swap_mask"][index : index + 1].expand(
+                -1, 3, -1, -1
+            )
         outputs = torch.cat((drawn["swap"], drawn["swap_mask"]), dim=1)
         return Inference(
-            tiles=self.tiles(batch, drawn, sides), columns=4 + 2 * len(sides), outputs=outputs, figures=figures
+            tiles=self.tiles(batch, drawn, sides),
+            columns=4 + 2 * len(sides),
+            outputs=outputs,
+            figures=figures,
         )
 
 
@@ -304,7 +337,11 @@ def summed(prefix: str, parts: Mapping[str, Tensor]) -> list[Loss]:
 
 
 def build(
-    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+    settings: Settings,
+    model_settings: Options,
+    modules: Mapping[str, nn.Module],
+    data: DataSpec,
+    precision: Precision,
 ) -> FaceSwap:
     """Build the task around `autoencoder` and whichever discriminators the model has."""
     for side in ("src", "dst"):

@@ -45,6 +45,9 @@ def run(command: Command) -> None:
     width, height = read_size(command.size)
     pipeline = open_pipeline(command.pipeline, choose_device(command.device or "auto"), whole=True)
     made = make_pictures(
-        pipeline, Wanted(command.caption, width, height, command.steps, command.seed), command.output, command.count
+        pipeline,
+        Wanted(command.caption, width, height, command.steps, command.seed),
+        command.output,
+        command.count,
     )
     print(f"{command.output}: {made} pictures made, {command.count - made} were there")

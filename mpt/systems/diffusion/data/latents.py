@@ -78,18 +78,26 @@ class Latents(Dataset):
         except FileNotFoundError as error:
             raise DataError(f"dataset.root: there is no {path}") from error
         except (OSError, SafetensorError) as error:
-            raise DataError(f"dataset.root: {path} is not a whole safetensors file: {error}") from error
+            raise DataError(
+                f"dataset.root: {path} is not a whole safetensors file: {error}"
+            ) from error
         self.buckets = find_buckets(path, shapes)
         largest = max(self.buckets, key=lambda one: one.shape[-1] * one.shape[-2])
         count = self.buckets[-1].stop
-        common = {name: shapes.get(f"{name}{largest.end}" if is_sized(name) else name) for name in FIELDS}
+        common = {
+            name: shapes.get(f"{name}{largest.end}" if is_sized(name) else name) for name in FIELDS
+        }
         held = {name: shape for name, shape in common.items() if shape is not None}
         check_shapes(path, held, count)
         fields = {name: field_spec(name, shape[1:]) for name, shape in held.items()}
         self.spec = DataSpec(fields, count, ())
         classes = read_classes(path, metadata)
-        counts = class_counts(labels, classes) if (labels := self.class_labels()) and classes else {}
-        self.spec = DataSpec(fields, count, classes, {**counts, "made_by": metadata.get("made_by", "")})
+        counts = (
+            class_counts(labels, classes) if (labels := self.class_labels()) and classes else {}
+        )
+        self.spec = DataSpec(
+            fields, count, classes, {**counts, "made_by": metadata.get("made_by", "")}
+        )
 
     @property
     def file(self) -> Any:
@@ -112,7 +120,9 @@ class Latents(Dataset):
         """Return the number of every sample's size."""
         if len(self.buckets) == 1:
             return None
-        return [number for number, one in enumerate(self.buckets) for _ in range(one.start, one.stop)]
+        return [
+            number for number, one in enumerate(self.buckets) for _ in range(one.start, one.stop)
+        ]
 
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
         """Return the samples of `indices`, in their order."""
@@ -144,15 +154,23 @@ def fitted(value_bchw: Tensor, size: tuple[int, ...]) -> Tensor:
 
 def find_buckets(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> list[Bucket]:
     """Return the sizes of a file's samples. Raises DataError for a file without latents, or masks that do not fit."""
-    ends = ["" if name == "latent" else name.removeprefix("latent") for name in shapes if is_latent(name)]
+    ends = [
+        "" if name == "latent" else name.removeprefix("latent")
+        for name in shapes
+        if is_latent(name)
+    ]
     if not ends or ("" in ends and len(ends) > 1):
-        raise DataError(f"dataset.root: {path} holds {', '.join(shapes) or 'nothing'}; expected is a tensor 'latent'")
+        raise DataError(
+            f"dataset.root: {path} holds {', '.join(shapes) or 'nothing'}; expected is a tensor 'latent'"
+        )
     found: list[Bucket] = []
     has_masks = any(name.startswith("mask") for name in shapes)
     for end in sorted(ends, key=lambda one: shapes[f"latent{one}"][2:]):
         shape, mask = shapes[f"latent{end}"], shapes.get(f"mask{end}")
         if len(shape) != FIELDS["latent"]:
-            raise DataError(f"dataset.root: latent{end} in {path} has the shape {shape}; expected are 4 sides")
+            raise DataError(
+                f"dataset.root: latent{end} in {path} has the shape {shape}; expected are 4 sides"
+            )
         if has_masks and mask != (shape[0], 1, *shape[2:]):
             raise DataError(
                 f"dataset.root: {path} has latent{end} of {shape}, and {f'mask{end} of {mask}' if mask else 'no mask'}"
@@ -177,7 +195,9 @@ def check_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]], count: int) 
     """Raise DataError for fields that do not fit `count` latents."""
     for name, shape in shapes.items():
         if len(shape) != FIELDS[name]:
-            raise DataError(f"dataset.root: {name} in {path} has the shape {shape}; expected are {FIELDS[name]} sides")
+            raise DataError(
+                f"dataset.root: {name} in {path} has the shape {shape}; expected are {FIELDS[name]} sides"
+            )
         if not is_sized(name) and shape[0] != count:
             raise DataError(f"dataset.root: {path} has {count} latents, and {shape[0]} of {name}")
 
@@ -199,5 +219,9 @@ def assume(settings: Settings) -> DataSpec | None:
     """Return the layout of files that are not on this machine, so that a plan needs none; None if it is not given."""
     if "latent" not in settings.assumed:
         return None
-    fields = {name: field_spec(name, tuple(settings.assumed[name])) for name in FIELDS if name in settings.assumed}
+    fields = {
+        name: field_spec(name, tuple(settings.assumed[name]))
+        for name in FIELDS
+        if name in settings.assumed
+    }
     return DataSpec(fields, ASSUMED_COUNT)

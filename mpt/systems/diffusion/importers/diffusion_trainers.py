@@ -12,7 +12,13 @@ from mpt.importers.shared.translation import Translation, is_true
 from mpt.importers.shared.translation import epochs as period
 
 NAME = "kohya's sd-scripts or OneTrainer"
-KOHYA = ("train_batch_size", "max_train_steps", "max_train_epochs", "network_dim", "pretrained_model_name_or_path")
+KOHYA = (
+    "train_batch_size",
+    "max_train_steps",
+    "max_train_epochs",
+    "network_dim",
+    "pretrained_model_name_or_path",
+)
 ONE_TRAINER = ("training_method", "optimizer.optimizer", "train_dtype", "concept_file_name")
 OPTIMIZERS = {
     "adamw": "adamw",
@@ -24,7 +30,12 @@ OPTIMIZERS = {
     "sgd": "sgd",
     "sgdnesterov": "sgd",
 }
-SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+SCHEDULES = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+}
 PRECISIONS = {
     "fp16": "amp",
     "bf16": "bf16",
@@ -36,7 +47,13 @@ PRECISIONS = {
 }
 
 TEXT_ENCODERS = (
-    *("text_encoder_lr", "text_encoder_lr1", "text_encoder_lr2", "text_encoder_learning_rate", "train_text_encoder"),
+    *(
+        "text_encoder_lr",
+        "text_encoder_lr1",
+        "text_encoder_lr2",
+        "text_encoder_learning_rate",
+        "train_text_encoder",
+    ),
     *("text_encoder.train", "text_encoder_2.train", "text_encoder.learning_rate"),
 )
 """Settings by which text encoders are trained."""
@@ -47,7 +64,9 @@ def recognises(given: Mapping[str, Any], words: str) -> bool:
     if any(name.startswith("trainer.") for name in given):
         return False
     bare = {name.rpartition(".")[2] for name in given}
-    return sum(name in bare for name in KOHYA) >= 2 or sum(name in given for name in ONE_TRAINER) >= 2
+    return (
+        sum(name in bare for name in KOHYA) >= 2 or sum(name in given for name in ONE_TRAINER) >= 2
+    )
 
 
 def translate(into: Translation) -> None:
@@ -66,7 +85,11 @@ def translate(into: Translation) -> None:
     counted = passes if "training_method" in into.given else 1
     translate_optimizer(into, counted)
     written = str(into.take("mixed_precision", "train_dtype", default="no")).casefold()
-    into.put("precision.mode", PRECISIONS.get(written, "fp32"), f"mixed_precision or train_dtype: {written}")
+    into.put(
+        "precision.mode",
+        PRECISIONS.get(written, "fp32"),
+        f"mixed_precision or train_dtype: {written}",
+    )
     if is_true(into.take("full_fp16")):
         into.put("precision.mode", "fp16-pure", "full_fp16: true")
     if is_true(into.take("full_bf16")):
@@ -76,7 +99,9 @@ def translate(into: Translation) -> None:
         into.put("memory.recompute", True, f"gradient_checkpointing: {checkpointing}")
     elif str(checkpointing).upper() == "CPU_OFFLOADED":
         into.put(
-            "memory.recompute", True, "gradient_checkpointing: CPU_OFFLOADED; memory.offload_activations moves more"
+            "memory.recompute",
+            True,
+            "gradient_checkpointing: CPU_OFFLOADED; memory.offload_activations moves more",
         )
     if into.given.get("training_method", "LORA") != "LORA":
         into.leave_all(("lora_rank", "lora_alpha"), "of no use there without training_method: LORA")
@@ -86,7 +111,8 @@ def translate(into: Translation) -> None:
         into.move("lora_alpha", "memory.lora.alpha", float)
     translate_periods(into, counted)
     into.leave_all(
-        TEXT_ENCODERS, "text encoders train, at optimizer.lr, if `mpt diffusion prepare --text-encoders` made the data"
+        TEXT_ENCODERS,
+        "text encoders train, at optimizer.lr, if `mpt diffusion prepare --text-encoders` made the data",
     )
     into.move("seed", "seed", int)
     into.move("max_data_loader_n_workers", "dataset.workers", int)
@@ -110,7 +136,9 @@ def translate_optimizer(into: Translation, passes: int) -> None:
     into.move("optimizer.weight_decay", "optimizer.weight_decay", float)
     into.move("max_grad_norm", "optimizer.clip_grad_norm", lambda value: float(value) or None)
     into.move("clip_grad_norm", "optimizer.clip_grad_norm", lambda value: float(value) or None)
-    written = str(into.take("lr_scheduler", "learning_rate_scheduler", default="constant")).casefold()
+    written = str(
+        into.take("lr_scheduler", "learning_rate_scheduler", default="constant")
+    ).casefold()
     if written in SCHEDULES:
         into.put("optimizer.schedule", SCHEDULES[written], f"lr_scheduler: {written}")
     else:
@@ -120,9 +148,13 @@ def translate_optimizer(into: Translation, passes: int) -> None:
     if warmup > 1:
         into.updates("optimizer.warmup_steps", warmup, passes, "warmup steps")
     elif warmup and steps:
-        into.put("optimizer.warmup_steps", round(warmup * steps), f"warmup: {warmup} x {steps} steps")
+        into.put(
+            "optimizer.warmup_steps", round(warmup * steps), f"warmup: {warmup} x {steps} steps"
+        )
     elif warmup:
-        into.leave("warmup steps", warmup, f"set optimizer.warmup_steps: {warmup} x the run's steps")
+        into.leave(
+            "warmup steps", warmup, f"set optimizer.warmup_steps: {warmup} x the run's steps"
+        )
 
 
 def translate_periods(into: Translation, passes: int) -> None:
@@ -136,7 +168,11 @@ def translate_periods(into: Translation, passes: int) -> None:
     if every := into.take("sample_every_n_steps"):
         into.put("train.sample_every", int(every), f"sample_every_n_steps: {every}")
     for theirs, ours in (("save", "checkpoint_every"), ("sample_after", "sample_every")):
-        names = ("save_every", "save_every_unit") if theirs == "save" else ("sample_after", "sample_after_unit")
+        names = (
+            ("save_every", "save_every_unit")
+            if theirs == "save"
+            else ("sample_after", "sample_after_unit")
+        )
         every, unit = into.take(names[0]), str(into.take(names[1])).upper()
         if every and unit == "EPOCH":
             into.put(f"train.{ours}", period(every), f"{names[0]}: {every} epochs")

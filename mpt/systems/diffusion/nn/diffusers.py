@@ -61,10 +61,14 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     try:
         inner = kind(**{key: value for key, value in config.items() if key in parameters_of(kind)})
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise ConfigError(f"model: diffusers refused to build {name} of this config.json: {error}") from error
+        raise ConfigError(
+            f"model: diffusers refused to build {name} of this config.json: {error}"
+        ) from error
     if settings.text_encoders:
         net = wrap_with_encoders(
-            inner, len(data.classes), lambda name: build_encoder(settings.folder, settings.shape, name)
+            inner,
+            len(data.classes),
+            lambda name: build_encoder(settings.folder, settings.shape, name),
         )
     else:
         net = wrap(inner, len(data.classes))
@@ -87,7 +91,9 @@ def check_picture(data: DataSpec, channels: int) -> None:
     name = "latent" if "latent" in data.fields else "image"
     found = data.require(name, "model diffusers").shape[0]
     if found != channels:
-        advice = "model.channels" if name == "image" else "the folder that the latents were made with"
+        advice = (
+            "model.channels" if name == "image" else "the folder that the latents were made with"
+        )
         raise ConfigError(
             f"model: the network sees {channels} channels, and the data's {name} has {found}; see {advice}"
         )
@@ -96,7 +102,9 @@ def check_picture(data: DataSpec, channels: int) -> None:
 def network_config(settings: Settings) -> dict[str, Any]:
     """Return the content of config.json. Raises ConfigError if there is none to read."""
     if (settings.folder is None) == (settings.shape is None):
-        raise ConfigError("model: give diffusers a local folder (model.folder) or a published shape (model.shape)")
+        raise ConfigError(
+            "model: give diffusers a local folder (model.folder) or a published shape (model.shape)"
+        )
     if settings.shape is not None:
         return dict(SHAPES[settings.shape])
     folder = Path(str(settings.folder)).expanduser()

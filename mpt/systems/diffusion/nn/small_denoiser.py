@@ -46,14 +46,19 @@ class Block(nn.Module):
 
     def __init__(self, features: int, embedding: int, places: int) -> None:
         super().__init__()
-        self.first_norm, self.second_norm = nn.GroupNorm(GROUPS, features), nn.GroupNorm(GROUPS, features)
+        self.first_norm, self.second_norm = (
+            nn.GroupNorm(GROUPS, features),
+            nn.GroupNorm(GROUPS, features),
+        )
         self.first = nn.Conv2d(features, features, 3, padding=1)
         self.second = nn.Conv2d(features, features, 3, padding=1)
         self.modulation = nn.Linear(embedding, 2 * features)
         self.mix = nn.Linear(places, places)
 
     def forward(self, x_bchw: Tensor, embedding_be: Tensor) -> Tensor:
-        scale, shift = self.modulation(functional.silu(embedding_be))[:, :, None, None].chunk(2, dim=1)
+        scale, shift = self.modulation(functional.silu(embedding_be))[:, :, None, None].chunk(
+            2, dim=1
+        )
         y = self.first(functional.silu(self.first_norm(x_bchw)))
         y = self.second_norm(y) * (1 + scale) + shift
         x_bchw = x_bchw + self.second(functional.silu(y))
@@ -74,9 +79,13 @@ class SmallDenoiser(Denoiser):
         self.time = TimeEmbedding(2 * (settings.embedding // 8), settings.embedding)
         self.label = nn.Embedding(classes + 1, settings.embedding) if classes else None
         self.input = nn.Conv2d(settings.channels, width, 3, padding=1)
-        self.position = nn.Parameter(torch.zeros(1, width, settings.image_size, settings.image_size))
+        self.position = nn.Parameter(
+            torch.zeros(1, width, settings.image_size, settings.image_size)
+        )
         places = settings.image_size**2
-        self.blocks = nn.ModuleList(Block(width, settings.embedding, places) for _ in range(settings.blocks))
+        self.blocks = nn.ModuleList(
+            Block(width, settings.embedding, places) for _ in range(settings.blocks)
+        )
         self.output = nn.Conv2d(width, settings.channels, 3, padding=1)
         for parameter in self.output.parameters():
             nn.init.zeros_(parameter)
@@ -97,6 +106,10 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     """Return `net`."""
     check_image(data, settings.image_size, settings.channels, "small_denoiser")
     if settings.features % GROUPS:
-        raise ConfigError(f"model.features: {settings.features} is not a multiple of {GROUPS}, the groups of its norms")
-    classes = class_count(data, "small_denoiser (model.labels)") if settings.labels == "condition" else 0
+        raise ConfigError(
+            f"model.features: {settings.features} is not a multiple of {GROUPS}, the groups of its norms"
+        )
+    classes = (
+        class_count(data, "small_denoiser (model.labels)") if settings.labels == "condition" else 0
+    )
     return {"net": SmallDenoiser(settings, classes)}

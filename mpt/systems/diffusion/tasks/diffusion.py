@@ -27,7 +27,18 @@ from mpt.metrics.distances.feature_space import explain_distance
 from mpt.metrics.distances.inception_distance import require_inception
 from mpt.metrics.shared.float64 import in_float64
 from mpt.nn.shared.devices import compute_device
-from mpt.seams import Batch, DataSpec, Evidence, Inference, Legend, Loss, Phase, Precision, Samples, gather
+from mpt.seams import (
+    Batch,
+    DataSpec,
+    Evidence,
+    Inference,
+    Legend,
+    Loss,
+    Phase,
+    Precision,
+    Samples,
+    gather,
+)
 from mpt.systems.diffusion.losses.shared.objectives import Ddpm, Edm, Flow, Objective
 from mpt.systems.diffusion.losses.shared.picture_errors import masked_errors, squared_errors
 from mpt.systems.diffusion.nn.shared.denoiser import Denoiser
@@ -109,7 +120,9 @@ class Diffusion(Samples, Legend):
 
     metric, higher_is_better = "frechet_distance", False
 
-    def __init__(self, settings: Settings, net: Denoiser, data: DataSpec, precision: Precision) -> None:
+    def __init__(
+        self, settings: Settings, net: Denoiser, data: DataSpec, precision: Precision
+    ) -> None:
         if settings.inception_weights:
             require_inception(settings.inception_weights)
         self.settings, self.precision, self.data, self.net = settings, precision, data, net
@@ -119,7 +132,9 @@ class Diffusion(Samples, Legend):
         self.objective = make_objective(settings, self.device)
         self.field = "latent" if "latent" in data.fields else "image"
         self.shape = tuple(data.fields[self.field].shape)
-        self.sampler = Sampler(self.generate, math.prod(self.shape), "normal", self.device, precision, self.classes)
+        self.sampler = Sampler(
+            self.generate, math.prod(self.shape), "normal", self.device, precision, self.classes
+        )
         self.preview_columns = self.sampler.columns
         self.decoder: Decoder | None = None
         if settings.decoder is not None:
@@ -133,7 +148,10 @@ class Diffusion(Samples, Legend):
             self.metric = "test_loss"
         if self.needs_batch:
             self.inputs, self.optional_inputs = (self.field, *self.names), False
-        self.squared_error, self.masked_error = precision.loss(squared_errors), precision.loss(masked_errors)
+        self.squared_error, self.masked_error = (
+            precision.loss(squared_errors),
+            precision.loss(masked_errors),
+        )
         if settings.sampler not in ("euler", "heun"):
             self.scheduler()  # refuses one that does not fit, before the first step
 
@@ -167,7 +185,9 @@ class Diffusion(Samples, Legend):
         answer = self.answer_to(clean, batch["noise"], level, self.conditions(batch))
         target = self.objective.target(clean, batch["noise"], level)
         if "mask" in batch:
-            error = self.masked_error(answer, target, batch["mask"].clamp(min=self.settings.unmasked_weight))
+            error = self.masked_error(
+                answer, target, batch["mask"].clamp(min=self.settings.unmasked_weight)
+            )
         else:
             error = self.squared_error(answer, target)
         for weight in (self.objective.weight(level), batch.get("weight")):
@@ -193,11 +213,16 @@ class Diffusion(Samples, Legend):
             for name, value in zip(self.names, conditions, strict=True)
         )
 
-    def answer_to(self, clean: Tensor, noise: Tensor, level_b: Tensor, conditions: Conditions) -> Tensor:
+    def answer_to(
+        self, clean: Tensor, noise: Tensor, level_b: Tensor, conditions: Conditions
+    ) -> Tensor:
         """Return the network's answer to clean pictures with noise of a level added."""
         with self.precision.float32():
             noisy = self.objective.noisy(clean, noise, level_b)
-            seen, ticks = self.objective.network_input(noisy, level_b), to_ticks(self.objective.network_time(level_b))
+            seen, ticks = (
+                self.objective.network_input(noisy, level_b),
+                to_ticks(self.objective.network_time(level_b)),
+            )
         answer: Tensor = self.net(seen, ticks, *conditions)
         return answer
 
@@ -210,7 +235,9 @@ class Diffusion(Samples, Legend):
         if self.decoder is not None:
             return self.decoder.images(made_bchw)
         if self.field == "latent":
-            raise ConfigError("task.decoder: name the autoencoder's folder to see samples of latents")
+            raise ConfigError(
+                "task.decoder: name the autoencoder's folder to see samples of latents"
+            )
         return ((made_bchw.float() + 1) / 2).clamp(0, 1)
 
     def scheduler(self) -> Any:
@@ -246,14 +273,18 @@ class Diffusion(Samples, Legend):
                 return self.net(seen, ticks_b, *conditions).float()  # type: ignore[no-any-return]
             pairs = zip(self.without(conditions), conditions, strict=True)
             both: Tensor = self.net(
-                torch.cat([seen, seen]), torch.cat([ticks_b, ticks_b]), *(torch.cat(pair) for pair in pairs)
+                torch.cat([seen, seen]),
+                torch.cat([ticks_b, ticks_b]),
+                *(torch.cat(pair) for pair in pairs),
             )
         without, conditional = both.float().chunk(2)
         return without + scale * (conditional - without)
 
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
         """Return images in [0, 1]; sample i has class (first + i) mod classes. Truncation scales the noise."""
-        return self.sample_with(self.noise(latent_bz) * truncation, self.labels(len(latent_bz), first))
+        return self.sample_with(
+            self.noise(latent_bz) * truncation, self.labels(len(latent_bz), first)
+        )
 
     def sample_with(self, noise: Tensor, conditions: Conditions) -> Tensor:
         """Return images in [0, 1] from noise (b, c, h, w) under conditions."""
@@ -318,7 +349,9 @@ class Diffusion(Samples, Legend):
         noise = self.sampler.latents(count, 0)[:, : math.prod(shape)].reshape(count, *shape)
         return self.sample_with(noise, given)
 
-    def samples(self, total: int, first: int, count: int, seed: int, truncation: float = 1.0) -> Tensor:
+    def samples(
+        self, total: int, first: int, count: int, seed: int, truncation: float = 1.0
+    ) -> Tensor:
         """Return samples by their numbers."""
         return self.sampler.numbered(total, first, count, seed, truncation)
 
@@ -345,11 +378,16 @@ class Diffusion(Samples, Legend):
     def infer_batch(self, batch: Batch) -> Inference:
         """Return clean latents as the network sees them in the batch with noise of a medium level, and how far off."""
         clean = self.to_network(batch[self.field])
-        noise, level = torch.randn_like(clean), self.objective.evaluation_levels(levels.LEVELS, clean.device)
+        noise, level = (
+            torch.randn_like(clean),
+            self.objective.evaluation_levels(levels.LEVELS, clean.device),
+        )
         level_b = level[len(level) // 2].expand(len(clean))
         answer = self.answer_to(clean, noise, level_b, self.conditions(batch)).float()
         with self.precision.float32():
-            seen = self.objective.denoised(self.objective.noisy(clean, noise, level_b), answer, level_b)
+            seen = self.objective.denoised(
+                self.objective.noisy(clean, noise, level_b), answer, level_b
+            )
             errors = squared_errors(seen, clean.float()).tolist()
         rows = [{"level": f"{float(level_b[0]):.4g}", "squared_error": error} for error in errors]
         return Inference(tiles=self.preview(batch), rows=rows, outputs=seen)
@@ -377,7 +415,11 @@ def make_objective(settings: Settings, device: torch.device) -> Objective:
 
 
 def build(
-    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+    settings: Settings,
+    model_settings: Options,
+    modules: Mapping[str, nn.Module],
+    data: DataSpec,
+    precision: Precision,
 ) -> Diffusion:
     """Build the task around `net`. Raises ConfigError for another kind of network, DataError for missing conditions."""
     net = modules["net"]
@@ -388,7 +430,11 @@ def build(
         )
     for name in net.conditions:
         data.require(name, "task diffusion")
-    if net.classes and not net.has_none and (settings.condition_dropout or settings.guidance != 1.0):
+    if (
+        net.classes
+        and not net.has_none
+        and (settings.condition_dropout or settings.guidance != 1.0)
+    ):
         raise ConfigError(
             f"task.condition_dropout: the network has vectors for {net.classes} classes and none for pictures without "
             "a class; set condition_dropout=0 and guidance=1, or give it one more"

@@ -53,7 +53,9 @@ class Command:
     runs: Runs = "runs"
 
 
-def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> dict[str, Any] | None:
+def from_infer(
+    task: str | None, inputs: Sequence[tuple[str | None, Path]]
+) -> dict[str, Any] | None:
     """Return this command's fields for `mpt infer NETWORK.pkl`."""
     from mpt.systems.stylegan2.nn.weights.network_pickle import is_network_pickle
 

@@ -42,7 +42,11 @@ def run(command: Command) -> None:
     from mpt.inference.half import rebuild
     from mpt.inference.trained import open_trained
     from mpt.run.process.files import write_atomically
-    from mpt.systems.stylegan2.inference.publishing import like_pattern, network_bytes, published_tensors
+    from mpt.systems.stylegan2.inference.publishing import (
+        like_pattern,
+        network_bytes,
+        published_tensors,
+    )
     from mpt.systems.stylegan2.nn.stylegan2 import Discriminator, Generator, Settings
 
     if command.output.suffix not in (".pkl", ".pt"):
@@ -51,10 +55,20 @@ def run(command: Command) -> None:
         raise ConfigError(f"{command.output} is there already; name another, or add --overwrite")
     trained = open_trained(command.run, Path(command.runs), "cpu")
     task = rebuild(trained, FLOAT32).task
-    settings, gen, disc = trained.config.model.native_settings(), task.modules.get("gen"), task.modules.get("disc")
+    settings, gen, disc = (
+        trained.config.model.native_settings(),
+        task.modules.get("gen"),
+        task.modules.get("disc"),
+    )
     twin = evaluated_module(task, "gen") if gen is not None else None
-    if not (isinstance(settings, Settings) and isinstance(gen, Generator) and isinstance(disc, Discriminator)):
-        raise ConfigError(f"RUN: its model is {trained.config.model.name}; only stylegan2 has NVIDIA's names")
+    if not (
+        isinstance(settings, Settings)
+        and isinstance(gen, Generator)
+        and isinstance(disc, Discriminator)
+    ):
+        raise ConfigError(
+            f"RUN: its model is {trained.config.model.name}; only stylegan2 has NVIDIA's names"
+        )
     assert isinstance(twin, Generator)
     tensors = published_tensors(settings, gen, twin, disc)
     if command.output.suffix == ".pt":
@@ -68,4 +82,6 @@ def run(command: Command) -> None:
     write_atomically(command.output, data)
     print(f"wrote {command.output}: {len(tensors)} tensors of G, D and G_ema")
     if command.output.suffix == ".pt":
-        print("load G with G.load_state_dict({k[2:]: v for k, v in torch.load(FILE).items() if k[:2] == 'G.'}, False)")
+        print(
+            "load G with G.load_state_dict({k[2:]: v for k, v in torch.load(FILE).items() if k[:2] == 'G.'}, False)"
+        )

@@ -43,14 +43,23 @@ def run(command: Command) -> None:
     from mpt.config.load import load_config
     from mpt.systems.stylegan2.nn.stylegan2 import SIZES
     from mpt.systems.stylegan2.nn.weights.names import settings_of
-    from mpt.systems.stylegan2.nn.weights.network_pickle import is_network_pickle, read_network_pickle
+    from mpt.systems.stylegan2.nn.weights.network_pickle import (
+        is_network_pickle,
+        read_network_pickle,
+    )
 
     if not is_network_pickle(command.network):
-        raise ConfigError(f"NETWORK: {command.network} is no network pickle of NVIDIA's; name one (.pkl)")
+        raise ConfigError(
+            f"NETWORK: {command.network} is no network pickle of NVIDIA's; name one (.pkl)"
+        )
     opened = read_network_pickle(command.network)
     if "D" not in opened.networks or "G" not in opened.networks:
-        raise ConfigError(f"NETWORK: {command.network} holds no G and D to train, only a G_ema to draw with")
-    model = settings_of(opened.networks["G"].arguments, opened.networks["D"].arguments, str(command.network))
+        raise ConfigError(
+            f"NETWORK: {command.network} holds no G and D to train, only a G_ema to draw with"
+        )
+    model = settings_of(
+        opened.networks["G"].arguments, opened.networks["D"].arguments, str(command.network)
+    )
     size = command.size or model["image_size"]
     if size not in SIZES:
         raise ConfigError(f"--size: found {size}; allowed are {', '.join(map(str, SIZES))}")
@@ -79,10 +88,22 @@ def configuration(command: Command, model: dict[str, Any]) -> dict[str, Any]:
         train["freeze"] = frozen
     return {
         "model": model,
-        "task": {"r1_gamma": round(0.0002 * size**2 / batch, 6), "ada_target": 0.6, "ada_kimg": 100.0},
-        "dataset": {"name": "image_folder", "root": str(command.data), "flat": not model["classes"]},
+        "task": {
+            "r1_gamma": round(0.0002 * size**2 / batch, 6),
+            "ada_target": 0.6,
+            "ada_kimg": 100.0,
+        },
+        "dataset": {
+            "name": "image_folder",
+            "root": str(command.data),
+            "flat": not model["classes"],
+        },
         "precision": {"mode": "native" if model["num_fp16_res"] else "fp32"},
-        "optimizer": {"name": "adam", "lr": 0.002 if size >= 1024 else 0.0025, "betas": [0.0, 0.99]},
+        "optimizer": {
+            "name": "adam",
+            "lr": 0.002 if size >= 1024 else 0.0025,
+            "betas": [0.0, 0.99],
+        },
         "train": train,
         "name": f"transfer-{size}",
     }
@@ -92,7 +113,11 @@ def frozen_layers(count: int, size: int) -> list[str]:
     """Return globs of the discriminator's first layers, in Freeze-D's order. Raises ConfigError beyond the last."""
     blocks = size.bit_length() - 3
     layers = ["disc.from_image.*"]
-    layers += [f"disc.blocks.{block}.{layer}.*" for block in range(blocks) for layer in LAYERS_OF_BLOCK]
+    layers += [
+        f"disc.blocks.{block}.{layer}.*" for block in range(blocks) for layer in LAYERS_OF_BLOCK
+    ]
     if count > len(layers):
-        raise ConfigError(f"--freeze-d: found {count}; a discriminator of {size} pixels has {len(layers)} such layers")
+        raise ConfigError(
+            f"--freeze-d: found {count}; a discriminator of {size} pixels has {len(layers)} such layers"
+        )
     return layers[:count]

@@ -19,7 +19,13 @@ from mpt.data.pictures.images import write_grid
 from mpt.data.video.video_writer import VideoWriter
 from mpt.errors import ConfigError
 from mpt.run.process.files import failures_explained, write_atomically
-from mpt.systems.stylegan2.inference.generators import NOISE_MODES, Look, Painter, as_bytes, open_painter
+from mpt.systems.stylegan2.inference.generators import (
+    NOISE_MODES,
+    Look,
+    Painter,
+    as_bytes,
+    open_painter,
+)
 
 FRAMES_PER_SECOND = 30
 MOST_SEEDS = 100_000
@@ -71,11 +77,17 @@ def numbers_of(text: str, option: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not (first.isascii() and first.isdigit() and (not dash or (last.isascii() and last.isdigit()))):
+        if not (
+            first.isascii()
+            and first.isdigit()
+            and (not dash or (last.isascii() and last.isdigit()))
+        ):
             raise ConfigError(f"{option}: found {text!r}; write numbers and ranges, 0-8,11")
         ends = int(first), int(last or first)
         if max(ends) >= 2**32 or ends[1] - ends[0] >= MOST_SEEDS:
-            raise ConfigError(f"{option}: {part.strip()} is more than {MOST_SEEDS} numbers, or beyond 2^32")
+            raise ConfigError(
+                f"{option}: {part.strip()} is more than {MOST_SEEDS} numbers, or beyond 2^32"
+            )
         found += range(ends[0], ends[1] + 1)
     if not found:
         raise ConfigError(f"{option}: {text!r} holds no number")
@@ -88,7 +100,9 @@ def mixed_seeds(text: str | None) -> tuple[list[int], list[int]]:
         return [], []
     rows, colon, columns = text.partition(":")
     if not colon:
-        raise ConfigError(f"--mix: found {text!r}; write the rows' seeds, a colon, and the columns', 85,100:55,821")
+        raise ConfigError(
+            f"--mix: found {text!r}; write the rows' seeds, a colon, and the columns', 85,100:55,821"
+        )
     return numbers_of(rows, "--mix"), numbers_of(columns, "--mix")
 
 
@@ -102,7 +116,9 @@ def write_pictures(painter: Painter, seeds: list[int], folder: Path, wishes: Wis
     shown = []
     for start in range(0, len(seeds), wishes.batch_size):
         part = seeds[start : start + wishes.batch_size]
-        made = painter.images(painter.styles(part, wishes.label), look_of(wishes), wishes.batch_size)
+        made = painter.images(
+            painter.styles(part, wishes.label), look_of(wishes), wishes.batch_size
+        )
         for seed, picture in zip(part, as_bytes(made), strict=True):
             write_picture(picture, folder / f"seed{seed:04d}.png")
         if len(seeds) <= GRID_OF:
@@ -159,7 +175,10 @@ def table_of(tops: Tensor, lefts: Tensor, cells: Tensor) -> Tensor:
     corner = torch.zeros_like(tops[0])
     width = len(tops)
     lines = [torch.cat([corner, *tops], 2)]
-    lines += [torch.cat([left, *cells[row * width : (row + 1) * width]], 2) for row, left in enumerate(lefts)]
+    lines += [
+        torch.cat([left, *cells[row * width : (row + 1) * width]], 2)
+        for row, left in enumerate(lefts)
+    ]
     return torch.cat(lines, 1)
 
 

@@ -106,7 +106,9 @@ def open_painter(wanted: str, runs: Path, device_name: str, half: bool = False) 
         trained = open_trained(wanted, runs, device_name)
         found = evaluated_module(rebuild(trained, FLOAT32).task, "gen")
         if not isinstance(found, Generator):
-            raise CheckpointError(f"{wanted}: its model is {trained.config.model.name}; mpt infer draws its samples")
+            raise CheckpointError(
+                f"{wanted}: its model is {trained.config.model.name}; mpt infer draws its samples"
+            )
         network = found
     if half and (not isinstance(network, Generator) or not network.set_half(torch.float16)):
         raise ConfigError("--half: this network has no resolutions that run in half; leave it out")
@@ -116,9 +118,15 @@ def open_painter(wanted: str, runs: Path, device_name: str, half: bool = False) 
 def published_generator(pickle: NetworkPickle) -> Generator | AliasFreeGenerator:
     """Return the generator that a file's author uses (G_ema). Raises CheckpointError if it cannot be built."""
     network, where = pickle.networks["G_ema"], str(pickle.path)
-    tensors = {name.removeprefix("G_ema."): value for name, value in pickle.tensors(("G_ema",)).items()}
+    tensors = {
+        name.removeprefix("G_ema."): value for name, value in pickle.tensors(("G_ema",)).items()
+    }
     try:
-        states = {name: module.state for name, module in modules_of(network) if isinstance(module.state, dict)}
+        states = {
+            name: module.state
+            for name, module in modules_of(network)
+            if isinstance(module.state, dict)
+        }
         if "synthesis.input" in states:
             made: Generator | AliasFreeGenerator
             made = AliasFreeGenerator(network.arguments, states, tensors)
@@ -129,9 +137,16 @@ def published_generator(pickle: NetworkPickle) -> Generator | AliasFreeGenerator
             checked = Settings.model_validate(settings)
             made = Generator(checked)
             given = {f"G_ema.{name}": value for name, value in tensors.items()}
-            ours = {name.removeprefix("gen_ema."): one for name, one in to_ours(checked.resolutions(), given).items()}
+            ours = {
+                name.removeprefix("gen_ema."): one
+                for name, one in to_ours(checked.resolutions(), given).items()
+            }
         own = made.state_dict()
-        unlike = [name for name, value in own.items() if name not in ours or ours[name].shape != value.shape]
+        unlike = [
+            name
+            for name, value in own.items()
+            if name not in ours or ours[name].shape != value.shape
+        ]
         if unlike:
             raise ValueError(f"its tensor {unlike[0]} is missing or of another shape")
         made.load_state_dict({name: ours[name] for name in own})

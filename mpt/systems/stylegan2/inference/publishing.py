@@ -18,7 +18,12 @@ from torch import Tensor
 from mpt.errors import ConfigError
 from mpt.systems.stylegan2.nn.stylegan2 import Discriminator, Generator, Settings
 from mpt.systems.stylegan2.nn.weights.names import noise_names, to_theirs
-from mpt.systems.stylegan2.nn.weights.network_pickle import NETWORKS, PERSISTENT, file_bytes, read_network_pickle
+from mpt.systems.stylegan2.nn.weights.network_pickle import (
+    NETWORKS,
+    PERSISTENT,
+    file_bytes,
+    read_network_pickle,
+)
 
 PROTOCOL = 3
 TEXT = '''"""Written by mpt: networks are made by the classes of the program that loads this file."""
@@ -83,7 +88,9 @@ def discriminator_arguments(settings: Settings) -> dict[str, Any]:
     }
 
 
-def published_tensors(settings: Settings, gen: Generator, twin: Generator, disc: Discriminator) -> dict[str, Tensor]:
+def published_tensors(
+    settings: Settings, gen: Generator, twin: Generator, disc: Discriminator
+) -> dict[str, Tensor]:
     """Return the tensors of G, D and G_ema under their names.
 
     The mean style and the fixed noise are the networks' own if they keep them; else the mean is computed, and the
@@ -91,13 +98,20 @@ def published_tensors(settings: Settings, gen: Generator, twin: Generator, disc:
     """
     found: dict[str, Tensor] = {}
     for name, network in (("G", gen), ("G_ema", twin)):
-        state = {f"gen.{key}": value.detach().float().cpu() for key, value in network.state_dict().items()}
+        state = {
+            f"gen.{key}": value.detach().float().cpu()
+            for key, value in network.state_dict().items()
+        }
         state.setdefault("gen.mapping.average", network.mean_style().float().cpu())
-        noise = torch.randn(network.synthesis.noise_size, generator=torch.Generator().manual_seed(NOISE_SEED))
+        noise = torch.randn(
+            network.synthesis.noise_size, generator=torch.Generator().manual_seed(NOISE_SEED)
+        )
         state.setdefault("gen.synthesis.fixed_noise", noise)
         theirs = to_theirs(settings.resolutions(), state)
         found |= {f"{name}{key[1:]}": value for key, value in theirs.items()}
-    state = {f"disc.{key}": value.detach().float().cpu() for key, value in disc.state_dict().items()}
+    state = {
+        f"disc.{key}": value.detach().float().cpu() for key, value in disc.state_dict().items()
+    }
     return found | to_theirs(settings.resolutions(), state)
 
 
@@ -107,18 +121,42 @@ def network_bytes(settings: Settings, tensors: Mapping[str, Tensor]) -> bytes:
     parts = [fragment("training_set_kwargs"), fragment({})]
     for name in NETWORKS:
         kind = "Discriminator" if name == "D" else "Generator"
-        own = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+        own = {
+            key.removeprefix(f"{name}."): value
+            for key, value in tensors.items()
+            if key.startswith(f"{name}.")
+        }
         kept = {key: value.contiguous().clone() for key, value in own.items()}
         state = {
             "_init_args": (),
-            "_init_kwargs": discriminator_arguments(settings) if name == "D" else generator_arguments(settings),
-            "_parameters": {key: value for key, value in kept.items() if f"G.{key}" not in buffers or name == "D"},
-            "_buffers": {key: value for key, value in kept.items() if f"G.{key}" in buffers and name != "D"},
+            "_init_kwargs": discriminator_arguments(settings)
+            if name == "D"
+            else generator_arguments(settings),
+            "_parameters": {
+                key: value
+                for key, value in kept.items()
+                if f"G.{key}" not in buffers or name == "D"
+            },
+            "_buffers": {
+                key: value for key, value in kept.items() if f"G.{key}" in buffers and name != "D"
+            },
             "_modules": {},
         }
-        meta = {"type": "class", "version": 6, "module_src": TEXT, "class_name": kind, "state": state}
+        meta = {
+            "type": "class",
+            "version": 6,
+            "module_src": TEXT,
+            "class_name": kind,
+            "state": state,
+        }
         module, attribute = PERSISTENT.split()
-        called = pickle.GLOBAL + f"{module}\n{attribute}\n".encode() + fragment(meta) + pickle.TUPLE1 + pickle.REDUCE
+        called = (
+            pickle.GLOBAL
+            + f"{module}\n{attribute}\n".encode()
+            + fragment(meta)
+            + pickle.TUPLE1
+            + pickle.REDUCE
+        )
         parts += [fragment(name), called]
     parts += [fragment("augment_pipe"), fragment(None)]
     head = pickle.PROTO + bytes([PROTOCOL]) + pickle.EMPTY_DICT + pickle.MARK
@@ -140,5 +178,7 @@ def like_pattern(pattern: Path, settings: Settings, tensors: Mapping[str, Tensor
         raise ConfigError(f"--like: {pattern} does not hold G, D and G_ema; leave --like out")
     theirs = opened.networks["G_ema"].arguments.get("img_resolution")
     if theirs != settings.image_size:
-        raise ConfigError(f"--like: {pattern} makes {theirs} pixels, and this network {settings.image_size}")
+        raise ConfigError(
+            f"--like: {pattern} makes {theirs} pixels, and this network {settings.image_size}"
+        )
     return opened.rewritten(file_bytes(pattern), tensors)

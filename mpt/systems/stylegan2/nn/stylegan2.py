@@ -90,7 +90,9 @@ class SynthesisBlock(nn.Module):
         width, style, limit = settings.width(resolution), settings.style_size, settings.conv_clamp
         self.first: StyledConv | None = None
         if resolution > 4:
-            self.first = StyledConv(settings.width(resolution // 2), width, style, doubles=True, clamp=limit)
+            self.first = StyledConv(
+                settings.width(resolution // 2), width, style, doubles=True, clamp=limit
+            )
         self.second = StyledConv(width, width, style, clamp=limit)
         self.to_image = ToImage(width, settings.channels, style, clamp=limit)
         self.blur = Blur()
@@ -118,10 +120,16 @@ class Synthesis(nn.Module):
         super().__init__()
         self.resolutions = settings.resolutions()
         self.constant = nn.Parameter(torch.randn(settings.width(4), 4, 4))
-        self.blocks = nn.ModuleList(SynthesisBlock(settings, resolution) for resolution in self.resolutions)
+        self.blocks = nn.ModuleList(
+            SynthesisBlock(settings, resolution) for resolution in self.resolutions
+        )
         self.style_count = 2 * len(self.resolutions)
-        self.noise_shapes = [size for size in self.resolutions for _ in range(1 if size == 4 else 2)]
-        self.register_buffer("fixed_noise", torch.randn(self.noise_size) if settings.published else None)
+        self.noise_shapes = [
+            size for size in self.resolutions for _ in range(1 if size == 4 else 2)
+        ]
+        self.register_buffer(
+            "fixed_noise", torch.randn(self.noise_size) if settings.published else None
+        )
 
     @property
     def noise_size(self) -> int:
@@ -137,7 +145,8 @@ class Synthesis(nn.Module):
             assert isinstance(block, SynthesisBlock)
             styles = style_bld[:, layer : layer + block.layers + 1]
             x, image = block(x, image, styles, noise[layer : layer + block.layers])
-            layer += block.layers  # the style of one block's image is also that of the next block's first layer
+            # the style of one block's image is also that of the next block's first layer
+            layer += block.layers
         assert image is not None
         return image
 
@@ -145,7 +154,10 @@ class Synthesis(nn.Module):
         if noise_bn is None:
             return [None] * len(self.noise_shapes)
         pieces = torch.split(noise_bn, [size**2 for size in self.noise_shapes], dim=1)
-        return [piece.reshape(-1, 1, size, size) for piece, size in zip(pieces, self.noise_shapes, strict=True)]
+        return [
+            piece.reshape(-1, 1, size, size)
+            for piece, size in zip(pieces, self.noise_shapes, strict=True)
+        ]
 
 
 class Generator(nn.Module):
@@ -164,7 +176,9 @@ class Generator(nn.Module):
 
     def set_half(self, dtype: torch.dtype) -> int:
         """Run the highest `num_fp16_res` resolutions in `dtype`; return how many that are."""
-        return _set_half(self.synthesis.blocks, self.synthesis.resolutions, dtype, self.num_fp16_res)
+        return _set_half(
+            self.synthesis.blocks, self.synthesis.resolutions, dtype, self.num_fp16_res
+        )
 
     def styles(
         self,
@@ -215,7 +229,9 @@ class Generator(nn.Module):
         return mean
 
 
-def truncated(style_bld: Tensor, mean_d: Tensor, amount: float, cutoff: int | None = None) -> Tensor:
+def truncated(
+    style_bld: Tensor, mean_d: Tensor, amount: float, cutoff: int | None = None
+) -> Tensor:
     """Return the styles of the first `cutoff` layers (None: all) moved to the mean, by 1 - `amount` of the way."""
     moved = mean_d.to(style_bld.dtype).lerp(style_bld, amount)
     return moved if cutoff is None else torch.cat((moved[:, :cutoff], style_bld[:, cutoff:]), 1)
@@ -228,10 +244,15 @@ class DiscriminatorBlock(nn.Module):
 
     def __init__(self, settings: Settings, resolution: int) -> None:
         super().__init__()
-        width, wider, limit = settings.width(resolution), settings.width(resolution // 2), settings.conv_clamp
+        width, wider, limit = (
+            settings.width(resolution),
+            settings.width(resolution // 2),
+            settings.conv_clamp,
+        )
         self.first = EqualConv(width, width, 3, clamp=limit)
         self.second = EqualConv(width, wider, 3, halves=True, clamp=limit)
-        self.skip = EqualConv(width, wider, 1, halves=True, bias=False, activated=False)  # not clamped, as the original
+        # not clamped, as the original
+        self.skip = EqualConv(width, wider, 1, halves=True, bias=False, activated=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.half_dtype is not None:
@@ -251,12 +272,16 @@ class Discriminator(nn.Module):
         self.from_image = EqualConv(
             settings.channels, settings.width(settings.image_size), 1, clamp=settings.conv_clamp
         )
-        self.blocks = nn.ModuleList(DiscriminatorBlock(settings, size) for size in self.resolutions[:-1])
+        self.blocks = nn.ModuleList(
+            DiscriminatorBlock(settings, size) for size in self.resolutions[:-1]
+        )
         self.last = EqualConv(width + 1, width, 3, clamp=settings.conv_clamp)
         self.hidden = EqualLinear(width * 16, width, activated=True)
         self.score = EqualLinear(width, width if settings.classes else 1)
         self.classes, self.deviation_group = settings.classes, settings.deviation_group
-        self.mapping = Mapping(0, width, CLASS_LAYERS, classes=settings.classes) if settings.classes else None
+        self.mapping = (
+            Mapping(0, width, CLASS_LAYERS, classes=settings.classes) if settings.classes else None
+        )
         self.num_fp16_res = settings.num_fp16_res
 
     def set_half(self, dtype: torch.dtype) -> int:
@@ -280,7 +305,9 @@ class Discriminator(nn.Module):
         return projected
 
 
-def _set_half(blocks: nn.ModuleList, resolutions: Sequence[int], dtype: torch.dtype, count: int) -> int:
+def _set_half(
+    blocks: nn.ModuleList, resolutions: Sequence[int], dtype: torch.dtype, count: int
+) -> int:
     """Give the blocks of the `count` highest resolutions a dtype, and the others float32; return how many got it.
 
     The 4-pixel block never does, and a `count` of 0 leaves everything as it is.
@@ -310,12 +337,17 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
 
 def read_weights(path: Path) -> dict[str, Tensor] | None:
     """Return the tensors of an NVIDIA network pickle by its names, "G_ema." and the like in front; None for others."""
-    from mpt.systems.stylegan2.nn.weights.network_pickle import is_network_pickle, read_network_pickle
+    from mpt.systems.stylegan2.nn.weights.network_pickle import (
+        is_network_pickle,
+        read_network_pickle,
+    )
 
     return read_network_pickle(path).tensors() if is_network_pickle(path) else None
 
 
-def translate_weights(networks: Names[str, nn.Module], tensors: Names[str, Tensor]) -> dict[str, Tensor] | None:
+def translate_weights(
+    networks: Names[str, nn.Module], tensors: Names[str, Tensor]
+) -> dict[str, Tensor] | None:
     """Return the tensors of an NVIDIA network by our names, at the resolutions that both have; None for others."""
     from mpt.systems.stylegan2.nn.weights.names import to_ours
 

@@ -88,7 +88,8 @@ class StyleGan2(gan.Gan):
             self.modules["augment"] = self.augment
         self.path_mean = torch.zeros((), device=device)
         self.signs = torch.zeros(2, device=device)  # sum and number of the signs of real scores
-        self.lengths = torch.zeros(2, device=device)  # sum and number of a step's path lengths; ranks average both
+        # sum and number of a step's path lengths; ranks average both
+        self.lengths = torch.zeros(2, device=device)
         self.batch_size = 0
         self.differentiates_twice = self.style.r1_gamma > 0 or self.style.path_weight > 0
         self.r1 = precision.loss(adversarial.real_gradient_penalty)
@@ -100,12 +101,28 @@ class StyleGan2(gan.Gan):
         phases = [Phase("gen", self.gen, optimizers["gen"], self.gen_losses)]
         if style.path_weight:
             make_lazy(optimizers["gen"], style.path_every)
-            path = Phase("gen_path", self.gen, optimizers["gen"], self.path_losses, style.path_every, scaled=False)
+            path = Phase(
+                "gen_path",
+                self.gen,
+                optimizers["gen"],
+                self.path_losses,
+                style.path_every,
+                scaled=False,
+            )
             phases.append(path)
         phases.append(Phase("disc", self.disc, optimizers["disc"], self.disc_losses))
         if style.r1_gamma:
             make_lazy(optimizers["disc"], style.r1_every)
-            phases.append(Phase("disc_r1", self.disc, optimizers["disc"], self.r1_losses, style.r1_every, scaled=False))
+            phases.append(
+                Phase(
+                    "disc_r1",
+                    self.disc,
+                    optimizers["disc"],
+                    self.r1_losses,
+                    style.r1_every,
+                    scaled=False,
+                )
+            )
         return phases
 
     @property
@@ -134,7 +151,12 @@ class StyleGan2(gan.Gan):
         if phase.name == "gen_path":
             self.lengths = torch.zeros_like(self.lengths)
             drawn = self._draw_styles(max(1, len(image) // 2), image.device)
-            return {**drawn, "projection": torch.randn(len(drawn["latent"]), *image.shape[1:], device=image.device)}
+            return {
+                **drawn,
+                "projection": torch.randn(
+                    len(drawn["latent"]), *image.shape[1:], device=image.device
+                ),
+            }
         if phase.name in ("disc", "disc_r1"):
             drawn["image"] = image
         if phase.name in ("gen", "disc"):
@@ -173,7 +195,9 @@ class StyleGan2(gan.Gan):
             image = self.augment(image, batch["augment_real" if real else "augment_fake"])
         return Judgement(self.disc(image, batch["label"]) if self._classes else self.disc(image))
 
-    def _disc_losses(self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]) -> list[Loss]:
+    def _disc_losses(
+        self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]
+    ) -> list[Loss]:
         verdict = self.judge(side, batch, real=kind == "real")
         log(f"score_{kind}", verdict.score)
         if kind == "fake":
@@ -182,7 +206,9 @@ class StyleGan2(gan.Gan):
             signs = verdict.score.detach().sign().float()
             log("sign_real", signs)
             log("augment", self.augment.probability)
-            self.signs = self.signs + torch.stack([signs.sum(), torch.full_like(signs[0], len(signs))])
+            self.signs = self.signs + torch.stack(
+                [signs.sum(), torch.full_like(signs[0], len(signs))]
+            )
         return [Loss("real", self.parts.real(verdict.score))]
 
     def path_losses(self, batch: Batch) -> Iterator[Loss]:
@@ -198,7 +224,9 @@ class StyleGan2(gan.Gan):
         yield Loss("loss", self.style.path_weight * self.style.path_every * penalty)
 
     def _measure_paths(self, batch: Batch) -> Tensor:
-        styles = self.gen.styles(batch["latent"], batch["other"], batch["crossover"], batch.get("label"))
+        styles = self.gen.styles(
+            batch["latent"], batch["other"], batch["crossover"], batch.get("label")
+        )
         image = self.gen.synthesis(styles, batch["noise"])
         return adversarial.path_lengths(image, styles, batch["projection"])
 
@@ -214,10 +242,17 @@ class StyleGan2(gan.Gan):
         """Move the mean path length, and the augmentation's probability."""
         style = self.style
         self.advice.steps_done = step
-        mean = self.lengths[0] / self.lengths[1]  # NaN, which changes nothing, in a step without the path phase
-        self.path_mean = adversarial.keep_finite(self.path_mean.lerp(mean, style.path_decay), self.path_mean)
+        # NaN, which changes nothing, in a step without the path phase
+        mean = self.lengths[0] / self.lengths[1]
+        self.path_mean = adversarial.keep_finite(
+            self.path_mean.lerp(mean, style.path_decay), self.path_mean
+        )
         self.lengths = torch.zeros_like(self.lengths)
-        if self.augment is not None and style.ada_target is not None and (step + 1) % ADA_INTERVAL == 0:
+        if (
+            self.augment is not None
+            and style.ada_target is not None
+            and (step + 1) % ADA_INTERVAL == 0
+        ):
             change = ADA_INTERVAL * self.batch_size / (style.ada_kimg * 1000)
             self.augment.steer(self.signs[0] / self.signs[1].clamp_min(1), style.ada_target, change)
             self.signs = torch.zeros_like(self.signs)
@@ -249,7 +284,11 @@ class StyleGan2(gan.Gan):
         for start in range(0, len(latent_bz), SAMPLE_CHUNK):
             chunk = latent_bz[start : start + SAMPLE_CHUNK]
             numbers = range(first + start, first + start + len(chunk))
-            label = torch.tensor(numbers, device=chunk.device) % self._classes if self._classes else None
+            label = (
+                torch.tensor(numbers, device=chunk.device) % self._classes
+                if self._classes
+                else None
+            )
             noise = self._noise(numbers, chunk.device)
             # By position, so that an exported file can compute in the generator's place.
             image = gen(chunk, noise, None, None, mean, truncation, label)
@@ -260,7 +299,9 @@ class StyleGan2(gan.Gan):
         synthesis = self.gen.synthesis
         if synthesis.fixed_noise is not None:
             return synthesis.fixed_noise.expand(len(numbers), -1)
-        return torch.stack([draw_noise(synthesis.noise_size, number) for number in numbers]).to(device)
+        return torch.stack([draw_noise(synthesis.noise_size, number) for number in numbers]).to(
+            device
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the mean path length, a step's lengths and the signs counted since the last change of the probability.
@@ -292,7 +333,11 @@ def make_lazy(optimizer: Optimizer, every: int) -> None:
 
 
 def build(
-    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+    settings: Settings,
+    model_settings: Options,
+    modules: Mapping[str, nn.Module],
+    data: DataSpec,
+    precision: Precision,
 ) -> StyleGan2:
     """Build the task around StyleGAN2's `gen` and `disc`."""
     return StyleGan2(settings, model_settings, modules, data, precision)

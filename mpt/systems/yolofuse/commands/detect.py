@@ -40,7 +40,9 @@ class Command:
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
     """A run, a checkpoint, or a file of `mpt yolofuse export` or `mpt convert` (.onnx, .safetensors, .pt)."""
-    overrides: Annotated[tuple[str, ...], typer.Argument(metavar="KEY=VALUE", show_default=False)] = ()
+    overrides: Annotated[
+        tuple[str, ...], typer.Argument(metavar="KEY=VALUE", show_default=False)
+    ] = ()
     """Changes, such as task.agnostic=true."""
     input: Annotated[tuple[str, ...], typer.Option(metavar="[NAME=]PATH")] = ()
     """A picture, a folder or a video; once for each camera, rgb=PATH ir=PATH."""
@@ -62,11 +64,15 @@ class Command:
     runs: Runs = "runs"
 
 
-def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> dict[str, Any] | None:
+def from_infer(
+    task: str | None, inputs: Sequence[tuple[str | None, Path]]
+) -> dict[str, Any] | None:
     """Return this command's fields for `mpt infer RUN --input VIDEO`, or one for each camera."""
     if task != "detect" or not inputs or not all(is_video(path) for _, path in inputs):
         return None
-    return {"input": tuple(str(path) if name is None else f"{name}={path}" for name, path in inputs)}
+    return {
+        "input": tuple(str(path) if name is None else f"{name}={path}" for name, path in inputs)
+    }
 
 
 def opened(command: Command, overrides: tuple[str, ...]) -> Trained:
@@ -82,7 +88,10 @@ def opened(command: Command, overrides: tuple[str, ...]) -> Trained:
 def run(command: Command) -> None:
     """Detect in every input and write the boxes. Raises ConfigError and DataError for inputs that are none."""
     wishes = {"task.confidence": command.confidence, "task.iou": command.iou}
-    overrides = (*command.overrides, *(f"{key}={value}" for key, value in wishes.items() if value is not None))
+    overrides = (
+        *command.overrides,
+        *(f"{key}={value}" for key, value in wishes.items() if value is not None),
+    )
     trained = opened(command, overrides)
     task = detector(trained.run)
     inputs = find_inputs(command.input)
@@ -95,7 +104,9 @@ def run(command: Command) -> None:
         choice = choose_half(command.dtype, run.device)
         print(choice.statement)
         full = rebuild(trained, FLOAT32)
-        reference = [one for one, _, _ in detect(full, samples(trained, inputs), command.batch_size)]
+        reference = [
+            one for one, _, _ in detect(full, samples(trained, inputs), command.batch_size)
+        ]
         run = rebuild_half(trained, choice.dtype)
     seconds: list[float] = []
     found: list[Detected] = []
@@ -105,14 +116,18 @@ def run(command: Command) -> None:
         write_labels(output, one)
         if not command.no_pictures:
             write_picture(output, one, scene, task.classes)
-    write_atomically(output / "detections.json", json.dumps(as_json(found, task.classes), indent=1) + "\n")
+    write_atomically(
+        output / "detections.json", json.dumps(as_json(found, task.classes), indent=1) + "\n"
+    )
     total = sum(len(one.rows) for one in found)
     print(f"{total} detections in {len(found)} samples, written to {output}")
     if seconds:
         ordered = sorted(seconds)
         parts = [f"{name} {ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3:.1f} ms" for name, share in
                  (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))]  # fmt: skip
-        print(f"per sample, batch {command.batch_size}, pictures read and letterboxed before: {', '.join(parts)}")
+        print(
+            f"per sample, batch {command.batch_size}, pictures read and letterboxed before: {', '.join(parts)}"
+        )
     if command.half:
         for line in compare(reference, found):
             print(line)

@@ -26,7 +26,9 @@ class Command:
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
     """A run or a checkpoint."""
-    overrides: Annotated[tuple[str, ...], typer.Argument(metavar="KEY=VALUE", show_default=False)] = ()
+    overrides: Annotated[
+        tuple[str, ...], typer.Argument(metavar="KEY=VALUE", show_default=False)
+    ] = ()
     """Changes, such as dataset.root=/data/other or task.agnostic=true."""
     output: Annotated[str | None, typer.Option("--output", "-o", metavar="DIR")] = None
     """The folder to write; by default the run's folder."""
@@ -38,7 +40,9 @@ class Command:
 
 def run(command: Command) -> None:
     """Measure, print and write. Raises ConfigError for a run of another task, DataError without its data set."""
-    trained = open_trained(command.run, Path(command.runs), command.device or "auto", command.overrides)
+    trained = open_trained(
+        command.run, Path(command.runs), command.device or "auto", command.overrides
+    )
     run, task = trained.run, detector(trained.run)
     size = command.batch_size or trained.config.train.batch_size
     evaluate(run, trained.test_data, size)
@@ -52,6 +56,10 @@ def run(command: Command) -> None:
     with failures_explained(output):
         output.mkdir(parents=True, exist_ok=True)
     content = {"step": trained.loaded.step, **details}
-    write_atomically(output / "evaluation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-    write_evaluation(output / "evaluation.html", str(trained.directory.path), section, trained.loaded.step)
+    write_atomically(
+        output / "evaluation.json", json.dumps(content, indent=1, allow_nan=False) + "\n"
+    )
+    write_evaluation(
+        output / "evaluation.html", str(trained.directory.path), section, trained.loaded.step
+    )
     print(f"wrote {output / 'evaluation.html'} and evaluation.json")

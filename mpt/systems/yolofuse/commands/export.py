@@ -106,7 +106,10 @@ def run(command: Command) -> None:
         exported = Stacked(network, [len(picture[0]) for picture in pictures], best)
         pictures = [torch.cat(pictures, 1)]
     partial = command.output.with_name(f".partial-{command.output.name}")
-    outputs, dtype = names.outputs, "int8" if command.int8 else "float16" if command.half else "float32"
+    outputs, dtype = (
+        names.outputs,
+        "int8" if command.int8 else "float16" if command.half else "float32",
+    )
     try:
         with failures_explained(command.output):
             is_free = write_plain(partial, exported, names, pictures)
@@ -129,7 +132,9 @@ def run(command: Command) -> None:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
     sides = (
-        "batch and sides are free" if is_free else "the batch is free, the sides are not: the network depends on them"
+        "batch and sides are free"
+        if is_free
+        else "the batch is free, the sides are not: the network depends on them"
     )
     print(f"wrote {command.output}, {command.output.stat().st_size / 2**20:.2f} MiB; {sides}")
     print(f"for TensorRT: {trtexec_line(command.output, names, pictures, is_free)}")
@@ -141,7 +146,9 @@ def check_options(command: Command) -> list[str]:
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"this needs the package {missing[0]}: pip install {' '.join(needed)}")
-    chosen = [option for option, is_set in (("--int8", command.int8), ("--half", command.half)) if is_set]
+    chosen = [
+        option for option, is_set in (("--int8", command.int8), ("--half", command.half)) if is_set
+    ]
     if len(chosen) > 1 or (command.nms and (chosen or command.ultralytics)):
         raise ConfigError(
             "--nms, --int8 and --half: choose one; and --nms has an output of its own, not --ultralytics'"
@@ -166,5 +173,7 @@ def write_weights(command: Command) -> None:
         command.output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(command.output, data)
     reading = "torch.load" if command.output.suffix == ".pt" else "safetensors.torch.load_file"
-    print(f"wrote {command.output}: {len(state)} tensors by the names of Ultralytics' models, to be loaded with")
+    print(
+        f"wrote {command.output}: {len(state)} tensors by the names of Ultralytics' models, to be loaded with"
+    )
     print(f"  model.load_state_dict({reading}({command.output.name!r}))")

@@ -55,7 +55,12 @@ from mpt.systems.yolofuse.data.shared.scene_dataset import (
     most_boxes,
 )
 from mpt.systems.yolofuse.data.shared.scene_settings import SceneOptions
-from mpt.systems.yolofuse.data.shared.yolo_data_file import SUFFIXES, DataFile, beside, read_data_file
+from mpt.systems.yolofuse.data.shared.yolo_data_file import (
+    SUFFIXES,
+    DataFile,
+    beside,
+    read_data_file,
+)
 
 ASSUMED_COUNT, ASSUMED_BOXES = 10_000, 16
 LLVIP_CLASSES = ("person",)
@@ -94,19 +99,31 @@ class Settings(SceneOptions):
 
     @model_validator(mode="after")
     def _keep_the_width_longer(self) -> Settings:
-        if self.height is not None and self.image_size is not None and self.height > self.image_size:
-            raise ValueError(f"dataset.height={self.height} is above image_size={self.image_size}, which is the width")
+        if (
+            self.height is not None
+            and self.image_size is not None
+            and self.height > self.image_size
+        ):
+            raise ValueError(
+                f"dataset.height={self.height} is above image_size={self.image_size}, which is the width"
+            )
         return self
 
 
 class DetectionFiles(SceneDataset):
     """Pairs of picture files; labels are read at the start, pictures when they are needed."""
 
-    def __init__(self, settings: Settings, pairs: list[Pair], classes: Sequence[str], split: str, seed: int) -> None:
+    def __init__(
+        self, settings: Settings, pairs: list[Pair], classes: Sequence[str], split: str, seed: int
+    ) -> None:
         largest = max((len(pair.rows) for pair in pairs), default=1)
         layout = _layout(settings, largest, classes, split)
         super().__init__(
-            layout, len(pairs), None if split == "test" else changes_of(settings), settings.mosaic_epochs, seed
+            layout,
+            len(pairs),
+            None if split == "test" else changes_of(settings),
+            settings.mosaic_epochs,
+            seed,
         )
         self.pairs, self.settings, self.levels = pairs, settings, levels_of(settings)
         self.cached: dict[int, Scene] = {}
@@ -142,7 +159,9 @@ class DetectionFiles(SceneDataset):
 def _layout(settings: Settings, largest: int, classes: Sequence[str], split: str) -> Layout:
     width = settings.image_size or 0
     is_test = split == "test"
-    needed = most_boxes(largest, 0 if is_test else settings.mosaic, 0 if is_test else settings.mixup)
+    needed = most_boxes(
+        largest, 0 if is_test else settings.mosaic, 0 if is_test else settings.mixup
+    )
     boxes = settings.most_boxes or needed
     height = settings.height or width
     most = math.inf
@@ -162,14 +181,20 @@ def build(settings: Settings, split: str, seed: int) -> DetectionFiles:
     coco_path = coco_file(wanted, split)
     coco = read_coco(coco_path) if coco_path is not None else None
     if coco is None and not settings.classes:
-        raise ConfigError("dataset.classes is empty; name the classes in the order of their numbers")
+        raise ConfigError(
+            "dataset.classes is empty; name the classes in the order of their numbers"
+        )
     is_voc = False
     if listed:
         assert file is not None
-        pictures = [by_convention(path, settings.cameras, coco is None) for path in file.pictures(split)]
+        pictures = [
+            by_convention(path, settings.cameras, coco is None) for path in file.pictures(split)
+        ]
     elif coco_path is not None and coco is not None and not has_folders(wanted, split):
         root = Path(settings.root).expanduser()
-        pictures = pictures_of_coco(coco, [root, coco_path.parent, coco_path.parent.parent], settings.cameras)
+        pictures = pictures_of_coco(
+            coco, [root, coco_path.parent, coco_path.parent.parent], settings.cameras
+        )
     else:
         folders = find_folders(wanted, split)
         pictures = find_pictures(folders)
@@ -178,7 +203,10 @@ def build(settings: Settings, split: str, seed: int) -> DetectionFiles:
     if coco_path is not None and coco is not None:
         labels_of, classes = coco_reader(coco_path, coco, settings.missing_label), coco.classes
     else:
-        labels_of, classes = file_reader(settings.classes, is_voc, settings.missing_label), tuple(settings.classes)
+        labels_of, classes = (
+            file_reader(settings.classes, is_voc, settings.missing_label),
+            tuple(settings.classes),
+        )
     pairs = list_pairs(pictures, labels_of, settings.on_bad)
     if not pairs.pairs:
         raise DataError(
@@ -240,8 +268,12 @@ def assume(settings: Settings) -> DataSpec | None:
     """Return the layout of pictures that are not on this machine, so that a plan needs no data."""
     file = data_file_of(settings) if Path(settings.root).expanduser().is_file() else None
     if file is not None:
-        settings = told_by_data_file(settings, file, None if names_lists(file, "train") else "train")
-    if settings.image_size is None or (settings.labels is not None and settings.labels.endswith(".json")):
+        settings = told_by_data_file(
+            settings, file, None if names_lists(file, "train") else "train"
+        )
+    if settings.image_size is None or (
+        settings.labels is not None and settings.labels.endswith(".json")
+    ):
         return None
     if not settings.classes:
         raise ConfigError("dataset.classes is empty; name the classes")

@@ -62,7 +62,9 @@ class Scenes(SceneDataset):
         changes = None if split == "test" else changes_of(settings)
         super().__init__(_layout(settings), count, changes, settings.mosaic_epochs, seed)
         numbers = torch.Generator().manual_seed(mix(settings.data_seed, int(split == "test")))
-        self.scenes = [draw_scene(side, settings.visible, settings.warm, numbers) for _ in range(count)]
+        self.scenes = [
+            draw_scene(side, settings.visible, settings.warm, numbers) for _ in range(count)
+        ]
 
     def scene(self, index: int) -> Scene:
         """Return one scene, unchanged."""
@@ -70,7 +72,9 @@ class Scenes(SceneDataset):
         return Scene([Image.fromarray(pictures[name]) for name in self.layout.cameras], rows)
 
 
-def draw_scene(side: int, visible: float, warm: float, numbers: torch.Generator) -> tuple[dict[str, np.ndarray], Rows]:
+def draw_scene(
+    side: int, visible: float, warm: float, numbers: torch.Generator
+) -> tuple[dict[str, np.ndarray], Rows]:
     """Return the pictures of both cameras (uint8, rgb (h, w, 3) and ir (h, w)) and the people's boxes."""
 
     def draw(*shape: int) -> Tensor:
@@ -78,7 +82,9 @@ def draw_scene(side: int, visible: float, warm: float, numbers: torch.Generator)
 
     light = 0.12 + 0.5 * float(draw(1))
     rgb = functional.interpolate(draw(1, 3, 6, 6), size=(side, side), mode="bicubic")[0] * light
-    heat = functional.interpolate(draw(1, 1, 5, 5), size=(side, side), mode="bicubic")[0] * 0.35 + 0.1
+    heat = (
+        functional.interpolate(draw(1, 1, 5, 5), size=(side, side), mode="bicubic")[0] * 0.35 + 0.1
+    )
     boxes: list[list[float]] = []
     for _ in range(1 + int(draw(1) * MOST_PEOPLE)):
         height = side * (0.146 + 0.292 * float(draw(1)))
@@ -86,8 +92,14 @@ def draw_scene(side: int, visible: float, warm: float, numbers: torch.Generator)
         x, y = (size / 2 + float(draw(1)) * (side - size) for size in (width, height))
         # Numbers are drawn whether or not they are used: a scene's choices must not shift those of the next.
         is_visible, is_warm = float(draw(1)) < visible, float(draw(1)) < warm
-        colour, glow = (rgb.mean() + 0.25 + 0.35 * draw(3, 1, 1)).clamp(0, 1), 0.75 + 0.25 * float(draw(1))
-        if any(abs(x - b[0]) < (width + b[2]) / 2 and abs(y - b[1]) < (height + b[3]) / 2 for b in boxes):
+        colour, glow = (
+            (rgb.mean() + 0.25 + 0.35 * draw(3, 1, 1)).clamp(0, 1),
+            0.75 + 0.25 * float(draw(1)),
+        )
+        if any(
+            abs(x - b[0]) < (width + b[2]) / 2 and abs(y - b[1]) < (height + b[3]) / 2
+            for b in boxes
+        ):
             continue
         boxes.append([x, y, width, height])
         cover = person(side, x, y, width, height)
@@ -98,16 +110,23 @@ def draw_scene(side: int, visible: float, warm: float, numbers: torch.Generator)
     for _ in range(2):
         x, y, radius = *(side * draw(2)).tolist(), side * (0.031 + 0.052 * float(draw(1)))
         heat = _mix(heat, disc(side, x, y, radius), 0.9)
-        x, y, width, height = *(side * draw(2)).tolist(), *(side * (0.042 + 0.083 * draw(2))).tolist()
+        x, y, width, height = (
+            *(side * draw(2)).tolist(),
+            *(side * (0.042 + 0.083 * draw(2))).tolist(),
+        )
         cover = block(side, x, y, width, height)
         rgb = rgb * (1 - cover) + draw(3, 1, 1) * light * 1.2 * cover
     rgb = rgb + 0.03 * torch.randn(3, side, side, generator=numbers)
     heat = heat + 0.03 * torch.randn(1, side, side, generator=numbers)
     pictures = {"rgb": rgb.permute(1, 2, 0), "ir": heat[0]}
     table = np.array(boxes)
-    corners = np.concatenate((table[:, :2] - table[:, 2:] / 2, table[:, :2] + table[:, 2:] / 2), 1) / side
+    corners = (
+        np.concatenate((table[:, :2] - table[:, 2:] / 2, table[:, :2] + table[:, 2:] / 2), 1) / side
+    )
     rows = np.concatenate((np.zeros((len(table), 1)), corners.clip(0, 1)), 1)
-    return {name: (one.clamp(0, 1) * 255).round().byte().numpy() for name, one in pictures.items()}, rows
+    return {
+        name: (one.clamp(0, 1) * 255).round().byte().numpy() for name, one in pictures.items()
+    }, rows
 
 
 def _axes(side: int) -> tuple[Tensor, Tensor]:
@@ -140,7 +159,9 @@ def disc(side: int, x: float, y: float, radius: float) -> Tensor:
 def block(side: int, x: float, y: float, width: float, height: float) -> Tensor:
     """Return how much of each pixel a block of half sides width and height covers."""
     across, down = _axes(side)
-    return (0.5 - torch.maximum(((across - x).abs() - width), ((down - y).abs() - height))).clamp(0, 1)
+    return (0.5 - torch.maximum(((across - x).abs() - width), ((down - y).abs() - height))).clamp(
+        0, 1
+    )
 
 
 def _layout(settings: Settings) -> Layout:

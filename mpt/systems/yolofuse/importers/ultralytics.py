@@ -9,7 +9,18 @@ from typing import Any
 from mpt.importers.shared.translation import Translation, epochs, is_true
 
 NAME = "Ultralytics"
-OWN = ("imgsz", "lr0", "lrf", "close_mosaic", "hsv_h", "box", "dfl", "mosaic", "warmup_epochs", "cos_lr")
+OWN = (
+    "imgsz",
+    "lr0",
+    "lrf",
+    "close_mosaic",
+    "hsv_h",
+    "box",
+    "dfl",
+    "mosaic",
+    "warmup_epochs",
+    "cos_lr",
+)
 SIMPLE = {
     "imgsz": "model.image_size",
     "workers": "dataset.workers",
@@ -38,9 +49,15 @@ def translate(into: Translation) -> None:
     into.put("model.family", network[1] if network else "yolov8", f"model: {written}")
     into.put("model.scale", network[2] if network else "n", f"model: {written}")
     if network is None:
-        into.leave("model", written, "it is none of yolov8, yolo11 and yolo26 in a size n, s, m, l or x")
+        into.leave(
+            "model", written, "it is none of yolov8, yolo11 and yolo26 in a size n, s, m, l or x"
+        )
     if written.endswith(".pt"):
-        into.leave("model", written, f"weights are not downloaded: model.weights: {written}, once the file is here")
+        into.leave(
+            "model",
+            written,
+            f"weights are not downloaded: model.weights: {written}, once the file is here",
+        )
     data = into.take("data")
     into.put("dataset.name", "detection_files", "pictures with boxes")
     if data:
@@ -59,8 +76,14 @@ def translate(into: Translation) -> None:
     )
     patience = into.take("patience", default=100)
     if patience:
-        into.put("train.early_stopping.patience", int(patience), f"patience: {patience} epochs, one evaluation in each")
-    into.put("train.ema", {"decay": 0.9999, "ramp_steps": 2000}, "it always evaluates such an average")
+        into.put(
+            "train.early_stopping.patience",
+            int(patience),
+            f"patience: {patience} epochs, one evaluation in each",
+        )
+    into.put(
+        "train.ema", {"decay": 0.9999, "ramp_steps": 2000}, "it always evaluates such an average"
+    )
     into.move_all(SIMPLE)
     into.leave_all(("task", "mode", "project", "save_dir", "exist_ok"), "mpt train, --runs DIR")
     into.leave_all(("device",), "--device, --nproc N")
@@ -73,7 +96,11 @@ def translate_batch(into: Translation) -> None:
     batch = into.take("batch", default=16)
     if 0 < batch < 1 or batch == -1:
         share = 0.6 if batch == -1 else batch
-        into.leave("batch", batch, f"{share:.0%} of the card: `mpt plan CONFIG --gpu auto --largest` finds the batch")
+        into.leave(
+            "batch",
+            batch,
+            f"{share:.0%} of the card: `mpt plan CONFIG --gpu auto --largest` finds the batch",
+        )
         batch = 16
     batch, nominal = int(batch), into.take("nbs", default=NOMINAL)
     passes = max(1, round(nominal / batch))
@@ -83,9 +110,14 @@ def translate_batch(into: Translation) -> None:
 def translate_optimizer(into: Translation) -> None:
     """Take SGD with its warm-up, or an Adam."""
     written = str(into.take("optimizer", default="auto"))
-    momentum, decay = into.take("momentum", default=0.937), into.take("weight_decay", default=0.0005)
+    momentum, decay = (
+        into.take("momentum", default=0.937),
+        into.take("weight_decay", default=0.0005),
+    )
     if written.casefold() in ("auto", "sgd"):
-        chosen = "; auto takes what suits the number of iterations there" if written == "auto" else ""
+        chosen = (
+            "; auto takes what suits the number of iterations there" if written == "auto" else ""
+        )
         into.put("optimizer.name", "sgd_warmup", f"optimizer: {written}{chosen}")
         into.put("optimizer.momentum", float(momentum), f"momentum: {momentum}")
     else:

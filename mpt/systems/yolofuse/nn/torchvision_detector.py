@@ -111,7 +111,9 @@ class TorchvisionDetector(nn.Module):
             real = one["labels"] > 0  # RetinaNet and FCOS have an output for the background too
             kinds = one["labels"][real] - 1
             boxes[: len(kinds)] = one["boxes"][real].float()
-            scores[torch.arange(len(kinds), device=like.device), kinds] = one["scores"][real].float()
+            scores[torch.arange(len(kinds), device=like.device), kinds] = one["scores"][
+                real
+            ].float()
         return boxes_bn4, scores_bnc
 
 
@@ -119,16 +121,24 @@ def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]
     """Build `net` by its full name. Raises ConfigError for refused options, DataError for no such camera."""
     if not data.classes:
         raise ConfigError(f"model {name}: the data set names no classes to detect")
-    channels, height, width = data.require(settings.camera, f"model {name} (camera {settings.camera})").shape
+    channels, height, width = data.require(
+        settings.camera, f"model {name} (camera {settings.camera})"
+    ).shape
     if channels not in (1, 3):
-        raise ConfigError(f"model {name}: '{settings.camera}' has {channels} channels; 1 and 3 are understood")
+        raise ConfigError(
+            f"model {name}: '{settings.camera}' has {channels} channels; 1 and 3 are understood"
+        )
     net = make(name.partition(":")[2], len(data.classes) + 1, dict(settings.options))
     resize_to(net, name, height, width)
     if next(net.parameters()).is_meta:
         place_anchors(net)
     judge: Any = getattr(net, "roi_heads", net)
     judge.score_thresh, judge.detections_per_img = LEAST_SCORE, settings.most_detections
-    return {"net": TorchvisionDetector(net, settings.camera, len(data.classes), settings.most_detections)}
+    return {
+        "net": TorchvisionDetector(
+            net, settings.camera, len(data.classes), settings.most_detections
+        )
+    }
 
 
 def make(name: str, classes: int, options: dict[str, Any]) -> nn.Module:
@@ -143,9 +153,14 @@ def make(name: str, classes: int, options: dict[str, Any]) -> nn.Module:
     try:
         net: nn.Module = constructor(**{**options, **fixed})
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"model.options: torchvision:{name} refused {options}: {error}") from error
+        raise ConfigError(
+            f"model.options: torchvision:{name} refused {options}: {error}"
+        ) from error
     # torchvision takes any further argument without a word
-    known = {*inspect.signature(constructor).parameters, *inspect.signature(type(net)).parameters} - fixed.keys()
+    known = {
+        *inspect.signature(constructor).parameters,
+        *inspect.signature(type(net)).parameters,
+    } - fixed.keys()
     if unknown := sorted(options.keys() - known):
         raise ConfigError(f"model.options: torchvision:{name} has no {unknown[0]!r}")
     return net

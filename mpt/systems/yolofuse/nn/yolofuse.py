@@ -74,17 +74,24 @@ class YoloFuse(nn.Module):
     def __init__(self, settings: Settings, classes: int, channels: int = 4) -> None:
         super().__init__()
         is_stacked = settings.fusion == "data"
-        plan = make_plan(settings.fusion, settings.scale, classes, settings.family, channels if is_stacked else 3)
+        plan = make_plan(
+            settings.fusion, settings.scale, classes, settings.family, channels if is_stacked else 3
+        )
         self.reads_layers = plan.layers[0].module is None
         self.cameras = ("rgb", "ir") if is_stacked or self.reads_layers else (settings.fusion,)
         self.branches = plan.branches
         self.sources = [layer.sources for layer in plan.layers]
         self.select = Stack() if is_stacked else Camera(0)
-        self.model = nn.ModuleList(nn.Identity() if layer.module is None else layer.module for layer in plan.layers)
+        self.model = nn.ModuleList(
+            nn.Identity() if layer.module is None else layer.module for layer in plan.layers
+        )
         head = self.model[-1]
         assert isinstance(head, Detect)
         self.strides, self.bins, self.one_to_one = head.strides, head.bins, head.one_to_one
-        head.start(settings.image_size, BOX_BIAS[settings.family] if settings.box_bias is None else settings.box_bias)
+        head.start(
+            settings.image_size,
+            BOX_BIAS[settings.family] if settings.box_bias is None else settings.box_bias,
+        )
         self.needed = {source for sources in self.sources for source in sources}
 
     @property
@@ -126,24 +133,36 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     """Build `net` for the data's classes. Raises ConfigError for pictures it cannot take, DataError for no camera."""
     if not data.classes:
         raise ConfigError("model yolofuse: the data set names no classes to detect")
-    channels = sum(data.fields[camera].shape[0] for camera in ("rgb", "ir") if camera in data.fields)
+    channels = sum(
+        data.fields[camera].shape[0] for camera in ("rgb", "ir") if camera in data.fields
+    )
     net = YoloFuse(settings, len(data.classes), channels)
     for camera in net.cameras:
-        channels, height, width = data.require(camera, f"model yolofuse (fusion {settings.fusion})").shape
+        channels, height, width = data.require(
+            camera, f"model yolofuse (fusion {settings.fusion})"
+        ).shape
         if channels not in (1, 3):
-            raise ConfigError(f"model yolofuse: '{camera}' has {channels} channels; 1 and 3 are understood")
+            raise ConfigError(
+                f"model yolofuse: '{camera}' has {channels} channels; 1 and 3 are understood"
+            )
         net.check(height, width)
     if settings.hidden_share < 1:
         narrow(net, settings.hidden_share)
     return {"net": net}
 
 
-def translate_weights(networks: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def translate_weights(
+    networks: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
     """Return a one-camera YOLO's tensors for both branches of a fusion, or for a picture of more channels; None for a
     file that needs no such."""
     net = networks["net"]
     assert isinstance(net, YoloFuse)
-    return widened(net, tensors) if isinstance(net.select, Stack) else translate(net, net.branches, tensors)
+    return (
+        widened(net, tensors)
+        if isinstance(net.select, Stack)
+        else translate(net, net.branches, tensors)
+    )
 
 
 def fuse(network: nn.Module) -> nn.Module:

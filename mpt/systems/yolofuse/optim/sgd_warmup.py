@@ -67,7 +67,9 @@ class WarmupSGD(torch.optim.SGD):
             scheduled = floored(group["lr"], self.settings)
             start = self.settings.warmup_bias_lr if group.get("is_bias") else 0.0
             group["lr"] = warm(start, scheduled, last, warmup)
-            group["momentum"] = warm(self.settings.warmup_momentum, self.settings.momentum, last, warmup)
+            group["momentum"] = warm(
+                self.settings.warmup_momentum, self.settings.momentum, last, warmup
+            )
             group["steps"] = done + batches
         try:
             return super().step(closure)
@@ -119,7 +121,9 @@ def split_biases(parameters: Parameters) -> Parameters:
     for group in parameters:
         assert isinstance(group, dict)
         for is_bias in (False, True):
-            chosen = [n for n, name in enumerate(group["param_names"]) if name.endswith("bias") == is_bias]
+            chosen = [
+                n for n, name in enumerate(group["param_names"]) if name.endswith("bias") == is_bias
+            ]
             if chosen:
                 own = {key: [group[key][n] for n in chosen] for key in ("params", "param_names")}
                 groups.append({**group, **own, "is_bias": is_bias})
@@ -129,7 +133,9 @@ def split_biases(parameters: Parameters) -> Parameters:
 def build(settings: Settings, parameters: Parameters) -> Optimizer:
     """Return the optimizer over `parameters`. Raises ConfigError for a second warm-up."""
     if settings.warmup_steps:
-        raise ConfigError("optimizer.warmup_steps: sgd_warmup has a warm-up of its own; set optimizer.warmup instead")
+        raise ConfigError(
+            "optimizer.warmup_steps: sgd_warmup has a warm-up of its own; set optimizer.warmup instead"
+        )
     if parameters and isinstance(parameters[0], dict) and "param_names" in parameters[0]:
         parameters = split_biases(parameters)
     optimizer = WarmupSGD(
@@ -142,6 +148,7 @@ def build(settings: Settings, parameters: Parameters) -> Optimizer:
     )
     optimizer.settings = settings
     if settings.accumulation > 1:
-        for group in optimizer.param_groups:  # so that the task finds them, whatever the optimizer is wrapped in
+        # so that the task finds them, whatever the optimizer is wrapped in
+        for group in optimizer.param_groups:
             group.update(warmup=settings.warmup, accumulation=settings.accumulation)
     return optimizer

@@ -31,7 +31,12 @@ from mpt.data.pictures.seeds import mix
 from mpt.errors import ConfigError, DataError
 from mpt.seams import Batch, DataSpec, Evidence, Exports, Inference, Legend, Loss, Phase, Precision
 from mpt.systems.yolofuse.data.shared.given_files import OWN_SIZE, in_own_pixels
-from mpt.systems.yolofuse.losses.shared.detection import ONE_TO_MANY, ONE_TO_ONE, DetectionSums, detection_sums
+from mpt.systems.yolofuse.losses.shared.detection import (
+    ONE_TO_MANY,
+    ONE_TO_ONE,
+    DetectionSums,
+    detection_sums,
+)
 from mpt.systems.yolofuse.losses.shared.distillation import teacher_sums
 from mpt.systems.yolofuse.metrics.shared.average_precision import gather_pictures, measure
 from mpt.systems.yolofuse.metrics.shared.detection_details import describe as describe_evaluation
@@ -100,11 +105,15 @@ class Detect(Legend, Exports):
     """Train `net` to find objects."""
 
     metric, higher_is_better = "map50", True
-    metric_note = "mAP at IoU 0.5 is COCO's (101 recalls); the article's software reads up to 0.056 higher"
+    metric_note = (
+        "mAP at IoU 0.5 is COCO's (101 recalls); the article's software reads up to 0.056 higher"
+    )
     preview_columns = 4
     inputs_note = "boxes are in pixels of the pictures that were given, turned upright"
 
-    def __init__(self, settings: Settings, net: nn.Module, data: DataSpec, precision: Precision) -> None:
+    def __init__(
+        self, settings: Settings, net: nn.Module, data: DataSpec, precision: Precision
+    ) -> None:
         self.settings, self.net, self.classes = settings, net, data.classes
         self.cameras: tuple[str, ...] = net.cameras  # type: ignore[assignment]
         self.inputs = self.cameras
@@ -146,7 +155,10 @@ class Detect(Legend, Exports):
             size = math.ceil(share * len(first))
             batch = {name: value[:size] for name, value in batch.items()}
             first = first[:size]
-        batch = {**batch, "samples": torch.full((len(first),), float(len(first)), device=first.device)}
+        batch = {
+            **batch,
+            "samples": torch.full((len(first),), float(len(first)), device=first.device),
+        }
         return self.resize(batch) if self.settings.multi_scale else batch
 
     @property
@@ -159,15 +171,25 @@ class Detect(Legend, Exports):
         height, width = batch[self.cameras[0]].shape[2:]
         spread = self.settings.multi_scale
         is_fake = isinstance(batch[self.cameras[0]], FakeTensor)
-        factor = 1 + spread if is_fake else random.Random(mix(self.updates)).uniform(1 - spread, 1 + spread)
-        size = tuple(max(STRIDE, math.ceil(side * factor / STRIDE) * STRIDE) for side in (height, width))
+        factor = (
+            1 + spread
+            if is_fake
+            else random.Random(mix(self.updates)).uniform(1 - spread, 1 + spread)
+        )
+        size = tuple(
+            max(STRIDE, math.ceil(side * factor / STRIDE) * STRIDE) for side in (height, width)
+        )
         pictures = {
-            name: functional.interpolate(batch[name], size=size, mode="bilinear", align_corners=False)
+            name: functional.interpolate(
+                batch[name], size=size, mode="bilinear", align_corners=False
+            )
             for name in self.fields
             if name in batch
         }
         across, down = size[1] / width, size[0] / height
-        boxes = torch.stack([batch["boxes"][..., n] * (across if n % 2 == 0 else down) for n in range(4)], -1)
+        boxes = torch.stack(
+            [batch["boxes"][..., n] * (across if n % 2 == 0 else down) for n in range(4)], -1
+        )
         return {**batch, **pictures, "boxes": boxes}
 
     def losses(self, batch: Batch) -> tuple[Loss, ...]:
@@ -183,9 +205,13 @@ class Detect(Legend, Exports):
             # All losses of a part have one normaliser; losses divided by another one are multiplied by it here.
             share, factor = self.share_of_many, weight.clamp(min=1) / once.normaliser.clamp(min=1)
             parts = {f"many_{name}": share * value for name, value in parts.items()}
-            parts |= {name: (1 - share) * factor * value for name, value in self.gained(once).items()}
+            parts |= {
+                name: (1 - share) * factor * value for name, value in self.gained(once).items()
+            }
         if self.teacher is not None:
-            parts["teacher"] = self.settings.teacher_gain * self.teacher_sums(raw[:levels], self.teacher(batch))
+            parts["teacher"] = self.settings.teacher_gain * self.teacher_sums(
+                raw[:levels], self.teacher(batch)
+            )
         samples = batch["samples"][0]
         return tuple(Loss(name, value * samples, "sum", weight) for name, value in parts.items())
 
@@ -207,16 +233,29 @@ class Detect(Legend, Exports):
 
     def own_losses(self, batch: Batch) -> tuple[Loss, ...]:
         """Return the network's own losses, normalised as that network does it: a mean over the part."""
-        losses = self.net(*self.pictures(batch), batch["boxes"], batch["classes"], batch["box_mask"])
-        return tuple(Loss(name.removeprefix("loss_"), value.float()) for name, value in losses.items())
+        losses = self.net(
+            *self.pictures(batch), batch["boxes"], batch["classes"], batch["box_mask"]
+        )
+        return tuple(
+            Loss(name.removeprefix("loss_"), value.float()) for name, value in losses.items()
+        )
 
     def detection_sums(
-        self, raw: Sequence[Tensor], boxes: Tensor, classes: Tensor, mask: Tensor, once: bool = False
+        self,
+        raw: Sequence[Tensor],
+        boxes: Tensor,
+        classes: Tensor,
+        mask: Tensor,
+        once: bool = False,
     ) -> DetectionSums:
         """Return the losses before gains, of the one-to-one head with `once`."""
         raw = [level.float() for level in raw]
-        enlarges = self.one_to_one if self.settings.small_boxes is None else self.settings.small_boxes
-        choice = (ONE_TO_ONE if once else ONE_TO_MANY)._replace(least_side=16.0 if enlarges else 0.0)
+        enlarges = (
+            self.one_to_one if self.settings.small_boxes is None else self.settings.small_boxes
+        )
+        choice = (ONE_TO_ONE if once else ONE_TO_MANY)._replace(
+            least_side=16.0 if enlarges else 0.0
+        )
         strides: Any = self.net.strides
         return detection_sums(raw, strides, boxes, classes, mask, choice, self.bins)
 
@@ -269,10 +308,14 @@ class Detect(Legend, Exports):
     def shown(self, boxes: Tensor, scores: Tensor, is_tiled: bool) -> Tensor:
         """Return the detections among boxes and scores that reach `task.confidence`."""
         settings = self.settings
-        how = Suppression(settings.confidence, settings.iou, settings.agnostic, False, settings.most_detections)
+        how = Suppression(
+            settings.confidence, settings.iou, settings.agnostic, False, settings.most_detections
+        )
         return self.chosen(boxes, scores, how, is_tiled)
 
-    def chosen(self, boxes: Tensor, scores: Tensor, how: Suppression, is_tiled: bool = False) -> Tensor:
+    def chosen(
+        self, boxes: Tensor, scores: Tensor, how: Suppression, is_tiled: bool = False
+    ) -> Tensor:
         """Return (b, n, 6): the boxes that suppression keeps, or the best places of a one-to-one head, which needs
         none.
 
@@ -294,7 +337,9 @@ class Detect(Legend, Exports):
         coco = measure(pictures, len(self.classes), "coco", limit)
         article = measure(pictures, len(self.classes), "ultralytics-8.3", limit)
         confidence, iou = self.settings.confidence, self.settings.iou
-        self.details = MappingProxyType(describe_evaluation(pictures, self.classes, coco, article, confidence, iou))
+        self.details = MappingProxyType(
+            describe_evaluation(pictures, self.classes, coco, article, confidence, iou)
+        )
         figures = {
             "map50": coco.map50,
             "map50_95": coco.map50_95,
@@ -304,7 +349,10 @@ class Detect(Legend, Exports):
             "map50_95_article": article.map50_95,
         }
         if 1 < len(self.classes) <= MOST_CLASS_FIGURES:
-            figures |= {f"ap50/{self.classes[kind]}": float(coco.ap[kind, 0]) for kind in coco.classes.tolist()}
+            figures |= {
+                f"ap50/{self.classes[kind]}": float(coco.ap[kind, 0])
+                for kind in coco.classes.tolist()
+            }
         return figures
 
     def preview(self, batch: Batch) -> Tensor | None:
@@ -312,7 +360,8 @@ class Detect(Legend, Exports):
         drawn = torch.stack(list(self.drawn(batch, self.detections(batch))))
         if not self.is_tiled(batch):
             return drawn
-        size = (self.size[0], self.size[1] * len(self.cameras))  # a canvas is too large for a grid of several
+        # a canvas is too large for a grid of several
+        size = (self.size[0], self.size[1] * len(self.cameras))
         return functional.interpolate(drawn, size=size, mode="bilinear", antialias=True).clamp(0, 1)
 
     def drawn(self, batch: Batch, detections: Tensor) -> Iterator[Tensor]:
@@ -327,7 +376,9 @@ class Detect(Legend, Exports):
         Boxes of given files are in the pixels of the files' pictures, those of test samples in the sample's.
         """
         if batch is None:
-            raise DataError(f"infer: a detector needs pictures; give --input for {' and '.join(self.cameras)}")
+            raise DataError(
+                f"infer: a detector needs pictures; give --input for {' and '.join(self.cameras)}"
+            )
         boxes, scores = self.predict(batch)
         found = self.shown(boxes, scores, self.is_tiled(batch))
         rows = []
@@ -337,7 +388,9 @@ class Detect(Legend, Exports):
         for padded, size in zip(found.cpu().numpy(), sizes, strict=True):
             own = in_own_pixels(padded, tuple(size), (width, height), most)
             rows.append({"count": len(own), "boxes": in_words(own, self.classes)})
-        pictures = {f"detected-{n:04d}": picture[None] for n, picture in enumerate(self.drawn(batch, found))}
+        pictures = {
+            f"detected-{n:04d}": picture[None] for n, picture in enumerate(self.drawn(batch, found))
+        }
         return Inference(rows=rows, figures=pictures, outputs=torch.cat((boxes, scores), 2))
 
     def export_texts(self) -> dict[str, str]:
@@ -361,7 +414,11 @@ class Detect(Legend, Exports):
 
 
 def build(
-    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+    settings: Settings,
+    model_settings: Options,
+    modules: Mapping[str, nn.Module],
+    data: DataSpec,
+    precision: Precision,
 ) -> Detect:
     """Build the task around `net`. Raises ConfigError for a network that is no detector, DataError for no boxes."""
     for name in ("boxes", "classes", "box_mask"):
@@ -377,4 +434,6 @@ def check_own_losses(net: nn.Module, settings: Settings) -> None:
     if not hasattr(net, "gives_losses"):
         raise ConfigError("task detect: this model gives no detection maps; use model yolofuse")
     if settings.multi_scale:
-        raise ConfigError("task.multi_scale: torchvision's detectors bring all pictures back to one size; leave it out")
+        raise ConfigError(
+            "task.multi_scale: torchvision's detectors bring all pictures back to one size; leave it out"
+        )

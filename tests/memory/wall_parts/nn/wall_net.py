@@ -44,7 +44,9 @@ class WallNet(nn.Module):
         self.second = nn.Linear(2 * features, 2 * features)
         self.second.weight = self.first.weight
         self.gain = nn.Parameter(torch.ones(()))
-        self.head = nn.Sequential(nn.Linear(2 * features, 2 * features), nn.SiLU(), nn.Linear(2 * features, classes))
+        self.head = nn.Sequential(
+            nn.Linear(2 * features, 2 * features), nn.SiLU(), nn.Linear(2 * features, classes)
+        )
 
     def forward(self, image_bchw: Tensor) -> Tensor:
         """Return logits (b, classes)."""

@@ -38,10 +38,17 @@ def write_clip(
         video.codec_context.sample_aspect_ratio = aspect
         video.options = {"crf": "4", **({"bf": "0"} if ordered else {})}
         if deep:
-            params = f"log-level=error:pools=none:master-display={MASTERING}:max-cll=1000,400:hdr10=1"
+            params = (
+                f"log-level=error:pools=none:master-display={MASTERING}:max-cll=1000,400:hdr10=1"
+            )
             video.options = {"crf": "4", "x265-params": params}
             context = video.codec_context
-            context.colorspace, context.color_primaries, context.color_trc, context.color_range = 9, 9, 16, 1
+            context.colorspace, context.color_primaries, context.color_trc, context.color_range = (
+                9,
+                9,
+                16,
+                1,
+            )
         tracks = [container.add_stream("aac", rate=SOUND_RATE) for _ in sounds]
         for image, time in zip(frames, milliseconds, strict=True):
             frame = av.VideoFrame.from_ndarray(image, format="rgb48le" if deep else "rgb24")
@@ -63,7 +70,9 @@ def write_tone(container: Any, track: Any, hertz: int, seconds: float) -> None:
     samples = np.arange(int(seconds * SOUND_RATE), dtype=np.float64)
     wave = (0.5 * np.sin(2 * np.pi * hertz * samples / SOUND_RATE)).astype(np.float32)
     for start in range(0, len(wave), 1024):
-        frame = av.AudioFrame.from_ndarray(wave[None, start : start + 1024], format="fltp", layout="mono")
+        frame = av.AudioFrame.from_ndarray(
+            wave[None, start : start + 1024], format="fltp", layout="mono"
+        )
         frame.sample_rate, frame.pts = SOUND_RATE, start
         container.mux(track.encode(frame))
     container.mux(track.encode(None))
@@ -87,7 +96,9 @@ def tones(path: Path) -> list[tuple[float, float]]:
         count = len(container.streams.audio)
     for track in range(count):
         with av.open(str(path)) as container:
-            wave = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=track)])
+            wave = np.concatenate(
+                [frame.to_ndarray()[0] for frame in container.decode(audio=track)]
+            )
         middle = wave[len(wave) // 4 : len(wave) // 4 + 16_384]
         spectrum = np.abs(np.fft.rfft(middle * np.hanning(len(middle))))
         found.append((float(spectrum.argmax() * SOUND_RATE / len(middle)), len(wave) / SOUND_RATE))

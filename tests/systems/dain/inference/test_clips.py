@@ -35,7 +35,9 @@ def ramp(count: int, deep: bool = False) -> np.ndarray:
     """Return frames that brighten evenly, grey."""
     most = 65535 if deep else 255
     levels = np.linspace(0.2, 0.8, count) * most
-    return np.broadcast_to(levels[:, None, None, None], (count, 48, 64, 3)).astype(np.uint16 if deep else np.uint8)
+    return np.broadcast_to(levels[:, None, None, None], (count, 48, 64, 3)).astype(
+        np.uint16 if deep else np.uint8
+    )
 
 
 def test_uneven_times_are_kept_and_halved(interpolate, tmp_path, capsys):
@@ -68,11 +70,17 @@ def test_ten_bits_hdr_and_both_sounds_come_out(interpolate, tmp_path, capsys):
         frames = list(container.decode(video))
         context = video.codec_context
         assert context.format.name == "yuv420p10le"
-        assert (int(context.colorspace), int(context.color_primaries), int(context.color_trc)) == (9, 9, 16)
+        assert (int(context.colorspace), int(context.color_primaries), int(context.color_trc)) == (
+            9,
+            9,
+            16,
+        )
         sides = {side.type.name for side in frames[0].side_data}
         assert {"MASTERING_DISPLAY_METADATA", "CONTENT_LIGHT_LEVEL"} <= sides
         levels = [float(frame.to_ndarray(format="gray16le").mean()) / 65535 for frame in frames]
-    assert np.diff(levels[:17]) == pytest.approx(np.full(16, np.mean(np.diff(levels[:17]))), abs=0.004)
+    assert np.diff(levels[:17]) == pytest.approx(
+        np.full(16, np.mean(np.diff(levels[:17]))), abs=0.004
+    )
     assert levels[1] not in {round(level * 255) / 255 for level in levels}
     assert [round(hertz, -1) for hertz, _ in tones(tmp_path / "out.mp4")] == [440, 880]
 
@@ -99,7 +107,11 @@ def with_subtitles(clip: Path, path: Path) -> Path:
 
     text = path.with_suffix(".srt")
     text.write_text("1\n00:00:00,100 --> 00:00:00,300\nHello\n")
-    with av.open(str(path), "w") as target, av.open(str(clip)) as pictures, av.open(str(text)) as lines:
+    with (
+        av.open(str(path), "w") as target,
+        av.open(str(clip)) as pictures,
+        av.open(str(text)) as lines,
+    ):
         pairs = [
             (source, stream, target.add_stream_from_template(stream))
             for source in (pictures, lines)
@@ -124,15 +136,22 @@ def test_subtitles_go_along_slowed_too_or_are_named(interpolate, tmp_path, capsy
         assert b"Hello" in bytes(packet)
         assert float(packet.pts * packet.time_base) == pytest.approx(0.2, abs=0.01)
     assert interpolate(clip, "--output", tmp_path / "out.mp4", "--scene-cut", 0) == 0
-    assert "not kept: subtitle track 1 (subrip), which .mp4 does not hold; .mkv may" in capsys.readouterr().out
+    assert (
+        "not kept: subtitle track 1 (subrip), which .mp4 does not hold; .mkv may"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(("ending", "deep"), [("mp4", False), ("mkv", False), ("mp4", True)])
-def test_pixels_that_are_not_square_stay_so_or_are_named(interpolate, tmp_path, capsys, ending, deep):
+def test_pixels_that_are_not_square_stay_so_or_are_named(
+    interpolate, tmp_path, capsys, ending, deep
+):
     import av
 
     aspect = Fraction(16, 11)  # a DVD's
-    clip = write_clip(tmp_path / f"in.{ending}", ramp(3, deep), [0, 40, 80], deep=deep, aspect=aspect)
+    clip = write_clip(
+        tmp_path / f"in.{ending}", ramp(3, deep), [0, 40, 80], deep=deep, aspect=aspect
+    )
     assert interpolate(clip, "--output", tmp_path / f"out.{ending}", "--scene-cut", 0) == 0
     with av.open(str(tmp_path / f"out.{ending}")) as container:
         assert container.streams.video[0].sample_aspect_ratio == aspect
@@ -160,7 +179,9 @@ def test_interlacing_chapters_and_attachments_are_named(tmp_path):
     import av
 
     with av.open(str(tmp_path / "in.mkv"), "w") as container:
-        video = container.add_stream("libx264", rate=25, options={"x264-params": "tff=1", "flags": "+ildct+ilme"})
+        video = container.add_stream(
+            "libx264", rate=25, options={"x264-params": "tff=1", "flags": "+ildct+ilme"}
+        )
         video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
         container.add_attachment("letters.ttf", "application/x-truetype-font", b"letters")
         times = {"start": 0, "end": 40, "time_base": Fraction(1, 1000), "metadata": {}}
@@ -181,16 +202,22 @@ def test_pictures_of_16_bits_stay_so(interpolate, tmp_path):
         write_deep_picture(image, tmp_path / f"deep{number}.png")
     files = sorted(tmp_path.glob("deep?.png"))
     assert interpolate(*files, "--output", tmp_path / "out", "--scene-cut", 0) == 0
-    made = [int(read_deep_picture(file)[0, 9, 9]) for file in sorted((tmp_path / "out").glob("*.png"))]
+    made = [
+        int(read_deep_picture(file)[0, 9, 9]) for file in sorted((tmp_path / "out").glob("*.png"))
+    ]
     assert made[0] == 20_000
     assert abs(made[1] - 20_050) <= 2
     assert made[2:] == [20_101, 20_101]
 
 
-@pytest.mark.parametrize(("kind", "mode"), [("webp", "RGBA"), ("tiff", "RGBA"), ("tiff", "LA"), ("png", "P")])
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("webp", "RGBA"), ("tiff", "RGBA"), ("tiff", "LA"), ("png", "P")]
+)
 def test_alpha_of_any_picture_of_a_sequence_is_named(kind, mode, tmp_path):
     Image.new("RGB", (40, 24)).save(tmp_path / f"0.{kind}")
-    Image.new(mode, (40, 24)).save(tmp_path / f"1.{kind}", **({"transparency": 0} if mode == "P" else {}))
+    Image.new(mode, (40, 24)).save(
+        tmp_path / f"1.{kind}", **({"transparency": 0} if mode == "P" else {})
+    )
     source = open_source([tmp_path / f"0.{kind}", tmp_path / f"1.{kind}"])
     assert source.not_kept() == ["alpha: frames become opaque"]
     assert open_source([tmp_path / f"0.{kind}"] * 2).not_kept() == []
@@ -210,7 +237,9 @@ def test_a_tiff_of_16_bits_is_read_whole(tmp_path):
     assert (next(iter(source.frames())).image.permute(1, 2, 0).numpy() == levels).all()
 
 
-@pytest.mark.parametrize(("sampling", "said"), [("yuv444p", "4:4:4"), ("yuv422p", "4:2:2"), ("yuv420p", None)])
+@pytest.mark.parametrize(
+    ("sampling", "said"), [("yuv444p", "4:4:4"), ("yuv422p", "4:2:2"), ("yuv420p", None)]
+)
 def test_finer_colour_than_a_video_keeps_is_named(sampling, said, tmp_path, capsys):
     import av
 
@@ -223,7 +252,9 @@ def test_finer_colour_than_a_video_keeps_is_named(sampling, said, tmp_path, caps
     source = open_source([tmp_path / "in.mkv"])
     pace = choose_pace(source, None, None, 1.0)
     choose_film(source, pace, tmp_path / "out.mkv", None)
-    assert capsys.readouterr().out == (f"not kept: {said} becomes 4:2:0: colour at half the size\n" if said else "")
+    assert capsys.readouterr().out == (
+        f"not kept: {said} becomes 4:2:0: colour at half the size\n" if said else ""
+    )
     choose_film(source, pace, tmp_path / "out", None)
     assert capsys.readouterr().out == ""
 
@@ -277,7 +308,8 @@ def test_a_clip_with_everything_keeps_times_bits_sound_and_scenes(interpolate, t
         assert wanted[place] in (170, 280)
         blend = (shown[source - 1] + shown[source]) / 2
         assert np.abs(made[place] - shown[source]).mean() < 0.6 * np.abs(made[place] - blend).mean()
-    repeated = made[4]  # at 80 ms the input shows the frame of 40 ms again; the output is on its way to that of 120 ms
+    # at 80 ms the input shows the frame of 40 ms again; the output is on its way to that of 120 ms
+    repeated = made[4]
     assert np.abs(repeated - shown[2]).mean() > 0.01
     ((hertz, seconds),) = tones(tmp_path / "out.mkv")
     assert hertz == pytest.approx(440, abs=5)

@@ -53,7 +53,16 @@ def type_in(*words: object) -> int:
 
 def test_pictures_become_more_pictures_in_half_and_in_tiles(runs, tmp_path, capsys):
     out = tmp_path / "out"
-    words = ["smooth", *sorted(tmp_path.glob("?.png")), "--output", out, "--runs", runs, "--scene-cut", 0]
+    words = [
+        "smooth",
+        *sorted(tmp_path.glob("?.png")),
+        "--output",
+        out,
+        "--runs",
+        runs,
+        "--scene-cut",
+        0,
+    ]
     assert type_in("dain", "interpolate", *words, "--half", "--tile", 72, "--check-seams") == 0
     said = capsys.readouterr().out
     assert "half against float32 on the first pair: PSNR" in said
@@ -73,7 +82,14 @@ def test_half_is_compared_with_float32_where_the_run_was_trained_in_half(tmp_pat
         return inferring(run)
 
     monkeypatch.setattr(command, "inferring", noting)
-    words = ["smooth", *sorted(tmp_path.glob("?.png")), "--output", tmp_path / "out", "--runs", runs]
+    words = [
+        "smooth",
+        *sorted(tmp_path.glob("?.png")),
+        "--output",
+        tmp_path / "out",
+        "--runs",
+        runs,
+    ]
     assert type_in("dain", "interpolate", *words, "--half") == 0
     assert modes == ["amp", "fp32", "amp"]
 
@@ -95,11 +111,16 @@ def test_mpt_infer_of_a_folder_of_frames_is_the_same_command(runs, tmp_path, cap
     assert len(list((tmp_path / "out").iterdir())) == 12
 
 
-def test_mpt_infer_makes_frames_between_two_pictures_and_refuses_a_factor_for_named_ones(runs, tmp_path, capsys):
+def test_mpt_infer_makes_frames_between_two_pictures_and_refuses_a_factor_for_named_ones(
+    runs, tmp_path, capsys
+):
     first, last, out = tmp_path / "0.png", tmp_path / "2.png", tmp_path / "out"
     words = ["infer", "smooth", "--runs", runs, "-o", out, "--rate", 75]
     assert type_in(*words, "--input", f"first={first}", "--input", f"last={last}") == 2
-    assert "--rate: goes with a run and inputs that are for `mpt dain interpolate`" in capsys.readouterr().err
+    assert (
+        "--rate: goes with a run and inputs that are for `mpt dain interpolate`"
+        in capsys.readouterr().err
+    )
     assert type_in(*words, "--input", first, "--input", last) == 0
     assert len(list(out.iterdir())) == 6
 
@@ -111,16 +132,23 @@ def test_a_gap_in_the_numbering_is_refused_with_the_option_that_takes_it(runs, t
         (tmp_path / f"{number}.png").rename(frames / f"{number}.png")
     words = ["infer", "smooth", "--input", frames, "--runs", runs, "-o", tmp_path / "out"]
     assert type_in(*words) == 3
-    assert "0.png to 2.png: 1 missing. Add the missing ones, renumber" in (said := capsys.readouterr().err)
+    assert "0.png to 2.png: 1 missing. Add the missing ones, renumber" in (
+        said := capsys.readouterr().err
+    )
     assert "with --allow-gaps" in said
     assert type_in(*words, "--allow-gaps") == 0
     assert len(list((tmp_path / "out").iterdir())) == 4
     pair = ["--input", f"first={frames / '0.png'}", "--input", f"last={frames / '2.png'}"]
     assert type_in("infer", "smooth", *pair, "--runs", runs, "--allow-gaps") == 2
-    assert "--allow-gaps: goes with a run and inputs that are for `mpt dain interpolate`" in capsys.readouterr().err
+    assert (
+        "--allow-gaps: goes with a run and inputs that are for `mpt dain interpolate`"
+        in capsys.readouterr().err
+    )
 
 
-def test_half_and_float32_are_compared_in_tiles_with_which_float32_fits(runs, tmp_path, monkeypatch):
+def test_half_and_float32_are_compared_in_tiles_with_which_float32_fits(
+    runs, tmp_path, monkeypatch
+):
     grids = []
 
     def noting(*arguments: Any) -> Tensor:
@@ -128,10 +156,20 @@ def test_half_and_float32_are_compared_in_tiles_with_which_float32_fits(runs, tm
         return tiled(*arguments)
 
     monkeypatch.setattr(command, "tiled", noting)
-    monkeypatch.setattr(command, "pass_memory", lambda net, dtype=None, times=1: PassMemory(0, 1 if dtype else 2))
+    monkeypatch.setattr(
+        command, "pass_memory", lambda net, dtype=None, times=1: PassMemory(0, 1 if dtype else 2)
+    )
     Image.new("RGB", (80, 480)).save(tmp_path / "0.png")
     Image.new("RGB", (80, 480)).save(tmp_path / "1.png")
-    words = ["smooth", tmp_path / "0.png", tmp_path / "1.png", "--output", tmp_path / "out", "--runs", runs]
+    words = [
+        "smooth",
+        tmp_path / "0.png",
+        tmp_path / "1.png",
+        "--output",
+        tmp_path / "out",
+        "--runs",
+        runs,
+    ]
     monkeypatch.setattr(command, "parse_budget", lambda text: 50_000)
     assert type_in("dain", "interpolate", *words, "--half", "--vram", "50kB") == 0
     assert [grid.count for grid in grids] == [3, 3]  # half alone fits in one
@@ -148,10 +186,22 @@ def test_half_and_float32_are_compared_in_tiles_with_which_float32_fits(runs, tm
         (["--output", "o.webm"], 2, "--output: .webm files are not written; allowed are .mp4,"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_written(runs, tmp_path, capsys, changes, code, words):
+def test_what_cannot_be_is_said_before_anything_is_written(
+    runs, tmp_path, capsys, changes, code, words
+):
     pictures = sorted(tmp_path.glob("?.png"))
     assert (
-        type_in("dain", "interpolate", "smooth", *pictures, "--output", tmp_path / "o", "--runs", runs, *changes)
+        type_in(
+            "dain",
+            "interpolate",
+            "smooth",
+            *pictures,
+            "--output",
+            tmp_path / "o",
+            "--runs",
+            runs,
+            *changes,
+        )
         == code
     )
     assert words in capsys.readouterr().err
@@ -165,15 +215,31 @@ def test_what_is_there_is_written_over_only_where_that_is_asked_for(runs, tmp_pa
     folder.mkdir()
     (folder / "frame-000009.png").touch()
     assert type_in(*words, "--output", film) == 2
-    assert f"{film} is there already; write elsewhere, or add --overwrite" in capsys.readouterr().err
+    assert (
+        f"{film} is there already; write elsewhere, or add --overwrite" in capsys.readouterr().err
+    )
     assert type_in(*words, "--output", folder) == 2
     assert "were made from another input" in capsys.readouterr().err
     assert type_in(*words, "--output", folder, "--overwrite") == 0
-    assert sorted(path.name for path in folder.iterdir()) == [f"frame-{number:06d}.png" for number in range(6)]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"frame-{number:06d}.png" for number in range(6)
+    ]
     assert type_in(*words, "--output", tmp_path, "--overwrite") == 2
     assert "holds the input" in capsys.readouterr().err
 
 
 def test_one_picture_is_an_error_of_the_data(runs, tmp_path, capsys):
-    assert type_in("dain", "interpolate", "smooth", tmp_path / "0.png", "--output", tmp_path / "o", "--runs", runs) == 3
+    assert (
+        type_in(
+            "dain",
+            "interpolate",
+            "smooth",
+            tmp_path / "0.png",
+            "--output",
+            tmp_path / "o",
+            "--runs",
+            runs,
+        )
+        == 3
+    )
     assert "one picture; two or more" in capsys.readouterr().err

@@ -16,7 +16,14 @@ from mpt.systems.dain.inference.interpolate import Detection, Job, Maker, Summar
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory, room_of
 from mpt.systems.dain.inference.output import SEGMENT, Film, Output, Place, open_output
 from mpt.systems.dain.inference.source import FrameStream, open_source
-from mpt.systems.dain.inference.tiles import TileDifference, grid_of_tiles, seam_error, spans_of, tiled, whole
+from mpt.systems.dain.inference.tiles import (
+    TileDifference,
+    grid_of_tiles,
+    seam_error,
+    spans_of,
+    tiled,
+    whole,
+)
 from mpt.systems.dain.inference.timeline import Pace, Shown
 from mpt.systems.dain.nn.flow_warp import FlowWarp
 
@@ -42,7 +49,14 @@ def pictures(folder: Path, count: int, size: tuple[int, int] = (40, 24)) -> Path
 
 def run_through(source: FrameStream, target: Fraction, net: FlowWarp, output: Output) -> Summary:
     with torch.no_grad():
-        return interpolate(source, Pace(rate=target), maker_of(net, source), output, detection=Detection(0), tell=False)
+        return interpolate(
+            source,
+            Pace(rate=target),
+            maker_of(net, source),
+            output,
+            detection=Detection(0),
+            tell=False,
+        )
 
 
 def levels(folder: Path) -> list[float]:
@@ -62,11 +76,15 @@ def test_the_output_lasts_as_long_as_the_input_and_keeps_its_frames():
 
 def test_uneven_times_are_divided_each_by_themselves_and_slow_motion_lasts_longer():
     pace = Pace(factor=2, slow=Fraction(3))
-    assert [one.seconds for one in pace.between(Fraction(1, 10), Fraction(1, 2))] == [Fraction(3, 10), Fraction(9, 10)]
+    assert [one.seconds for one in pace.between(Fraction(1, 10), Fraction(1, 2))] == [
+        Fraction(3, 10),
+        Fraction(9, 10),
+    ]
     even = Pace(rate=Fraction(10)).between(Fraction(1, 10), Fraction(1, 2))
     assert [float(one.moment) for one in even] == [0, 0.25, 0.5, 0.75]
     assert Pace(rate=Fraction(10)).between(Fraction(11, 100), Fraction(19, 100)) == ()
-    assert Pace(3).most_between(Fraction(1), intervals=4) == 11  # three repeats are interpolated over
+    # three repeats are interpolated over
+    assert Pace(3).most_between(Fraction(1), intervals=4) == 11
 
 
 def test_over_repeats_moments_are_of_the_whole_interval_and_times_of_each():
@@ -100,12 +118,19 @@ def test_frames_of_two_scenes_are_not_blended(tmp_path, net):
     output = open_output(tmp_path / "out", Film(source.rate * 4), {})
     with torch.no_grad():
         summary = interpolate(
-            source, Pace(4), maker_of(net, source), output, detection=Detection(repeats=False), tell=False
+            source,
+            Pace(4),
+            maker_of(net, source),
+            output,
+            detection=Detection(repeats=False),
+            tell=False,
         )
     assert (summary.cuts, summary.made) == (1, 6)
     made = sorted((tmp_path / "out").glob("frame-*.png"))[5:8]
     shown = [torch.from_numpy(numpy.array(Image.open(file))).permute(2, 0, 1) for file in made]
-    assert [torch.equal(image, scenes[scene]) for image, scene in zip(shown, (0, 1, 1), strict=True)] == [True] * 3
+    assert [
+        torch.equal(image, scenes[scene]) for image, scene in zip(shown, (0, 1, 1), strict=True)
+    ] == [True] * 3
 
 
 class Interrupting:
@@ -207,7 +232,11 @@ def test_bad_input_is_named(tmp_path):
 
 
 def test_tiles_cover_the_frame_and_blend_to_what_the_whole_gives(net):
-    assert [(span.start, span.stop) for span in spans_of(100, 64, 32)] == [(0, 64), (18, 82), (36, 100)]
+    assert [(span.start, span.stop) for span in spans_of(100, 64, 32)] == [
+        (0, 64),
+        (18, 82),
+        (36, 100),
+    ]
     torch.manual_seed(2)
     first, last = torch.rand(2, 1, 3, 90, 150)
     grid = grid_of_tiles(90, 150, (80, 80), 64)
@@ -220,10 +249,14 @@ def test_tiles_cover_the_frame_and_blend_to_what_the_whole_gives(net):
 
 def test_neighbouring_tiles_that_differ_are_measured_where_they_overlap(net, monkeypatch):
     levels = iter([0.1, 0.3, 1.6])  # frames are clipped to [0, 1] when they are written
-    monkeypatch.setattr(tiles, "whole", lambda net, first, *_: torch.full((1, 1, *first.shape[1:]), next(levels)))
+    monkeypatch.setattr(
+        tiles, "whole", lambda net, first, *_: torch.full((1, 1, *first.shape[1:]), next(levels))
+    )
     first, last = torch.zeros(2, 1, 3, 40, 200)
     seams = TileDifference()
-    tiled(net, first, last, torch.full((1, 1), 0.5), grid_of_tiles(40, 200, (40, 100), 50), 50, seams)
+    tiled(
+        net, first, last, torch.full((1, 1), 0.5), grid_of_tiles(40, 200, (40, 100), 50), 50, seams
+    )
     assert seams.count == 2 * 3 * 40 * 50
     assert seams.grey_levels == pytest.approx(255 * (0.2 + 0.7) / 2, rel=1e-5)
     assert TileDifference().grey_levels == 0
@@ -232,7 +265,9 @@ def test_neighbouring_tiles_that_differ_are_measured_where_they_overlap(net, mon
 def test_the_device_holds_a_tile_and_no_whole_frame(net, monkeypatch):
     given = []
 
-    def remembering(net: FlowWarp, first: torch.Tensor, last: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+    def remembering(
+        net: FlowWarp, first: torch.Tensor, last: torch.Tensor, time: torch.Tensor
+    ) -> torch.Tensor:
         given.extend((tensor.device.type, tuple(tensor.shape[-2:])) for tensor in (first, last))
         return torch.ones(1, 1, *first.shape[1:])
 
@@ -256,7 +291,8 @@ def test_the_planner_chooses_fewer_tiles_for_more_memory_and_says_what_is_too_li
     few, many = (choose_tiles(net, 360, 640, memory, needed // part) for part in (2, 4))
     assert 1 < few.count < many.count
     assert memory.peak_bytes(*many.size) < needed / 4
-    assert pass_memory(net, times=7).peak_bytes(360, 640) >= needed + 6 * 12 * 360 * 640  # float32 frames
+    # float32 frames
+    assert pass_memory(net, times=7).peak_bytes(360, 640) >= needed + 6 * 12 * 360 * 640
     with pytest.raises(MemoryBudgetError, match="--vram: a tile of"):
         choose_tiles(net, 360, 640, memory, needed // 1000)
 

@@ -49,14 +49,18 @@ def test_a_file_in_8_bits_has_grid_samples_and_is_judged_by_its_frames(network, 
     with pytest.raises(ConfigError, match="is there already"):
         export_file("run", tmp_path / "out.onnx", wishes, tmp_path)
     with pytest.raises(GateError, match=r"--gate asks for 150; it was not kept"):
-        export_file("run", tmp_path / "half.onnx", Wishes("96x64", 1.0, True, None, 150.0, False), tmp_path)
+        export_file(
+            "run", tmp_path / "half.onnx", Wishes("96x64", 1.0, True, None, 150.0, False), tmp_path
+        )
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".onnx", ".png", ".png", ".png"]
 
 
 class Operators(torch.nn.Module):
     """DAIN's projection with its holes filled, and the warp along it."""
 
-    def forward(self, image: torch.Tensor, flow: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, image: torch.Tensor, flow: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
         projected = project_flow(flow, weight, fill=True)
         kernel = weight.expand(-1, 16, -1, -1)
         return torch.cat((projected, interpolate_filtered(image, projected, kernel)), dim=1)
@@ -72,12 +76,18 @@ def test_dain_s_operators_are_the_same_in_a_file(tmp_path):
     with torch.no_grad():
         _, count = Projection.apply(*given[1:], False)
         wanted = Operators()(*given)
-        program = torch.onnx.export(Operators(), given, dynamo=True, opset_version=20, verbose=False)
+        program = torch.onnx.export(
+            Operators(), given, dynamo=True, opset_version=20, verbose=False
+        )
     assert (count == 0).any()  # there are holes
     program.save(str(tmp_path / "operators.onnx"))
-    session = runtime.InferenceSession(str(tmp_path / "operators.onnx"), providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(
+        str(tmp_path / "operators.onnx"), providers=["CPUExecutionProvider"]
+    )
     names = [one.name for one in session.get_inputs()]
-    made = session.run(None, {name: value.numpy() for name, value in zip(names, given, strict=True)})[0]
+    made = session.run(
+        None, {name: value.numpy() for name, value in zip(names, given, strict=True)}
+    )[0]
     torch.testing.assert_close(torch.from_numpy(made), wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -85,7 +95,9 @@ def test_what_does_not_export_is_said_before_anything_is_written(tmp_path, monke
     with pytest.raises(ConfigError, match=r"--size: found '96'; write WIDTHxHEIGHT"):
         read_size("96")
     monkeypatch.setattr(onnx_file, "open_network", lambda *_: of(FlowWarp([4, 8, 8])))
-    with pytest.raises(ConfigError, match="flow_warp is not exported; DAIN and RIFE with a version are"):
+    with pytest.raises(
+        ConfigError, match="flow_warp is not exported; DAIN and RIFE with a version are"
+    ):
         export_file("run", tmp_path / "out.onnx", WISHES, tmp_path)
     with pytest.raises(ConfigError, match=r"does not end in \.onnx"):
         export_file("run", tmp_path / "out.pt", WISHES, tmp_path)

@@ -40,7 +40,9 @@ def type_in(*words: object) -> int:
     return int(left.value.code or 0)
 
 
-def test_a_flownet_pkl_makes_frames_and_comes_back_as_it_was(flownet, tmp_path, capsys, monkeypatch):
+def test_a_flownet_pkl_makes_frames_and_comes_back_as_it_was(
+    flownet, tmp_path, capsys, monkeypatch
+):
     for number in range(2):
         Image.new("RGB", (80, 50), (40 * number,) * 3).save(tmp_path / f"{number}.png")
     pictures, out = sorted(tmp_path.glob("?.png")), tmp_path / "out"
@@ -51,9 +53,13 @@ def test_a_flownet_pkl_makes_frames_and_comes_back_as_it_was(flownet, tmp_path, 
     assert len(list(out.iterdir())) == 8
 
     trained = open_network(str(flownet), tmp_path, "cpu")
-    monkeypatch.setattr("mpt.systems.dain.nn.weights.published_weights.open_trained", lambda *_: trained)
+    monkeypatch.setattr(
+        "mpt.systems.dain.nn.weights.published_weights.open_trained", lambda *_: trained
+    )
     publish("run", tmp_path / "back.pkl", tmp_path)
-    back, wanted = (torch.load(path, weights_only=True) for path in (tmp_path / "back.pkl", flownet))
+    back, wanted = (
+        torch.load(path, weights_only=True) for path in (tmp_path / "back.pkl", flownet)
+    )
     assert list(back) == list(wanted)[:-1]
     assert all(torch.equal(value, wanted[name]) for name, value in back.items())
 
@@ -62,14 +68,21 @@ def test_mpt_infer_takes_a_flownet_pkl_in_the_place_of_a_run(flownet, tmp_path, 
     for number in range(2):
         Image.new("RGB", (64, 32), (40 * number,) * 3).save(tmp_path / f"{number}.png")
     pictures, out = [("--input", path) for path in sorted(tmp_path.glob("?.png"))], tmp_path / "out"
-    assert type_in("infer", flownet, *pictures[0], *pictures[1], "-o", out, "--factor", 2, "--vram", "4GiB") == 0
+    assert (
+        type_in(
+            "infer", flownet, *pictures[0], *pictures[1], "-o", out, "--factor", 2, "--vram", "4GiB"
+        )
+        == 0
+    )
     assert "these inputs are for `mpt dain interpolate`" in capsys.readouterr().out
     assert len(list(out.iterdir())) == 4
     assert type_in("infer", flownet) == 3
     assert "makes frames between others; add --input with a video" in capsys.readouterr().err
 
 
-def test_half_is_compared_with_float32_at_the_same_scale_and_padding(flownet, tmp_path, monkeypatch):
+def test_half_is_compared_with_float32_at_the_same_scale_and_padding(
+    flownet, tmp_path, monkeypatch
+):
     ways = []
 
     def noting(net: PublishedRife, *arguments: Any) -> torch.Tensor:
@@ -79,24 +92,38 @@ def test_half_is_compared_with_float32_at_the_same_scale_and_padding(flownet, tm
     monkeypatch.setattr(command, "tiled", noting)
     for number in range(2):
         Image.new("RGB", (64, 32), (40 * number,) * 3).save(tmp_path / f"{number}.png")
-    words = [flownet, *sorted(tmp_path.glob("?.png")), "--output", tmp_path / "out", "--half", "--scale", 0.5]
+    words = [
+        flownet,
+        *sorted(tmp_path.glob("?.png")),
+        "--output",
+        tmp_path / "out",
+        "--half",
+        "--scale",
+        0.5,
+    ]
     assert type_in("dain", "interpolate", *words, "--pad-to", 128) == 0
     assert ways == [((8, 4, 2), 128)] * 2
 
 
 def test_a_pruned_run_is_not_published(tmp_path, monkeypatch):
     pruned = SimpleNamespace(config=SimpleNamespace(memory=SimpleNamespace(tricks={"prune": 0.5})))
-    monkeypatch.setattr("mpt.systems.dain.nn.weights.published_weights.open_trained", lambda *_: pruned)
+    monkeypatch.setattr(
+        "mpt.systems.dain.nn.weights.published_weights.open_trained", lambda *_: pruned
+    )
     with pytest.raises(ConfigError, match=r"it is pruned \(memory\.prune\)"):
         publish("run", tmp_path / "back.pkl", tmp_path)
     assert not (tmp_path / "back.pkl").exists()
 
 
 def test_a_file_of_another_version_or_network_is_refused_by_name(flownet, tmp_path):
-    with pytest.raises(CheckpointError, match=r"holds RIFE's network hd3; set model\.version to hd3"):
+    with pytest.raises(
+        CheckpointError, match=r"holds RIFE's network hd3; set model\.version to hd3"
+    ):
         load_initial_weights({"net": build_version("hd3_older")}, flownet, rife.translate_weights)
     torch.save({"a.weight": torch.zeros(2, 2)}, tmp_path / "other.pth")
-    with pytest.raises(CheckpointError, match=r"neither DAIN's weights nor those of a RIFE version .*4\.25"):
+    with pytest.raises(
+        CheckpointError, match=r"neither DAIN's weights nor those of a RIFE version .*4\.25"
+    ):
         open_published(tmp_path / "other.pth", "cpu")
 
 

@@ -18,7 +18,9 @@ SHARE = 0.1
 
 def moved(height: int, width: int, pixels: int = 6) -> tuple[Tensor, Tensor]:
     """Return two frames of a pan."""
-    picture = torch.from_numpy(draw_texture(1, height, width + pixels)).permute(2, 0, 1)[None].float()
+    picture = (
+        torch.from_numpy(draw_texture(1, height, width + pixels)).permute(2, 0, 1)[None].float()
+    )
     return picture[..., :width].contiguous(), picture[..., pixels:].contiguous()
 
 
@@ -58,7 +60,8 @@ def test_tiles_are_the_whole_frame_but_for_what_they_do_not_see(scale, away, at_
     """Mean differences in grey levels, where the network moves pixels by 5 to 8 levels; of 192 pixels the coarsest
     block sees 6 in a row, at half the scale 3."""
     height, width, side = 160, 340, 192
-    net, overlap = calm("4.6", scale), 64  # half of the command's, so that the tiles are of a test's size
+    # half of the command's, so that the tiles are of a test's size
+    net, overlap = calm("4.6", scale), 64
     first, last = moved(height, width)
     time = torch.full((1, 1), 0.5)
     grid = grid_of_tiles(height, width, (side, side), overlap, net.multiple)

@@ -67,7 +67,10 @@ def filter_interpolation(image: Array, flow: Array, kernel: Array) -> Array:
         total = np.zeros(image.shape[1])
         for j in range(4):
             for i in range(4):
-                row, column = min(max(top - 1 + j, 0), height - 1), min(max(left - 1 + i, 0), width - 1)
+                row, column = (
+                    min(max(top - 1 + j, 0), height - 1),
+                    min(max(left - 1 + i, 0), width - 1),
+                )
                 quadrant = (a if i >= 2 else 1 - a) * (d if j >= 2 else 1 - d)
                 total += quadrant * kernel[b, 4 * j + i, y, x] * image[b, :, row, column]
         out[b, :, y, x] = total

@@ -44,4 +44,7 @@ def formula(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def formula_state(net: nn.Module) -> dict[str, torch.Tensor]:
     """Return the whole state."""
-    return {name: torch.from_numpy(formula(name, tuple(t.shape))) for name, t in net.state_dict().items()}
+    return {
+        name: torch.from_numpy(formula(name, tuple(t.shape)))
+        for name, t in net.state_dict().items()
+    }

@@ -15,8 +15,15 @@ from mpt.systems.dain.nn.networks.small_nets import SmallFlowNet
 from .formula_weights import formula_state
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "network.npz"
-COUNTS = {"flow": 9_374_340, "depth": 5_357_153, "context": 156_864, "kernel": 5_514_112, "rectify": 3_629_187}
-GRADIENT = 1e-4 if "avx512f" in Path("/proc/cpuinfo").read_text("utf-8") else 5e-2  # 0.014 with AVX2
+COUNTS = {
+    "flow": 9_374_340,
+    "depth": 5_357_153,
+    "context": 156_864,
+    "kernel": 5_514_112,
+    "rectify": 3_629_187,
+}
+# 0.014 with AVX2
+GRADIENT = 1e-4 if "avx512f" in Path("/proc/cpuinfo").read_text("utf-8") else 5e-2
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +54,9 @@ def distance(found: Tensor, wanted: np.ndarray) -> float:
 
 def test_names_and_shapes_are_the_published_ones_and_every_part_has_its_count(recorded, weights):
     assert list(weights) == [str(name) for name in recorded["names"]]
-    assert ["x".join(map(str, t.shape)) for t in weights.values()] == [str(shape) for shape in recorded["shapes"]]
+    assert ["x".join(map(str, t.shape)) for t in weights.values()] == [
+        str(shape) for shape in recorded["shapes"]
+    ]
     assert [zlib.crc32(t.numpy().tobytes()) for t in weights.values()] == list(recorded["crc32"])
     net = Dain()
     for part, prefixes in PARTS.items():
@@ -77,7 +86,10 @@ def test_slow_motion_is_dains_at_every_time(recorded, net):
         assert distance(prepared.flow_01, recorded["slowmotion/pwc_01"]) < 1e-5
         for index, time in enumerate(recorded["slowmotion/times"]):
             found = net.render(first, last, prepared, torch.tensor([float(time)]))
-            assert distance(found.extra["projected_01"], recorded["slowmotion/projected_01"][index]) < 2e-5
+            assert (
+                distance(found.extra["projected_01"], recorded["slowmotion/projected_01"][index])
+                < 2e-5
+            )
             assert distance(found.blended, recorded["slowmotion/blended"][index]) < 2e-5
             assert distance(found.image, recorded["slowmotion/rectified"][index]) < 2e-5
             assert torch.equal(found.image, net(first, last, torch.tensor([float(time)]))[0])
@@ -95,7 +107,9 @@ def test_validation_inside_training_fills_holes_and_normalises_by_the_batch(reco
 
 @pytest.mark.parametrize("gradient", ["true", "original"])
 def test_a_training_pass_has_dains_loss_gradients_and_statistics(recorded, net, gradient):
-    net.projection.original_gradient = net.filter_interpolation.original_gradient = gradient == "original"
+    net.projection.original_gradient = net.filter_interpolation.original_gradient = (
+        gradient == "original"
+    )
     net.train()
     first, middle, last = tensor(recorded["train/frames"])
     image, blended = net(first, last, torch.tensor([0.5]))
@@ -105,14 +119,18 @@ def test_a_training_pass_has_dains_loss_gradients_and_statistics(recorded, net, 
     assert distance(blended, recorded["train/blended"]) < 2e-5
     assert abs(loss.item() - recorded["train/loss_total"]) < 1e-6
     parameters = dict(net.named_parameters())
-    for name, norm in zip(recorded["train/grad_names"], recorded[f"train/f64_grad_norm_{gradient}"], strict=True):
+    for name, norm in zip(
+        recorded["train/grad_names"], recorded[f"train/f64_grad_norm_{gradient}"], strict=True
+    ):
         grad = parameters[str(name)].grad
         if norm < 1e-5 or grad is None:  # biases before a BatchNorm: noise around zero
             continue
         # ReLUs near zero make the depth network's float32 gradient differ by some 1e-3 from float64's, in DAIN too.
         tolerance = 2e-2 if str(name).startswith("depthNet") else GRADIENT
         assert abs(grad.double().norm().item() - norm) < tolerance * norm, name
-    assert {name for name, p in parameters.items() if p.grad is None} == set(map(str, recorded["train/grad_none"]))
+    assert {name for name, p in parameters.items() if p.grad is None} == set(
+        map(str, recorded["train/grad_none"])
+    )
     state = net.state_dict()
     statistics = torch.cat([state[str(name)].flatten() for name in recorded["train/bn_names"]])
     assert distance(statistics, recorded["train/bn_after"]) < 1e-5
@@ -138,7 +156,9 @@ def test_the_smaller_networks_begin_as_the_mean_of_both_frames(size, most):
     assert {name.split(".")[0] for name in net.state_dict()} == published
 
 
-@pytest.mark.parametrize("net", [FlowNet((4, 6, 8), (8, 6, 4)), SmallFlowNet((4, 6, 8))], ids=["PWC-Net", "small"])
+@pytest.mark.parametrize(
+    "net", [FlowNet((4, 6, 8), (8, 6, 4)), SmallFlowNet((4, 6, 8))], ids=["PWC-Net", "small"]
+)
 def test_the_flow_both_ways_is_that_of_each_way(net):
     with torch.no_grad():
         for parameter in net.parameters():
@@ -146,4 +166,6 @@ def test_the_flow_both_ways_is_that_of_each_way(net):
         first, last = torch.rand(2, 2, 3, 32, 24)
         forth, back = net(torch.cat((first, last), 1)), net(torch.cat((last, first), 1))
         assert not torch.allclose(forth, back, atol=1e-3)
-        assert torch.allclose(net(torch.cat((first, last), 1), both_ways=True), torch.cat((forth, back)), atol=1e-5)
+        assert torch.allclose(
+            net(torch.cat((first, last), 1), both_ways=True), torch.cat((forth, back)), atol=1e-5
+        )

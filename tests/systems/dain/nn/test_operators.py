@@ -29,7 +29,9 @@ def recorded() -> dict[str, np.ndarray]:
 def case(recorded: dict[str, np.ndarray], operator: str, number: int) -> dict[str, Tensor]:
     start = f"{operator}/c{number}_"
     return {
-        key.removeprefix(start): torch.from_numpy(value) for key, value in recorded.items() if key.startswith(start)
+        key.removeprefix(start): torch.from_numpy(value)
+        for key, value in recorded.items()
+        if key.startswith(start)
     }
 
 
@@ -46,7 +48,13 @@ def inputs(height: int, width: int, seed: int = 0) -> dict[str, Tensor]:
 
     flow = 3 * draw(2)
     flow = flow.floor() + 0.1 + 0.8 * (flow - flow.floor())
-    return {"image": draw(3), "other": draw(3), "flow": flow, "weight": draw(1).exp(), "kernel": draw(16)}
+    return {
+        "image": draw(3),
+        "other": draw(3),
+        "flow": flow,
+        "weight": draw(1).exp(),
+        "kernel": draw(16),
+    }
 
 
 @pytest.mark.parametrize("number", [0, 2, 3])
@@ -74,7 +82,9 @@ def test_the_projection_is_dains_unfilled_and_filled(recorded, operator, number)
     if "weight" in c:
         assert close(grad_weight, c["grad_weight_true"])
         original = project_flow(flow, weight, original_gradient=True)
-        assert close(torch.autograd.grad(original, weight, c["grad_out"])[0], c["grad_weight_original"])
+        assert close(
+            torch.autograd.grad(original, weight, c["grad_out"])[0], c["grad_weight_original"]
+        )
         assert not close(c["grad_weight_original"], c["grad_weight_true"], 0.1)
 
 
@@ -89,7 +99,9 @@ def test_filter_interpolation_and_both_its_gradients_are_dains(recorded, number)
     assert close(flow, c["grad_flow"])
     assert close(kernel, c["grad_kernel"])
     original = interpolate_filtered(*arguments, original_gradient=True)
-    assert close(torch.autograd.grad(original, arguments[0], c["grad_out"])[0], c["grad_image_original"])
+    assert close(
+        torch.autograd.grad(original, arguments[0], c["grad_out"])[0], c["grad_image_original"]
+    )
 
 
 @pytest.mark.parametrize("number", [0, 3])
@@ -113,7 +125,10 @@ def test_the_warp_that_repeats_the_border_is_torchs():
     found = WarpRegion(masked=False, border=True)(image, flow)
     assert close(found, wanted)
     weight = torch.randn(wanted.shape, generator=numbers)
-    gradients = [torch.autograd.grad((weight * out).sum(), flow, retain_graph=True)[0] for out in (found, wanted)]
+    gradients = [
+        torch.autograd.grad((weight * out).sum(), flow, retain_graph=True)[0]
+        for out in (found, wanted)
+    ]
     assert close(*gradients)
     outside = WarpRegion(masked=False)(image, flow)
     assert not close(outside, wanted)
@@ -135,7 +150,8 @@ def test_every_operator_equals_its_direct_loop_at_odd_sizes(height, width):
             direct_loops.filter_interpolation(n["image"], n["flow"], n["kernel"]),
         ),
     ]
-    if min(height, width) > 1:  # along a side of one pixel grid_sample, and so this, knows one position
+    # along a side of one pixel grid_sample, and so this, knows one position
+    if min(height, width) > 1:
         for masked in (True, False):
             moved = warp(t["image"], t["flow"], masked=masked)
             pairs.append((moved, direct_loops.warp(n["image"], n["flow"], masked)))
@@ -147,7 +163,9 @@ def test_every_gradient_is_the_derivative():
     t = {name: value.requires_grad_() for name, value in inputs(4, 5).items()}
     assert torch.autograd.gradcheck(lambda a, b: correlate(a, b, 1), (t["image"], t["other"]))
     assert torch.autograd.gradcheck(lambda f, w: project_flow(f, w), (t["flow"], t["weight"]))
-    assert torch.autograd.gradcheck(lambda i, f, k: interpolate_filtered(i, f, k), (t["image"], t["flow"], t["kernel"]))
+    assert torch.autograd.gradcheck(
+        lambda i, f, k: interpolate_filtered(i, f, k), (t["image"], t["flow"], t["kernel"])
+    )
     assert torch.autograd.gradcheck(lambda i, f: warp(i, f), (t["image"], t["flow"]))
 
 
@@ -162,20 +180,26 @@ def test_flows_of_any_size_and_nan_index_inside_the_image():
         flow = t["flow"].clone()
         flow[:, :, 2] = bad
         assert project_flow(flow, t["weight"], fill=True).isfinite().all()
-        assert interpolate_filtered(t["image"], flow, t["kernel"])[:, :, 2].equal(t["image"][:, :, 2])
+        assert interpolate_filtered(t["image"], flow, t["kernel"])[:, :, 2].equal(
+            t["image"][:, :, 2]
+        )
         assert (warp(t["image"], flow)[:, :, 2] == 0).all()
 
 
 def test_operators_are_deterministic():
     t = {name: value.float() for name, value in inputs(33, 40).items()}
     first = project_flow(t["flow"], t["weight"], fill=True)
-    assert all(torch.equal(first, project_flow(t["flow"], t["weight"], fill=True)) for _ in range(3))
+    assert all(
+        torch.equal(first, project_flow(t["flow"], t["weight"], fill=True)) for _ in range(3)
+    )
 
 
 def test_the_correlation_keeps_its_inputs_alone_for_the_backward_pass():
     kept: list[int] = []
     first, second = (torch.randn(1, 8, 16, 16, requires_grad=True) for _ in range(2))
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(t.numel()) or t, lambda t: t
+    ):
         correlate(first, second)
     assert sum(kept) == first.numel() + second.numel()
 
@@ -187,4 +211,5 @@ def test_filter_interpolation_holds_no_image_per_tap():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         interpolate_filtered(image, flow, kernel)
     saved = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
-    assert sum(saved.values()) < image.untyped_storage().nbytes() / 2  # nor the image, where only it has a gradient
+    # nor the image, where only it has a gradient
+    assert sum(saved.values()) < image.untyped_storage().nbytes() / 2

@@ -30,7 +30,10 @@ def test_steps_have_dains_losses(gradients, steps):
         recorded = dict(archive)
     first, middle, last = torch.from_numpy(recorded["frames"])
     image = FieldSpec((3, 64, 64), torch.float32, "image")
-    spec = DataSpec({"first": image, "middle": image, "last": image, "time": FieldSpec((), torch.float32)}, size=1)
+    spec = DataSpec(
+        {"first": image, "middle": image, "last": image, "time": FieldSpec((), torch.float32)},
+        size=1,
+    )
     config = load_config(
         {
             "model": {"name": "dain", "original_gradients": gradients == "original"},

@@ -31,15 +31,22 @@ def test_started_from_cost_volumes_it_begins_as_the_baseline_that_warps_by_that_
     time = torch.tensor([0.5, 0.25])
     ours, theirs = (one.between(first, last, time).image for one in (net, baseline))
     inside = (..., slice(4, -4), slice(4, -4))
-    assert (ours - theirs)[inside].abs().max() < 0.02  # either counts the farther frame by its own least share
+    # either counts the farther frame by its own least share
+    assert (ours - theirs)[inside].abs().max() < 0.02
     assert net.between(first, last, time).flow[1, 0].mean() != 0
 
 
 def test_the_true_flow_becomes_the_flow_from_the_frame_between():
     scene = draw_scene(2, 32, 0, 6.0, mix(0, 0, 0))
-    (first, motion, _), (middle, *_), (last, *_) = (render(scene, 32, time) for time in (0.0, 0.25, 1.0))
-    flow, logit = IntermediateFlowRegion()(torch.cat((motion, -motion), dim=1), torch.full((2,), 0.25))
+    (first, motion, _), (middle, *_), (last, *_) = (
+        render(scene, 32, time) for time in (0.0, 0.25, 1.0)
+    )
+    flow, logit = IntermediateFlowRegion()(
+        torch.cat((motion, -motion), dim=1), torch.full((2,), 0.25)
+    )
     net = small(cost_volume=False)
     fused = net.fusion(*net.both_warped((first, last), flow), logit)
     inside = (..., slice(6, -6), slice(6, -6))
-    assert (fused - middle)[inside].abs().mean() < 0.2 * ((first + last) / 2 - middle)[inside].abs().mean()
+    assert (fused - middle)[inside].abs().mean() < 0.2 * ((first + last) / 2 - middle)[
+        inside
+    ].abs().mean()

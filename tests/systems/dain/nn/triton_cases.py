@@ -5,7 +5,12 @@ import pytest
 import torch
 
 from mpt.systems.dain.nn.dain import Dain
-from mpt.systems.dain.nn.operators import correlation, filter_interpolation, projection, triton_operators
+from mpt.systems.dain.nn.operators import (
+    correlation,
+    filter_interpolation,
+    projection,
+    triton_operators,
+)
 
 from .test_operators import RECORDED, case, close, inputs
 
@@ -32,7 +37,9 @@ def agree(ours, theirs, leaves, tolerance=3e-6):
     def grad(out):
         return weights.setdefault("grad", torch.randn(out.shape, generator=numbers))
 
-    for found, wanted in zip(outcome(ours, leaves, grad), outcome(theirs, leaves, grad), strict=True):
+    for found, wanted in zip(
+        outcome(ours, leaves, grad), outcome(theirs, leaves, grad), strict=True
+    ):
         assert close(found, wanted, tolerance)
 
 
@@ -81,7 +88,9 @@ def test_images_in_half_precision_return_in_it():
     x = floats(6, 7)
     found = triton_operators.interpolate_filtered(x["image"].half(), x["flow"], x["kernel"])
     assert found.dtype == torch.float16
-    wanted = filter_interpolation.interpolate_filtered(x["image"].half().float(), x["flow"], x["kernel"])
+    wanted = filter_interpolation.interpolate_filtered(
+        x["image"].half().float(), x["flow"], x["kernel"]
+    )
     assert close(found.float(), wanted, 2e-3)
 
 
@@ -110,7 +119,8 @@ def test_the_whole_network_uses_them_where_they_are_asked_for(monkeypatch):
 
         def counted(*args, _module=module, _name=name, **kwargs):
             calls.append(_name)
-            return getattr(_module, _name)(*args, **kwargs)  # torch's: the interpreter would take many seconds
+            # torch's: the interpreter would take many seconds
+            return getattr(_module, _name)(*args, **kwargs)
 
         monkeypatch.setattr(triton_operators, name, counted)
     first, last = torch.rand(2, 1, 3, 16, 16)

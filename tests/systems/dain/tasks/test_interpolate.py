@@ -19,7 +19,13 @@ from mpt.systems.dain.tasks.interpolate import Interpolate
 def make_run(**changes: Any) -> tuple[Run, Any, Any]:
     """Return a run on four drawn triplets of 36 x 36, which no network's multiple divides, and both data sets."""
     torch.manual_seed(0)
-    data = {"name": "procedural_triplets", "count": 4, "test_count": 3, "image_size": 36, "times": [0.25, 0.5]}
+    data = {
+        "name": "procedural_triplets",
+        "count": 4,
+        "test_count": 3,
+        "image_size": 36,
+        "times": [0.25, 0.5],
+    }
     whole = {
         "model": {"name": "dain", "size": "small"},
         "dataset": data,
@@ -28,7 +34,9 @@ def make_run(**changes: Any) -> tuple[Run, Any, Any]:
         "train": {"steps": 4, "batch_size": 4},
     }
     config = load_config({**whole, **changes})
-    sets = [procedural_triplets.build(config.dataset.settings, split, 0) for split in ("train", "test")]
+    sets = [
+        procedural_triplets.build(config.dataset.settings, split, 0) for split in ("train", "test")
+    ]
     return build_run(config, torch.device("cpu"), sets[0].spec), *sets
 
 
@@ -48,7 +56,9 @@ def test_the_flow_is_trained_first_and_alone():
     net = run.task.modules["net"]
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     update(run, flow, batch_of(data))
-    assert {n.split(".")[0] for n, p in net.named_parameters() if not torch.equal(p, before[n])} == {"flownets"}
+    assert {
+        n.split(".")[0] for n, p in net.named_parameters() if not torch.equal(p, before[n])
+    } == {"flownets"}
     update(run, joint, batch_of(data))
     changed = {n.split(".")[0] for n, p in net.named_parameters() if not torch.equal(p, before[n])}
     assert {"flownets", "rectifyNet"} <= changed
@@ -57,12 +67,20 @@ def test_the_flow_is_trained_first_and_alone():
 def test_rife_learns_its_flow_first_and_then_everything():
     run, data, _ = make_run(model={"name": "rife", "size": "small", "start": "cost_volume"})
     net = run.task.modules["net"]
-    for phase, wanted in zip(run.phases, ({"flownets"}, {"flownets", "blocks", "refinement"}), strict=True):
+    for phase, wanted in zip(
+        run.phases, ({"flownets"}, {"flownets", "blocks", "refinement"}), strict=True
+    ):
         before = {name: p.detach().clone() for name, p in net.named_parameters()}
         update(run, phase, batch_of(data))
-        assert {n.split(".")[0] for n, p in net.named_parameters() if not torch.equal(p, before[n])} >= wanted
+        assert {
+            n.split(".")[0] for n, p in net.named_parameters() if not torch.equal(p, before[n])
+        } >= wanted
         if phase.name == "flow":
-            assert all(torch.equal(p, before[n]) for n, p in net.named_parameters() if not n.startswith("flownets"))
+            assert all(
+                torch.equal(p, before[n])
+                for n, p in net.named_parameters()
+                if not n.startswith("flownets")
+            )
 
 
 def test_micro_batches_give_the_gradient_of_the_whole_batch():
@@ -70,7 +88,9 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch():
     for size in (None, 2):
         memory = {"micro_batch": size} if size else {}
         # Plain SGD: Adamax's first step is the gradient's sign, which rounding can turn where it is nearly zero.
-        run, data, _ = make_run(model={"name": "flow_warp"}, memory=memory, optimizer={"name": "sgd", "lr": 0.1})
+        run, data, _ = make_run(
+            model={"name": "flow_warp"}, memory=memory, optimizer={"name": "sgd", "lr": 0.1}
+        )
         update(run, run.phases[1], batch_of(data))
         found.append([p.detach().clone() for p in run.task.modules["net"].parameters()])
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(*found, strict=True))
@@ -96,7 +116,11 @@ def test_named_test_sequences_have_a_table_on_the_page():
     task = run.task
     assert isinstance(task, Interpolate)
     evidence = [
-        {"psnr": torch.tensor([30.0, 20.0]), "ssim": torch.tensor([0.9, 0.5]), "ie": torch.tensor([3.0, 9.0])},
+        {
+            "psnr": torch.tensor([30.0, 20.0]),
+            "ssim": torch.tensor([0.9, 0.5]),
+            "ie": torch.tensor([3.0, 9.0]),
+        },
         {"psnr": torch.tensor([25.0]), "ssim": torch.tensor([0.7]), "ie": torch.tensor([6.0])},
     ]
     evidence = [{**part, "average_psnr": part["psnr"] - 5} for part in evidence]
@@ -131,10 +155,15 @@ def test_the_charbonnier_loss_is_the_mean_of_smoothed_absolute_values():
 
 
 def test_the_photometric_loss_is_least_at_the_true_flow():
-    settings = procedural_triplets.Settings(count=4, shapes=0, image_size=48, flip=False, temporal_swap=False)
+    settings = procedural_triplets.Settings(
+        count=4, shapes=0, image_size=48, flip=False, temporal_swap=False
+    )
     data = procedural_triplets.build(settings, "train", 0)
     batch = batch_of(data)
-    at = {scale: photometric(scale * batch["flow"], batch["first"], batch["last"]).item() for scale in (0.5, 1.0, 1.5)}
+    at = {
+        scale: photometric(scale * batch["flow"], batch["first"], batch["last"]).item()
+        for scale in (0.5, 1.0, 1.5)
+    }
     assert at[1.0] < min(at[0.5], at[1.5])
 
 
@@ -158,9 +187,12 @@ def test_flows_are_smooth_away_from_edges() -> None:
     edge = flat.clone()
     edge[..., 1] = 0.6
     roughness = [
-        photometric(flow, frame, frame, smoothness=1.0).item() - photometric(flow, frame, frame, smoothness=0.0).item()
+        photometric(flow, frame, frame, smoothness=1.0).item()
+        - photometric(flow, frame, frame, smoothness=0.0).item()
         for frame in (flat, edge)
     ]
     step, still = (1 + 1e-6) ** 0.5, 1e-3
     across = {1.0: step, math.exp(-1.0): math.exp(-1.0) * step}
-    assert roughness == pytest.approx([across[1.0] + still, across[math.exp(-1.0)] + still], rel=1e-6)
+    assert roughness == pytest.approx(
+        [across[1.0] + still, across[math.exp(-1.0)] + still], rel=1e-6
+    )

@@ -19,7 +19,10 @@ def mpt(*words):
 
 @pytest.mark.parametrize(
     ("archi", "inters"),
-    [pytest.param("df-ud", {"inter"}, marks=pytest.mark.slow), ("liae-ud", {"inter_AB", "inter_B"})],
+    [
+        pytest.param("df-ud", {"inter"}, marks=pytest.mark.slow),
+        ("liae-ud", {"inter_AB", "inter_B"}),
+    ],
 )
 def test_a_pretrained_model_goes_on_with_a_new_inter(tmp_path, archi, inters):
     many, src, dst = (folder(tmp_path / name, 3) for name in ("many", "src", "dst"))
@@ -33,7 +36,14 @@ train: {{steps: 2, batch_size: 2}}
     (tmp_path / "pre.yaml").write_text(text)
     runs = tmp_path / "runs"
     assert mpt("train", tmp_path / "pre.yaml", "--runs", runs, "--name", "pre", "--quiet") == 0
-    ended = ["deepfacelab", "end-pretraining", runs / "pre", runs / "after", f"dataset.src={src}", f"dataset.dst={dst}"]
+    ended = [
+        "deepfacelab",
+        "end-pretraining",
+        runs / "pre",
+        runs / "after",
+        f"dataset.src={src}",
+        f"dataset.dst={dst}",
+    ]
     assert mpt(*ended) == 0
     before, after = (checkpoint.load(RunDirectory(runs / name)) for name in ("pre", "after"))
     assert (before.step, after.step) == (2, 0)
@@ -44,7 +54,14 @@ train: {{steps: 2, batch_size: 2}}
     config = load_config(runs / "after" / "config.yaml")
     assert (config.dataset.settings.pretrain, config.dataset.settings.src) == (False, str(src))
     assert set(after.state["modules"]) == {"autoencoder", "patch_discriminator"}
-    resumed = ["train", runs / "after" / "config.yaml", "--resume", runs / "after", "--quiet", "train.steps=1"]
+    resumed = [
+        "train",
+        runs / "after" / "config.yaml",
+        "--resume",
+        runs / "after",
+        "--quiet",
+        "train.steps=1",
+    ]
     assert mpt(*resumed) == 0
     assert mpt("deepfacelab", "end-pretraining", runs / "after", runs / "again") == 2
     if archi == "df-ud":
@@ -55,7 +72,9 @@ def check_names(tmp_path, runs, src):
     model, back = tmp_path / "model", tmp_path / "back"
     assert mpt("deepfacelab", "torch-to-leras", runs / "pre", model, "--name", "foo") == 0
     assert mpt("deepfacelab", "leras-to-torch", model, runs / "foo") == 0
-    assert mpt("deepfacelab", "end-pretraining", runs / "foo", runs / "bar", f"dataset.src={src}") == 0
+    assert (
+        mpt("deepfacelab", "end-pretraining", runs / "foo", runs / "bar", f"dataset.src={src}") == 0
+    )
     assert mpt("deepfacelab", "torch-to-leras", runs / "bar", back) == 0
     assert sorted(path.name for path in back.glob("*.dat")) == ["foo_SAEHD_data.dat"]
     assert len(read_model_data(model / "foo_SAEHD_data.dat")["loss_history"]) == 2

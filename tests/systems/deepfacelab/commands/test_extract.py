@@ -9,7 +9,12 @@ from PIL import Image
 from mpt import cli
 from mpt.systems.deepfacelab.commands.shared import apply_xseg, extract_faces
 from mpt.systems.deepfacelab.data.faces.face_files import describe, find_metadata, open_image
-from mpt.systems.deepfacelab.data.faces.face_writing import FoundFace, encode_face, fits_its_box, with_segment
+from mpt.systems.deepfacelab.data.faces.face_writing import (
+    FoundFace,
+    encode_face,
+    fits_its_box,
+    with_segment,
+)
 from mpt.systems.deepfacelab.inference.extraction import Detectors, unturn
 from mpt.systems.deepfacelab.inference.masks import TrainedMasks
 from tests.systems.deepfacelab.pixels import PIXELS, arrays
@@ -19,15 +24,26 @@ TYPES = {"HALF": "h", "FULL": "f", "WHOLE_FACE": "wf", "HEAD": "head"}
 
 def stored_face(number):
     stored = arrays("geometry")
-    return FoundFace(tuple(int(x) for x in stored["extract_rects"][number]), stored["extract_landmarks"][number])
+    return FoundFace(
+        tuple(int(x) for x in stored["extract_rects"][number]), stored["extract_landmarks"][number]
+    )
 
 
-@pytest.mark.parametrize("path", sorted((PIXELS / "extracted").glob("*.jpg")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((PIXELS / "extracted").glob("*.jpg")), ids=lambda path: path.stem
+)
 def test_an_extracted_face_is_deepfacelabs(path):
     """Bit for bit with OpenCV 4, which made them; OpenCV 5 interpolates more exactly."""
     kind, size, quality, number = path.stem.rsplit("_", 3)
     frame = arrays("geometry")["extract_frame_u8"]
-    data = encode_face(frame, stored_face(int(number[4:])), "frame_00001.png", TYPES[kind], int(size), int(quality[1:]))
+    data = encode_face(
+        frame,
+        stored_face(int(number[4:])),
+        "frame_00001.png",
+        TYPES[kind],
+        int(size),
+        int(quality[1:]),
+    )
     before = path.read_bytes()
     one, other = (np.asarray(open_image(part, "x"), int) for part in (data, before))
     assert np.abs(one - other).mean() < 0.7
@@ -35,7 +51,10 @@ def test_an_extracted_face_is_deepfacelabs(path):
     assert data.index(find_metadata(data, "x")) == before.index(find_metadata(before, "x"))
     copy = path.parent / path.name
     found, expected = describe_bytes(data), describe(copy)
-    assert (found.face_type, found.source_filename) == (expected.face_type, expected.source_filename)
+    assert (found.face_type, found.source_filename) == (
+        expected.face_type,
+        expected.source_filename,
+    )
     np.testing.assert_allclose(found.landmarks, expected.landmarks, rtol=1e-4)
     np.testing.assert_allclose(found.source_matrix, expected.source_matrix, rtol=1e-4)
     np.testing.assert_allclose(found.source_landmarks, expected.source_landmarks)
@@ -80,7 +99,9 @@ def frames(tmp_path, monkeypatch):
     folder = tmp_path / "frames"
     folder.mkdir()
     for number in (1, 3):
-        Image.fromarray(arrays("geometry")["extract_frame_u8"][..., ::-1]).save(folder / f"{number:05d}.png")
+        Image.fromarray(arrays("geometry")["extract_frame_u8"][..., ::-1]).save(
+            folder / f"{number:05d}.png"
+        )
     Image.new("RGB", (256, 256)).save(folder / "00002.png")
     monkeypatch.setattr(extract_faces, "load_detectors", lambda *_: Known())
     Known.calls = 0
@@ -88,7 +109,17 @@ def frames(tmp_path, monkeypatch):
 
 
 def extract(frames, out, *words):
-    asked = ["deepfacelab", "extract", frames, out, "--facelib", frames.parent, "--device", "cpu", *words]
+    asked = [
+        "deepfacelab",
+        "extract",
+        frames,
+        out,
+        "--facelib",
+        frames.parent,
+        "--device",
+        "cpu",
+        *words,
+    ]
     with pytest.raises(SystemExit) as done:
         cli.main([str(word) for word in asked])
     return done.value.code
@@ -138,7 +169,9 @@ def test_a_face_is_found_twice_and_in_a_frame_that_lies_on_its_side():
     frame[:16, :16] = 255
     (upright,) = detectors.find_faces(frame)
     (turned,) = detectors.find_faces(np.ascontiguousarray(np.rot90(frame, 3)))  # clockwise
-    np.testing.assert_allclose(turned.landmarks, np.stack((255 - upright.landmarks[:, 1], upright.landmarks[:, 0]), 1))
+    np.testing.assert_allclose(
+        turned.landmarks, np.stack((255 - upright.landmarks[:, 1], upright.landmarks[:, 0]), 1)
+    )
 
 
 def test_masks_of_an_xseg_are_kept_in_the_faces(frames, tmp_path, monkeypatch, capsys):
@@ -146,11 +179,24 @@ def test_masks_of_an_xseg_are_kept_in_the_faces(frames, tmp_path, monkeypatch, c
     assert not extract(frames, out, "--size", 128)
     half = np.zeros((256, 256), np.float32)
     half[:, :128] = 0.7
-    monkeypatch.setattr(apply_xseg, "load_segment", lambda *_: TrainedMasks(lambda face: half, None))
+    monkeypatch.setattr(
+        apply_xseg, "load_segment", lambda *_: TrainedMasks(lambda face: half, None)
+    )
     before = describe(out / "00001_0.jpg")
     for words in ((), ("--face-type", "f")):
         with pytest.raises(SystemExit) as done:
-            cli.main(["deepfacelab", "xseg-apply", str(out), "--xseg", str(tmp_path), "--device", "cpu", *words])
+            cli.main(
+                [
+                    "deepfacelab",
+                    "xseg-apply",
+                    str(out),
+                    "--xseg",
+                    str(tmp_path),
+                    "--device",
+                    "cpu",
+                    *words,
+                ]
+            )
         assert not done.value.code
         face = describe(out / "00001_0.jpg")
         mask = face.draw_face(64, "xseg")
@@ -158,5 +204,8 @@ def test_masks_of_an_xseg_are_kept_in_the_faces(frames, tmp_path, monkeypatch, c
         assert mask[32, 44] == 0
         np.testing.assert_array_equal(face.landmarks, before.landmarks)
     assert "wrote masks into 4 faces" in capsys.readouterr().out
-    one, other = (np.asarray(open_image(data, "x")) for data in (face.read(), with_segment(face.read(), {}, "x")))
+    one, other = (
+        np.asarray(open_image(data, "x"))
+        for data in (face.read(), with_segment(face.read(), {}, "x"))
+    )
     np.testing.assert_array_equal(one, other)

@@ -18,7 +18,14 @@ from mpt.run.records.layout import create_run
 def run_path(tmp_path):
     config = load_config(
         {
-            "model": {"name": "saehd", "image_size": 64, "ae_dims": 6, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2},
+            "model": {
+                "name": "saehd",
+                "image_size": 64,
+                "ae_dims": 6,
+                "e_dims": 4,
+                "d_dims": 4,
+                "d_mask_dims": 2,
+            },
             "dataset": {"name": "procedural_faces", "count": 4, "test_count": 3},
             "optimizer": {"name": "adabelief"},
             "precision": {"mode": "fp32"},

@@ -31,7 +31,14 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("merge")
     config = load_config(
         {
-            "model": {"name": "saehd", "image_size": 64, "ae_dims": 6, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2},
+            "model": {
+                "name": "saehd",
+                "image_size": 64,
+                "ae_dims": 6,
+                "e_dims": 4,
+                "d_dims": 4,
+                "d_mask_dims": 2,
+            },
             "dataset": {"name": "procedural_faces", "count": 4, "test_count": 2},
             "optimizer": {"name": "adabelief"},
             "precision": {"mode": "fp32"},
@@ -41,11 +48,18 @@ def place(tmp_path_factory):
     data, _ = build_datasets(config)
     directory = create_run(folder / "runs", "faces")
     directory.config_path.write_text(config.to_yaml())
-    checkpoint.save(directory, 0, capture(build_run(config, torch.device("cpu"), data.spec)), keep_last=1)
+    checkpoint.save(
+        directory, 0, capture(build_run(config, torch.device("cpu"), data.spec)), keep_last=1
+    )
     (folder / "frames").mkdir()
     for face in list_faces(FIXTURES / "wf_xseg.pak", "dst")[:3]:
-        picture = torch.from_numpy(np.array(open_image(face.read(), "x").convert("RGB"))).permute(2, 0, 1) / 255
-        frame = cut(picture, invert(face.source_matrix), (240, 320), "bicubic", "border").clamp(0, 1)
+        picture = (
+            torch.from_numpy(np.array(open_image(face.read(), "x").convert("RGB"))).permute(2, 0, 1)
+            / 255
+        )
+        frame = cut(picture, invert(face.source_matrix), (240, 320), "bicubic", "border").clamp(
+            0, 1
+        )
         array = (frame * 255).byte().permute(1, 2, 0).numpy()
         Image.fromarray(array).save(folder / "frames" / f"{Path(face.source_filename).stem}.png")
     Image.new("RGB", (320, 240)).save(folder / "frames" / "90000.png")
@@ -53,7 +67,15 @@ def place(tmp_path_factory):
 
 
 def merge(place, output, *words, frames="frames"):
-    asked = ["deepfacelab", "merge", place / "runs" / "faces", "--frames", place / frames, "--output", output]
+    asked = [
+        "deepfacelab",
+        "merge",
+        place / "runs" / "faces",
+        "--frames",
+        place / frames,
+        "--output",
+        output,
+    ]
     asked += ["--aligned", FIXTURES / "wf_xseg.pak", "--device", "cpu", *words]
     with pytest.raises(SystemExit) as done:
         cli.main([str(word) for word in asked])
@@ -90,12 +112,20 @@ def test_other_settings_do_not_mix_into_a_folder_that_was_begun(place, tmp_path,
     assert merge(place, out, "--mask", "full", "--overwrite", "--sharpen", "3") == 0
     record = json.loads((out / "merge.json").read_text())
     assert (record["mask"], record["sharpen"]) == ("full", 3)
-    shutil.copy(FIXTURES / "wf_xseg.pak", tmp_path / "fewer.pak")  # stands for faces of which bad ones were removed
-    assert merge(place, out, "--mask", "full", "--sharpen", "3", "--aligned", tmp_path / "fewer.pak") == 2
+    # stands for faces of which bad ones were removed
+    shutil.copy(FIXTURES / "wf_xseg.pak", tmp_path / "fewer.pak")
+    assert (
+        merge(place, out, "--mask", "full", "--sharpen", "3", "--aligned", tmp_path / "fewer.pak")
+        == 2
+    )
     histogram = ["--mode", "hist-match", "--hist-threshold", "100", "--no-hist-masked"]
     assert merge(place, out, *histogram, "--overwrite") == 0
     record = json.loads((out / "merge.json").read_text())
-    assert (record["mode"], record["hist_threshold"], record["hist_masked"]) == ("hist-match", 100, False)
+    assert (record["mode"], record["hist_threshold"], record["hist_masked"]) == (
+        "hist-match",
+        100,
+        False,
+    )
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thing.txt").touch()
     assert merge(place, tmp_path / "other") == 5
@@ -127,19 +157,27 @@ def test_a_video_becomes_a_video(place, tmp_path):
     pytest.importorskip("av")
     with VideoWriter(tmp_path / "in.mp4", 10) as writer:
         for name in ("00000.png", "00001.png", "00002.png"):
-            writer.write(torch.from_numpy(read(place / "frames" / name).astype(np.uint8)).permute(2, 0, 1))
+            writer.write(
+                torch.from_numpy(read(place / "frames" / name).astype(np.uint8)).permute(2, 0, 1)
+            )
     shutil.copytree(place / "runs", tmp_path / "runs")
     assert merge(tmp_path, tmp_path / "out.mp4", "--mask", "dst", frames="in.mp4") == 0
     info = describe_video(tmp_path / "out.mp4")
     assert (info.frame_count, info.width, float(info.frame_rate)) == (3, 320, 10)
-    first = read(tmp_path / "out-frames" / "00001.png")  # counted from 1, though the faces are counted from 0
+    # counted from 1, though the faces are counted from 0
+    first = read(tmp_path / "out-frames" / "00001.png")
     assert (np.abs(first - read(place / "frames" / "00000.png")).max(-1) > 24).sum() > 100
 
 
 def test_masks_of_the_merged_frames_are_written_too_as_pictures_or_a_video(place, tmp_path, capsys):
     pytest.importorskip("av")
     out, masks = tmp_path / "out", tmp_path / "masks.mp4"
-    assert merge(place, out, "--mask", "dst", "--mask-output", masks, "--fps", "10", "--mode", "seamless") == 0
+    assert (
+        merge(
+            place, out, "--mask", "dst", "--mask-output", masks, "--fps", "10", "--mode", "seamless"
+        )
+        == 0
+    )
     mask = read(tmp_path / "masks-frames" / "00000.png")
     assert mask.shape == (240, 320)
     assert mask.max() == 255
@@ -160,14 +198,20 @@ def packets(path, kind):
 
 def test_the_sound_of_a_video_is_kept_packet_for_packet(place, tmp_path):
     av = pytest.importorskip("av")
-    rate, frames = 16000, [read(place / "frames" / name).astype(np.uint8) for name in ("00000.png", "00001.png")]
+    rate, frames = (
+        16000,
+        [read(place / "frames" / name).astype(np.uint8) for name in ("00000.png", "00001.png")],
+    )
     with av.open(str(tmp_path / "in.mp4"), "w") as container:
         video, sound = container.add_stream("mpeg4", rate=4), container.add_stream("aac", rate=rate)
         video.width, video.height, video.pix_fmt, sound.layout = 320, 240, "yuv420p", "mono"
         tone = np.sin(np.arange(rate // 2) * 0.1).astype(np.float32)[None]
         spoken = av.AudioFrame.from_ndarray(tone, "fltp", "mono")
         spoken.sample_rate, spoken.pts = rate, 0
-        for stream, made in ((video, [av.VideoFrame.from_ndarray(one, "rgb24") for one in frames]), (sound, [spoken])):
+        for stream, made in (
+            (video, [av.VideoFrame.from_ndarray(one, "rgb24") for one in frames]),
+            (sound, [spoken]),
+        ):
             for one in (*made, None):
                 container.mux(stream.encode(one))
     shutil.copytree(place / "runs", tmp_path / "runs")
@@ -179,7 +223,14 @@ def test_the_sound_of_a_video_is_kept_packet_for_packet(place, tmp_path):
 
 
 def test_infer_says_how_whole_frames_are_swapped(place, tmp_path, capsys):
-    asked = ["infer", place / "runs" / "faces", "--input", place / "frames", "--output", tmp_path / "out"]
+    asked = [
+        "infer",
+        place / "runs" / "faces",
+        "--input",
+        place / "frames",
+        "--output",
+        tmp_path / "out",
+    ]
     with pytest.raises(SystemExit) as done:
         cli.main([str(word) for word in (*asked, "--device", "cpu")])
     assert not done.value.code
@@ -187,7 +238,14 @@ def test_infer_says_how_whole_frames_are_swapped(place, tmp_path, capsys):
 
 
 def test_infer_swaps_whole_frames_where_it_is_given_frames_and_faces(place, tmp_path, capsys):
-    asked = ["infer", place / "runs" / "faces", "--input", f"frames={place / 'frames'}", "--device", "cpu"]
+    asked = [
+        "infer",
+        place / "runs" / "faces",
+        "--input",
+        f"frames={place / 'frames'}",
+        "--device",
+        "cpu",
+    ]
     asked += ["--input", f"aligned={FIXTURES / 'wf_xseg.pak'}", "-o", tmp_path / "out"]
     with pytest.raises(SystemExit) as done:
         cli.main([str(word) for word in asked])
@@ -209,6 +267,8 @@ def test_faces_of_other_frames_and_runs_that_swap_nothing_are_named(place, tmp_p
 
 def test_the_planned_memory_grows_with_the_faces_and_half_takes_less(place):
     trained = open_trained(str(place / "runs" / "faces"), place / "runs", "cpu")
-    one, four, half = (peak_bytes(trained, *wish) for wish in ((None, 1), (None, 4), ("bfloat16", 4)))
+    one, four, half = (
+        peak_bytes(trained, *wish) for wish in ((None, 1), (None, 4), ("bfloat16", 4))
+    )
     assert one < four
     assert half < four

@@ -18,7 +18,9 @@ def landmarks(side):
     points[27:36] = np.stack((np.full(9, 0.5), np.linspace(0.35, 0.6, 9)), 1)
     for start, middle in ((36, 0.32), (42, 0.68)):
         turn = np.linspace(0, 2 * np.pi, 6, endpoint=False)
-        points[start : start + 6] = np.stack((middle + 0.07 * np.cos(turn), 0.4 + 0.03 * np.sin(turn)), 1)
+        points[start : start + 6] = np.stack(
+            (middle + 0.07 * np.cos(turn), 0.4 + 0.03 * np.sin(turn)), 1
+        )
     turn = np.linspace(0, 2 * np.pi, 12, endpoint=False)
     points[48:60] = np.stack((0.5 + 0.15 * np.cos(turn), 0.72 + 0.06 * np.sin(turn)), 1)
     turn = np.linspace(0, 2 * np.pi, 8, endpoint=False)
@@ -27,7 +29,9 @@ def landmarks(side):
 
 
 def picture(seed=0, side=64):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (side, side, 3), dtype=np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(seed).integers(0, 255, (side, side, 3), dtype=np.uint8)
+    )
 
 
 def jpg(seed=0, side=64, metadata=None, protocol=4):
@@ -61,7 +65,9 @@ def pak(faces, configs=None):
     offsets = np.cumsum([0, *(len(face) for face in faces)]).tolist()
     start = 16 + len(settings) + 8 * (len(faces) + 1)
     offsets[-1] += start
-    head = struct.pack("<QQ", 1, len(settings)) + settings + struct.pack(f"<{len(offsets)}Q", *offsets)
+    head = (
+        struct.pack("<QQ", 1, len(settings)) + settings + struct.pack(f"<{len(offsets)}Q", *offsets)
+    )
     return head + b"".join(faces)
 
 

@@ -17,13 +17,18 @@ from mpt.systems.deepfacelab.data.faces.face_masks import convex_hull
 from mpt.systems.deepfacelab.data.faces.face_pairs import bin_yaws
 from mpt.systems.deepfacelab.data.faceset import Settings, build
 
-SPEC = importlib.util.spec_from_file_location("face_makers", Path(__file__).with_name("face_makers.py"))
+SPEC = importlib.util.spec_from_file_location(
+    "face_makers", Path(__file__).with_name("face_makers.py")
+)
 make = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(make)
 
 
 def two_people(tmp_path, **options):
-    return {"src": str(make.folder(tmp_path / "src", **options)), "dst": str(make.folder(tmp_path / "dst"))}
+    return {
+        "src": str(make.folder(tmp_path / "src", **options)),
+        "dst": str(make.folder(tmp_path / "dst")),
+    }
 
 
 def fetch(settings, split="train", seed=0):
@@ -122,7 +127,8 @@ def test_metadata_that_hold_code_are_refused_and_not_run(tmp_path):
 def test_mixed_face_types_are_refused_naming_one_of_each(tmp_path):
     paths = two_people(tmp_path, metadata={"face_type": "whole_face"})
     with pytest.raises(
-        DataError, match=r"wf \(src: .*00000\.jpg\); f \(dst: .*\); set dataset.face_type to the smallest"
+        DataError,
+        match=r"wf \(src: .*00000\.jpg\); f \(dst: .*\); set dataset.face_type to the smallest",
     ):
         build(Settings(**paths, image_size=32), "train", 0)
 
@@ -172,7 +178,8 @@ def test_a_pak_that_promises_more_than_it_has_is_refused_without_allocating(tmp_
 
 
 @pytest.mark.parametrize(
-    "points", [None, [[1, 2]], [["a", "b"] for _ in range(68)], [[float("nan"), 0] for _ in range(68)]]
+    "points",
+    [None, [[1, 2]], [["a", "b"] for _ in range(68)], [[float("nan"), 0] for _ in range(68)]],
 )
 def test_landmarks_must_be_68_points(tmp_path, points):
     place = make.folder(tmp_path / "src", 1, metadata={"landmarks": points})
@@ -218,7 +225,9 @@ def test_a_whole_face_is_cut_to_the_models_type(tmp_path):
     assert data.spec.extra["masks"] == {"src": {"xseg": 6}, "dst": {"polygons": 2, "hull": 2}}
     whole = fetch(Settings(**paths, image_size=64))[1]
     assert batch["src_mask"].mean() > 1.3 * whole["src_mask"].mean()
-    with pytest.raises(DataError, match="is of type wf, which shows less of the head than face_type head"):
+    with pytest.raises(
+        DataError, match="is of type wf, which shows less of the head than face_type head"
+    ):
         build(Settings(**paths, image_size=64, face_type="head"), "train", 0)
 
 
@@ -227,17 +236,24 @@ def test_eyes_and_mouth_reach_one_in_every_sample(tmp_path):
     torch.testing.assert_close(batch["src_eyes_mouth"].amax(dim=(1, 2, 3)), torch.ones(3))
 
 
-def test_the_sources_input_alone_changes_its_hue_and_the_source_takes_the_destinations_colours(tmp_path):
+def test_the_sources_input_alone_changes_its_hue_and_the_source_takes_the_destinations_colours(
+    tmp_path,
+):
     paths = two_people(tmp_path)
     still = {"image_size": 32, "random_warp": False}
-    plain, shifted = (fetch(Settings(**paths, **still, random_hsv_power=power))[1] for power in (0.0, 0.2))
+    plain, shifted = (
+        fetch(Settings(**paths, **still, random_hsv_power=power))[1] for power in (0.0, 0.2)
+    )
     assert not torch.equal(plain["src_warped"], shifted["src_warped"])
     for name in set(plain) - {"src_warped"}:
         assert torch.equal(plain[name], shifted[name]), name
     recoloured, again = (fetch(Settings(**paths, **still, ct_mode="sot"))[1] for _ in range(2))
     assert not torch.equal(plain["src_target"], recoloured["src_target"])
-    assert not torch.equal(recoloured["src_warped"], recoloured["src_target"])  # by draws of its own
-    torch.testing.assert_close(recoloured["src_warped"], recoloured["src_target"], atol=0.05, rtol=0)
+    # by draws of its own
+    assert not torch.equal(recoloured["src_warped"], recoloured["src_target"])
+    torch.testing.assert_close(
+        recoloured["src_warped"], recoloured["src_target"], atol=0.05, rtol=0
+    )
     same = fetch(Settings(**paths, **still, ct_mode="rct"))[1]
     torch.testing.assert_close(same["src_warped"], same["src_target"])
     assert torch.equal(plain["dst_target"], recoloured["dst_target"])
@@ -259,10 +275,14 @@ def test_pretraining_warps_nothing_and_flips(tmp_path):
 
 
 def test_faces_are_held_out_only_where_that_is_asked_for(tmp_path):
-    paths = {"src": str(make.folder(tmp_path / "src", 6)), "dst": str(make.folder(tmp_path / "dst", 6))}
+    paths = {
+        "src": str(make.folder(tmp_path / "src", 6)),
+        "dst": str(make.folder(tmp_path / "dst", 6)),
+    }
     counts = {
         every: [
-            len(build(Settings(**paths, image_size=32, hold_out_every=every), split, 0)) for split in ("train", "test")
+            len(build(Settings(**paths, image_size=32, hold_out_every=every), split, 0))
+            for split in ("train", "test")
         ]
         for every in (0, 3, 10)
     }

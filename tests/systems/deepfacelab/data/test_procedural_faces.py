@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from mpt.systems.deepfacelab.data.procedural_faces import DESTINATION, SOURCE, Settings, build, draw_expressions, render
+from mpt.systems.deepfacelab.data.procedural_faces import (
+    DESTINATION,
+    SOURCE,
+    Settings,
+    build,
+    draw_expressions,
+    render,
+)
 
 
 def psnr(first, second):
@@ -20,15 +27,23 @@ def test_the_true_swap_is_the_other_person_with_the_same_expression_and_backgrou
 
 def test_the_floors_that_a_swap_must_beat():
     batch = build(Settings(image_size=64), "test", 0).fetch(range(32), 0)
-    copying = psnr(batch["dst_target"] * batch["swap_mask"], batch["swap_target"] * batch["swap_mask"])
+    copying = psnr(
+        batch["dst_target"] * batch["swap_mask"], batch["swap_target"] * batch["swap_mask"]
+    )
     mean = batch["src_target"].mean(dim=0, keepdim=True)
     assert copying == pytest.approx(17.7, abs=0.2)
-    assert psnr(mean * batch["src_mask"], batch["src_target"] * batch["src_mask"]) == pytest.approx(25.3, abs=0.2)
+    assert psnr(mean * batch["src_mask"], batch["src_target"] * batch["src_mask"]) == pytest.approx(
+        25.3, abs=0.2
+    )
 
 
 def test_training_samples_depend_on_seed_epoch_and_index_alone():
     settings = Settings(image_size=64, count=10)
-    first, again, other = build(settings, "train", 3), build(settings, "train", 3), build(settings, "train", 4)
+    first, again, other = (
+        build(settings, "train", 3),
+        build(settings, "train", 3),
+        build(settings, "train", 4),
+    )
     batch = first.fetch([2, 5, 7], 1)
     alone = again.fetch([5], 1)
     assert all(torch.equal(batch[name][1], alone[name][0]) for name in batch)
@@ -38,14 +53,19 @@ def test_training_samples_depend_on_seed_epoch_and_index_alone():
 
 def test_people_do_not_share_their_warp():
     batch = build(Settings(image_size=64, random_transform=False), "train", 0).fetch([0], 0)
-    moved = [(batch[f"{side}_warped"] - batch[f"{side}_target"]).abs().sum(dim=1) > 0.05 for side in ("src", "dst")]
+    moved = [
+        (batch[f"{side}_warped"] - batch[f"{side}_target"]).abs().sum(dim=1) > 0.05
+        for side in ("src", "dst")
+    ]
     assert moved[0].any()
     assert not torch.equal(*moved)
 
 
 def test_the_destination_partner_changes_with_the_epoch():
     data = build(Settings(image_size=64, count=50), "train", 0)
-    partners = {epoch: [data.partner(index, epoch, "dst") for index in range(50)] for epoch in range(3)}
+    partners = {
+        epoch: [data.partner(index, epoch, "dst") for index in range(50)] for epoch in range(3)
+    }
     assert all(sorted(chosen) == list(range(50)) for chosen in partners.values())
     assert partners[0] != partners[1] or partners[1] != partners[2]
 

@@ -10,7 +10,9 @@ from mpt.systems.deepfacelab.nn import saehd
 
 def autoencoder(archi):
     torch.manual_seed(0)
-    settings = saehd.Settings(archi=archi, image_size=64, ae_dims=6, e_dims=4, d_dims=4, d_mask_dims=2)
+    settings = saehd.Settings(
+        archi=archi, image_size=64, ae_dims=6, e_dims=4, d_dims=4, d_mask_dims=2
+    )
     return saehd.build(settings, describe_pairs(64, 1))["autoencoder"]
 
 
@@ -37,7 +39,11 @@ def test_deepfacelive_finds_its_names_and_gets_the_swap(tmp_path, archi):
     with torch.no_grad():
         expected, expected_mask = model.draw_swap(model.encode_swap(rgb))
         dst_mask = model.draw_dst(model.encode_dst(rgb))[1]
-    for found, wanted in ((swap[..., ::-1], expected), (swap_mask, expected_mask), (mask, dst_mask)):
+    for found, wanted in (
+        (swap[..., ::-1], expected),
+        (swap_mask, expected_mask),
+        (mask, dst_mask),
+    ):
         np.testing.assert_allclose(found, wanted.permute(0, 2, 3, 1).numpy(), atol=1e-4)
 
 
@@ -49,9 +55,13 @@ def test_a_quantized_file_has_convolutions_in_half_and_dense_layers_in_float32(t
     write_dfm(tmp_path / "whole.dfm", model, 64)
     assert 0 < write_dfm(tmp_path / "half.dfm", model, 64, in_half=True).difference < 5e-3
     graph = onnx.load(str(tmp_path / "half.dfm")).graph
-    assert {slot.type.tensor_type.elem_type for slot in (*graph.input, *graph.output)} == {onnx.TensorProto.FLOAT}
+    assert {slot.type.tensor_type.elem_type for slot in (*graph.input, *graph.output)} == {
+        onnx.TensorProto.FLOAT
+    }
     kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    used = {node.op_type: {kinds[name] for name in node.input if name in kinds} for node in graph.node}
+    used = {
+        node.op_type: {kinds[name] for name in node.input if name in kinds} for node in graph.node
+    }
     assert used["Conv"] == {onnx.TensorProto.FLOAT16}
     assert onnx.TensorProto.FLOAT16 not in used["Gemm"]
     assert (tmp_path / "half.dfm").stat().st_size < 0.8 * (tmp_path / "whole.dfm").stat().st_size
@@ -73,7 +83,8 @@ def test_swaps_of_real_faces_pass_a_gate_and_the_file_says_where_it_comes_from(t
     model, path = autoencoder("df-ud"), tmp_path / "half.dfm"
     faces = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with pytest.raises(
-        GateError, match=r"half.dfm: its swaps of 3 faces are \d+\.\d dB from float32's, and --gate asks"
+        GateError,
+        match=r"half.dfm: its swaps of 3 faces are \d+\.\d dB from float32's, and --gate asks",
     ):
         write_dfm(path, model, 64, in_half=True, faces=faces, gate=200)
     assert not list(tmp_path.iterdir())
@@ -81,13 +92,17 @@ def test_swaps_of_real_faces_pass_a_gate_and_the_file_says_where_it_comes_from(t
     assert checked.faces == 3
     assert checked.are_real
     assert 40 < checked.psnr < 120
-    assert {one.key: one.value for one in onnx.load(str(path)).metadata_props} == {"mpt_run": "mine"}
+    assert {one.key: one.value for one in onnx.load(str(path)).metadata_props} == {
+        "mpt_run": "mine"
+    }
 
 
 def test_a_file_that_draws_something_else_is_not_kept(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     monkeypatch.setattr("mpt.systems.deepfacelab.inference.dfm.HALF_TOLERANCE", 1e-9)
-    with pytest.raises(CheckpointError, match=r"half.dfm: ONNX Runtime draws .* off; it was not kept"):
+    with pytest.raises(
+        CheckpointError, match=r"half.dfm: ONNX Runtime draws .* off; it was not kept"
+    ):
         write_dfm(tmp_path / "half.dfm", autoencoder("df-ud"), 64, in_half=True)
     assert not list(tmp_path.iterdir())

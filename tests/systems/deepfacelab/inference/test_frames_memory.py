@@ -18,13 +18,17 @@ from tests.systems.deepfacelab.pixels import arrays
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
-@pytest.mark.parametrize("refusal", ["CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"])
+@pytest.mark.parametrize(
+    "refusal", ["CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"]
+)
 def test_a_batch_that_finds_no_memory_is_halved_without_holding_on_to_it(refusal):
     held = []
     kind = torch.OutOfMemoryError if refusal == "CUDA out of memory" else RuntimeError
 
     def draw(batch):
-        assert not any(one() is not None for one in held), "the attempt before this one still holds its memory"
+        assert not any(one() is not None for one in held), (
+            "the attempt before this one still holds its memory"
+        )
         activation = batch / 2 + 0.05
         held.append(weakref.ref(activation))
         if len(batch) > 2:
@@ -33,7 +37,9 @@ def test_a_batch_that_finds_no_memory_is_halved_without_holding_on_to_it(refusal
         return dict.fromkeys(("swap", "swap_mask", "dst_mask"), activation)
 
     drawn = draw_within_memory(torch.arange(5.0)[:, None, None, None] / 10, draw)
-    assert [float(one.swap[0, 0, 0]) for one in drawn] == pytest.approx([0.05, 0.1, 0.15, 0.2, 0.25])
+    assert [float(one.swap[0, 0, 0]) for one in drawn] == pytest.approx(
+        [0.05, 0.1, 0.15, 0.2, 0.25]
+    )
 
 
 def test_a_single_face_that_does_not_fit_is_said_and_another_error_is_left_alone():
@@ -51,18 +57,29 @@ def test_a_single_face_that_does_not_fit_is_said_and_another_error_is_left_alone
 
 def test_frames_that_are_merged_at_once_come_in_order_and_as_one_by_one():
     stored = arrays("merger_inputs")
-    face = dataclasses.replace(describe(FIXTURES / "full.jpg"), source_landmarks=stored["one_landmarks"][0])
-    frame = torch.from_numpy(np.ascontiguousarray(stored["one_frame_u8"][..., ::-1])).permute(2, 0, 1)
+    face = dataclasses.replace(
+        describe(FIXTURES / "full.jpg"), source_landmarks=stored["one_landmarks"][0]
+    )
+    frame = torch.from_numpy(np.ascontiguousarray(stored["one_frame_u8"][..., ::-1])).permute(
+        2, 0, 1
+    )
     shifted = [frame.roll(shift, 1) for shift in range(5)]
-    frames = SimpleNamespace(read=lambda wanted: ((index, shifted[index]) for index in sorted(wanted)))
+    frames = SimpleNamespace(
+        read=lambda wanted: ((index, shifted[index]) for index in sorted(wanted))
+    )
 
     def draw(batch):
-        return {"swap": 1 - batch, "swap_mask": batch[:, :1] * 0 + 1, "dst_mask": batch[:, :1] * 0 + 1}
+        return {
+            "swap": 1 - batch,
+            "swap_mask": batch[:, :1] * 0 + 1,
+            "dst_mask": batch[:, :1] * 0 + 1,
+        }
 
     faces = {index: [face, face] for index in (0, 1, 3, 4)}
 
     def merged(batch_size):
-        merging = Merging(draw, 64, "f", MergeSettings(colours="idt"), batch_size)  # which draws random numbers
+        # which draws random numbers
+        merging = Merging(draw, 64, "f", MergeSettings(colours="idt"), batch_size)
         return list(merge_frames(frames, faces, set(range(5)), merging))
 
     one_by_one, at_once = merged(1), merged(16)

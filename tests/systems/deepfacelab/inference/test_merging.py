@@ -42,7 +42,11 @@ NAMES = sorted(name for name, entry in facts("merger").items() if "options" in e
 MEAN, LARGEST = 0.25, 20
 """Grey levels under the mask. With OpenCV 4 nearly all is equal; OpenCV 5 interpolates more exactly, which sharpening
 and a palette of 256 colours enlarge."""
-ENLARGED = {"color_degrade_100": (0.25, 60), "sharpen_box_20": (0.8, 30), "sharpen_gaussian_20": (0.5, 20)}
+ENLARGED = {
+    "color_degrade_100": (0.25, 60),
+    "sharpen_box_20": (0.8, 30),
+    "sharpen_gaussian_20": (0.5, 20),
+}
 """Mean and largest of OpenCV 5 if all of the frame's colours are in a palette, or 20 times the difference from
 neighbours is added."""
 
@@ -69,12 +73,18 @@ def settings_of(options):
 
 
 def face_at(landmarks):
-    return dataclasses.replace(describe(FIXTURES / "full.jpg"), source_landmarks=landmarks, brow_factor=2.0)
+    return dataclasses.replace(
+        describe(FIXTURES / "full.jpg"), source_landmarks=landmarks, brow_factor=2.0
+    )
 
 
 def merged(name):
     """What we make of a stored frame with stored drawings."""
-    stored, frame_name, options = arrays("merger_inputs"), name[:3], facts("merger")[name]["options"]
+    stored, frame_name, options = (
+        arrays("merger_inputs"),
+        name[:3],
+        facts("merger")[name]["options"],
+    )
 
     def picture(key):
         return stored[f"{key}_u8"].astype(np.float32) / 255
@@ -149,11 +159,16 @@ def test_outside_of_its_mask_a_frame_stays_bit_for_bit():
 
 def test_painted_masks_and_their_product_with_the_learned():
     painted = describe(FIXTURES / "wf_xseg.jpg")
-    ours = Drawn(np.zeros((SIZE, SIZE, 3), np.float32), *(np.full((SIZE, SIZE, 1), x, np.float32) for x in (0.5, 0.8)))
+    ours = Drawn(
+        np.zeros((SIZE, SIZE, 3), np.float32),
+        *(np.full((SIZE, SIZE, 1), x, np.float32) for x in (0.5, 0.8)),
+    )
     frame = np.zeros((720, 800, 3), np.float32)
     mask = choose_mask(painted, frame, ours, "wf", "xseg")
     assert mask[SIZE // 2 + 2, SIZE // 2] == 0 < mask[SIZE // 3, SIZE // 2]
-    np.testing.assert_allclose(choose_mask(painted, frame, ours, "wf", "learned-xseg"), mask * 0.4, atol=1e-6)
+    np.testing.assert_allclose(
+        choose_mask(painted, frame, ours, "wf", "learned-xseg"), mask * 0.4, atol=1e-6
+    )
     assert choose_mask(painted, frame, ours, "f", "xseg").mean() > mask.mean()
 
 
@@ -172,7 +187,9 @@ def test_the_network_sees_the_face_as_deepfacelab_cuts_it():
     stored = arrays("merger_inputs")
     frame, landmarks = stored["one_frame_u8"].astype(np.float32) / 255, stored["one_landmarks"][0]
     matrix = face_matrix(landmarks, 128, "f")
-    np.testing.assert_allclose(matrix, stored["one_face0_image_to_face_mat_full_128"], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(
+        matrix, stored["one_face0_image_to_face_mat_full_128"], rtol=1e-4, atol=1e-3
+    )
     assert cut_face(frame, landmarks, 128, "f").shape == (128, 128, 3)
 
 

@@ -29,18 +29,31 @@ def build_on_meta(**changes):
 
 
 def test_512_df_ud_has_the_published_count_part_by_part():
-    settings = {"archi": "df-ud", "image_size": 512, "ae_dims": 320, "e_dims": 64, "d_dims": 72, "d_mask_dims": 22}
+    settings = {
+        "archi": "df-ud",
+        "image_size": 512,
+        "ae_dims": 320,
+        "e_dims": 64,
+        "d_dims": 72,
+        "d_mask_dims": 22,
+    }
     modules = build_on_meta(**settings, true_face_power=0.01)
     autoencoder = modules["autoencoder"]
     assert parameter_count(autoencoder) == 251_498_070
     assert parameter_count(autoencoder.encoder) == 4_306_560
     assert parameter_count(autoencoder.inter) == 197_756_480
-    assert parameter_count(autoencoder.decoder_src) == parameter_count(autoencoder.decoder_dst) == 24_717_515
+    assert (
+        parameter_count(autoencoder.decoder_src)
+        == parameter_count(autoencoder.decoder_dst)
+        == 24_717_515
+    )
     assert parameter_count(modules["code_discriminator"]) == 63_840_001
 
 
 def test_128_liae_ud_has_the_published_count():
-    assert parameter_count(build_on_meta(archi="liae-ud", image_size=128)["autoencoder"]) == 82_376_555
+    assert (
+        parameter_count(build_on_meta(archi="liae-ud", image_size=128)["autoencoder"]) == 82_376_555
+    )
 
 
 @pytest.mark.parametrize("archi", ARCHIS)
@@ -73,7 +86,8 @@ def test_a_liae_swap_uses_the_shared_code_twice_and_df_the_source_decoder():
 
 
 @pytest.mark.parametrize(
-    ("archi", "size", "following"), [("df-ud", 500, 512), ("df", 72, 80), ("liae-t", 80, 96), ("df-d", 144, 160)]
+    ("archi", "size", "following"),
+    [("df-ud", 500, 512), ("df", 72, 80), ("liae-t", 80, 96), ("df-d", 144, 160)],
 )
 def test_a_forbidden_size_is_refused_with_the_next_legal_one(archi, size, following):
     with pytest.raises(ValidationError, match=f"the next legal one is {following}"):
@@ -138,7 +152,9 @@ def test_the_code_discriminator_judges_positions():
 
 
 def test_units_are_the_repeated_stages():
-    names = [type(unit).__name__ for unit in units(build_on_meta(archi="df-ud", **TINY)["autoencoder"])]
+    names = [
+        type(unit).__name__ for unit in units(build_on_meta(archi="df-ud", **TINY)["autoencoder"])
+    ]
     assert names.count("Downscale") == 4
     assert names.count("Residual") == 6
     assert names.count("Upscale") == 1 + 2 * (3 + 4)

@@ -16,16 +16,31 @@ from mpt.systems.deepfacelab.nn.saehd import build as build_networks
 from mpt.systems.deepfacelab.optim import adabelief
 from mpt.systems.deepfacelab.tasks.face_swap import Settings, build
 
-TINY = {"archi": "df-ud", "image_size": 64, "ae_dims": 8, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2}
+TINY = {
+    "archi": "df-ud",
+    "image_size": 64,
+    "ae_dims": 8,
+    "e_dims": 4,
+    "d_dims": 4,
+    "d_mask_dims": 2,
+}
 DATA = procedural_faces.build(procedural_faces.Settings(image_size=64, count=4), "train", 0)
-TEST_DATA = procedural_faces.build(procedural_faces.Settings(image_size=64, test_count=3), "test", 0)
+TEST_DATA = procedural_faces.build(
+    procedural_faces.Settings(image_size=64, test_count=3), "test", 0
+)
 
 
 def make_task(settings=None, precision=None, spec=DATA.spec, **changes):
     torch.manual_seed(0)
     model_settings = saehd.Settings(**{**TINY, **changes})
     precision = precision or build_float32("fp32", Float32Settings(), torch.device("cpu"))
-    return build(settings or Settings(), model_settings, build_networks(model_settings, spec), spec, precision)
+    return build(
+        settings or Settings(),
+        model_settings,
+        build_networks(model_settings, spec),
+        spec,
+        precision,
+    )
 
 
 def optimizers_of(task):
@@ -79,14 +94,18 @@ def test_the_first_graph_is_gone_before_the_second_is_built():
     task = make_task()
     batch = DATA.fetch([0], 0)
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.grad_fn) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(t.grad_fn) or t, lambda t: t
+    ):
         stream = task.autoencoder_losses(batch)
         first = next(stream)
         node = first[0].value.grad_fn
         total(first).backward()
         del first
         assert [loss.name for loss in next(stream)] == ["dst_mask", "dst_face"]
-    assert not any(local is node for local in (stream.gi_frame.f_locals.values() if stream.gi_frame else ()))
+    assert not any(
+        local is node for local in (stream.gi_frame.f_locals.values() if stream.gi_frame else ())
+    )
     assert {"code"} & set(stream.gi_frame.f_locals) == set()
 
 
@@ -173,7 +192,11 @@ def test_evaluation_measures_swaps_only_where_the_true_ones_are_known():
     task = make_task()
     with_truth = evaluate(task, TEST_DATA.fetch([0, 1], 0), TEST_DATA.fetch([2], 0))
     assert {"source_psnr", "swap_psnr", "swap_mask_iou", "destination_mask_iou"} <= set(with_truth)
-    batch = {name: value for name, value in TEST_DATA.fetch([0, 1], 0).items() if not name.startswith("swap")}
+    batch = {
+        name: value
+        for name, value in TEST_DATA.fetch([0, 1], 0).items()
+        if not name.startswith("swap")
+    }
     assert task.metric in evaluate(task, batch)
     assert "swap_psnr" not in evaluate(task, batch)
 
@@ -241,7 +264,9 @@ def test_inter_ab_rests_while_nothing_is_warped_and_stays_the_optimizers():
 
 def test_pretraining_trains_no_discriminator_and_asks_the_code_discriminator_as_it_was_made():
     powers = {"true_face_power": 0.1, "gan_power": 0.1}
-    task = make_task(Settings(face_style_power=10, bg_style_power=10), spec=with_extra(pretrain=True), **powers)
+    task = make_task(
+        Settings(face_style_power=10, bg_style_power=10), spec=with_extra(pretrain=True), **powers
+    )
     assert set(task.modules) == {"autoencoder", "code_discriminator"}
     assert [phase.name for phase in task.phases(optimizers_of(task))] == ["autoencoder"]
     groups = list(task.autoencoder_losses(DATA.fetch([0], 0)))
@@ -257,16 +282,23 @@ def test_pretraining_trains_no_discriminator_and_asks_the_code_discriminator_as_
 
 
 @pytest.mark.parametrize("archi", ["df-ud", "liae-ud"])
-def test_the_style_of_the_face_trains_the_decoder_alone_and_that_of_the_surround_the_encoder_too(archi):
+def test_the_style_of_the_face_trains_the_decoder_alone_and_that_of_the_surround_the_encoder_too(
+    archi,
+):
     batch = DATA.fetch([0, 1], 0)
-    for settings, trains_encoder in ((Settings(face_style_power=10), False), (Settings(bg_style_power=10), True)):
+    for settings, trains_encoder in (
+        (Settings(face_style_power=10), False),
+        (Settings(bg_style_power=10), True),
+    ):
         task = make_task(settings, archi=archi)
         (style,) = list(task.autoencoder_losses(batch))[-1]
         assert style.name == ("background_style" if trains_encoder else "face_style")
         task.autoencoder.zero_grad()
         style.value.backward()
         found = {
-            name for name, n in task.autoencoder.named_children() if any(p.grad is not None for p in n.parameters())
+            name
+            for name, n in task.autoencoder.named_children()
+            if any(p.grad is not None for p in n.parameters())
         }
         decoder = "decoder" if archi.startswith("liae") else "decoder_src"
         inter = "inter_AB" if archi.startswith("liae") else "inter"
@@ -288,13 +320,24 @@ def test_a_blurred_surround_leaves_the_face_and_smooths_the_rest():
 
 @pytest.mark.parametrize("memory", [{}, {"set_to_none": False}])
 def test_inter_ab_at_rest_is_moved_by_no_decay_and_no_momentum(memory):
-    sections = {"model": {"name": "saehd", **TINY, "archi": "liae-ud"}, "dataset": "procedural_faces", "memory": memory}
-    sections |= {"optimizer": {"name": "adamw", "weight_decay": 0.1, "lr": 1e-2}, "precision": "fp32"}
+    sections = {
+        "model": {"name": "saehd", **TINY, "archi": "liae-ud"},
+        "dataset": "procedural_faces",
+        "memory": memory,
+    }
+    sections |= {
+        "optimizer": {"name": "adamw", "weight_decay": 0.1, "lr": 1e-2},
+        "precision": "fp32",
+    }
     config = load_config({**sections, "train": {"batch_size": 2, "steps": 1}})
     run = build_run(config, torch.device("cpu"), with_extra(random_warp=False))
     before = {name: p.detach().clone() for name, p in run.task.autoencoder.named_parameters()}
     for _ in range(3):
         update(run, run.phases[0], DATA.fetch([0, 1], 0))
-    moved = {name.split(".")[0] for name, p in run.task.autoencoder.named_parameters() if not p.equal(before[name])}
+    moved = {
+        name.split(".")[0]
+        for name, p in run.task.autoencoder.named_parameters()
+        if not p.equal(before[name])
+    }
     assert moved == {"encoder", "inter_B", "decoder"}
     assert all(parameter.grad is None for parameter in run.task.resting)

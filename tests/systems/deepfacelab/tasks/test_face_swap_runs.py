@@ -15,7 +15,15 @@ from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
 from mpt.errors import CheckpointError
 
-MODEL = {"name": "saehd", "archi": "df-ud", "image_size": 64, "ae_dims": 6, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2}
+MODEL = {
+    "name": "saehd",
+    "archi": "df-ud",
+    "image_size": 64,
+    "ae_dims": 6,
+    "e_dims": 4,
+    "d_dims": 4,
+    "d_mask_dims": 2,
+}
 
 
 def build(mode="fp32", memory=None, pretrain=False, **changes):
@@ -29,7 +37,9 @@ def build(mode="fp32", memory=None, pretrain=False, **changes):
     }
     config = load_config(data)
     train_data, _ = build_datasets(config)
-    spec = dataclasses.replace(train_data.spec, extra={**train_data.spec.extra, "pretrain": pretrain})
+    spec = dataclasses.replace(
+        train_data.spec, extra={**train_data.spec.extra, "pretrain": pretrain}
+    )
     return build_run(config, torch.device("cpu"), spec), train_data
 
 
@@ -38,14 +48,18 @@ def weights_after(run, data, steps=2):
         for phase in run.phases:
             done = update(run, phase, data.fetch(range(4), step))
             assert all(torch.isfinite(value) for value in done.losses.values())
-    return torch.cat([value.detach().float().flatten() for value in run.task.autoencoder.parameters()])
+    return torch.cat(
+        [value.detach().float().flatten() for value in run.task.autoencoder.parameters()]
+    )
 
 
 @pytest.mark.parametrize("mode", ["fp32", "amp", "bf16", "O1", "O2", "bf16-pure"])
 def test_a_step_with_both_discriminators_is_finite_in_every_mode(mode):
     powers = {"true_face_power": 0.1, "gan_power": 0.1, "gan_dims": 4, "gan_patch_size": 8}
     run, data = build(mode, model=powers)
-    before = torch.cat([value.detach().float().flatten() for value in run.task.autoencoder.parameters()])
+    before = torch.cat(
+        [value.detach().float().flatten() for value in run.task.autoencoder.parameters()]
+    )
     after = weights_after(run, data)
     assert torch.isfinite(after).all()
     assert not torch.equal(before, after)
@@ -69,7 +83,9 @@ def test_the_dense_layers_can_be_kept_in_float32():
     seen = {}
     for name in ("dense1", "upscale1"):
         layer = run.task.autoencoder["inter"].get_submodule(name)
-        layer.register_forward_hook(lambda module, inputs, output, name=name: seen.update({name: output.dtype}))
+        layer.register_forward_hook(
+            lambda module, inputs, output, name=name: seen.update({name: output.dtype})
+        )
     weights_after(run, data, steps=1)
     assert seen == {"dense1": torch.float32, "upscale1": torch.bfloat16}
 
@@ -114,7 +130,9 @@ def test_a_discriminator_that_is_switched_off_is_dropped_with_a_word():
     run, _ = build()
     told = restore(run, copy.deepcopy(capture(before)))
     assert set(told) == {"patch_disc"}
-    assert re.fullmatch(r"switched off .*: its AdaBelief \([1-9][\d,]* bytes\) is dropped", str(told["patch_disc"]))
+    assert re.fullmatch(
+        r"switched off .*: its AdaBelief \([1-9][\d,]* bytes\) is dropped", str(told["patch_disc"])
+    )
     assert not told["patch_disc"].is_as_before
     weights_after(run, data, steps=1)
 

@@ -46,7 +46,11 @@ def test_every_family_is_encoded_as_its_pipeline_encodes(kind: str, tmp_path: Pa
         warnings.simplefilter("ignore")
         pipeline = getattr(diffusers(), kind).from_pretrained(str(folder))
     held = split(find_pictures(pictures, None), 0.1, 2)[0]
-    prompts = {"StableDiffusion3Pipeline": 3, "FluxPipeline": 2, "StableDiffusionXLPipeline": 2}.get(kind, 1)
+    prompts = {
+        "StableDiffusion3Pipeline": 3,
+        "FluxPipeline": 2,
+        "StableDiffusionXLPipeline": 2,
+    }.get(kind, 1)
     captions = [[one.caption for one in held]] * prompts
     if kind == "StableDiffusionPipeline":
         expected = {"text": pipeline.encode_prompt(*captions, "cpu", 1, False)[0]}
@@ -54,7 +58,9 @@ def test_every_family_is_encoded_as_its_pipeline_encodes(kind: str, tmp_path: Pa
         text, pooled, _ = pipeline.encode_prompt(*captions, device="cpu")
         expected = {"text": text, "pooled": pooled}
     else:
-        text, _, pooled, _ = pipeline.encode_prompt(*captions, device="cpu", do_classifier_free_guidance=False)
+        text, _, pooled, _ = pipeline.encode_prompt(
+            *captions, device="cpu", do_classifier_free_guidance=False
+        )
         expected = {"text": text, "pooled": pooled}
     for name, value in expected.items():
         torch.testing.assert_close(made[name], value, rtol=1e-3, atol=1e-4)
@@ -63,7 +69,9 @@ def test_every_family_is_encoded_as_its_pipeline_encodes(kind: str, tmp_path: Pa
         assert made["sizes"][0, :2].tolist() == [32.0, float(opened(held[0].path).width)]
         assert made["sizes"][0, 4:].tolist() == [24.0, 16.0]
     config = yaml.safe_load((tmp_path / "out" / "train.yaml").read_text())
-    task = {"StableDiffusionPipeline": "epsilon", "StableDiffusionXLPipeline": "v"}.get(kind, "flow")
+    task = {"StableDiffusionPipeline": "epsilon", "StableDiffusionXLPipeline": "v"}.get(
+        kind, "flow"
+    )
     assert config["task"]["objective"] == task
     assert Path(config["model"]["weights"]).is_file()
 
@@ -110,7 +118,9 @@ def test_what_was_made_of_the_same_is_kept_and_anything_else_made_again(
         assert len(file.metadata()["made_by"]) == 64
 
 
-def test_proportions_are_kept_masks_are_as_the_latents_and_the_class_counts_less(tmp_path: Path) -> None:
+def test_proportions_are_kept_masks_are_as_the_latents_and_the_class_counts_less(
+    tmp_path: Path,
+) -> None:
     folder = make_pipeline("StableDiffusionPipeline", tmp_path / "pipeline")
     pictures, masks = tmp_path / "pictures", tmp_path / "masks"
     prior = make_pictures(tmp_path / "class", 3)
@@ -124,16 +134,28 @@ def test_proportions_are_kept_masks_are_as_the_latents_and_the_class_counts_less
         mask.save(masks / f"{number}.png")
     with pytest.raises(DataError, match=r"--masks: .* has no 0.png, the mask of"):
         go(folder, pictures, tmp_path / "out", masks=prior / "none")
-    changes = {"buckets": 8, "masks": masks, "prior": prior, "prior_weight": 0.5, "test_fraction": 0.0}
-    with pytest.raises(ConfigError, match="--buckets: 9; sides of a StableDiffusionPipeline are multiples of 2"):
+    changes = {
+        "buckets": 8,
+        "masks": masks,
+        "prior": prior,
+        "prior_weight": 0.5,
+        "test_fraction": 0.0,
+    }
+    with pytest.raises(
+        ConfigError, match="--buckets: 9; sides of a StableDiffusionPipeline are multiples of 2"
+    ):
         go(folder, pictures, tmp_path / "out", **{**changes, "buckets": 9})
     made = go(folder, pictures, tmp_path / "out", **changes)
     train = split(find_pictures(pictures, None), 0.0, 2)[0]
     data = Latents(tmp_path / "out" / "train.safetensors")
     assert len(data) == 2 * len(train) == len(made["text"]) == len(made["weight"])
     assert sorted(made["weight"].tolist()) == [0.5] * 3 + [1.0] * 3
-    shapes = {name: tuple(value.shape[2:]) for name, value in made.items() if name.startswith("latent")}
-    assert shapes == {name: tuple(map(int, name.removeprefix("latent_").split("x"))) for name in shapes}
+    shapes = {
+        name: tuple(value.shape[2:]) for name, value in made.items() if name.startswith("latent")
+    }
+    assert shapes == {
+        name: tuple(map(int, name.removeprefix("latent_").split("x"))) for name in shapes
+    }
     assert sum(len(made[name]) for name in shapes) == 6
     assert len(shapes) > 1
     batch = data.fetch(range(len(data)), 0)
@@ -141,7 +163,9 @@ def test_proportions_are_kept_masks_are_as_the_latents_and_the_class_counts_less
         one = data.fetch([index], 0)
         half = one["mask"].shape[-1] // 2
         is_prior = float(one["weight"]) == 0.5
-        assert float(one["mask"][..., half:].mean()) == pytest.approx(float(is_prior), abs=0.2), "resized softly"
+        assert float(one["mask"][..., half:].mean()) == pytest.approx(float(is_prior), abs=0.2), (
+            "resized softly"
+        )
         assert float(one["mask"][..., :half].mean()) == pytest.approx(1, abs=0.2)
     assert batch["latent"].shape[0] == 6
 
@@ -149,8 +173,18 @@ def test_proportions_are_kept_masks_are_as_the_latents_and_the_class_counts_less
 def test_pictures_of_the_class_are_made_once_each_with_its_own_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, out = make_pipeline("StableDiffusionPipeline", tmp_path / "pipeline"), tmp_path / "class"
-    asked = {"pipeline": folder, "caption": "a dog", "output": out, "size": "16", "steps": 1, "device": "cpu"}
+    folder, out = (
+        make_pipeline("StableDiffusionPipeline", tmp_path / "pipeline"),
+        tmp_path / "class",
+    )
+    asked = {
+        "pipeline": folder,
+        "caption": "a dog",
+        "output": out,
+        "size": "16",
+        "steps": 1,
+        "device": "cpu",
+    }
     prior.run(prior.Command(**asked, count=1))
     first = (out / "00000.png").read_bytes()
     prior.run(prior.Command(**asked, count=2))
@@ -167,7 +201,13 @@ def test_pictures_of_the_class_are_made_once_each_with_its_own_seed(
 
 @pytest.mark.parametrize(
     ("proportion", "size"),
-    [(1.0, (512, 512)), (1.5, (640, 384)), (0.6, (384, 640)), (9.0, (1024, 256)), (1.26, (576, 448))],
+    [
+        (1.0, (512, 512)),
+        (1.5, (640, 384)),
+        (0.6, (384, 640)),
+        (9.0, (1024, 256)),
+        (1.26, (576, 448)),
+    ],
 )
 def test_the_nearest_size_has_no_more_pixels(proportion: float, size: tuple[int, int]) -> None:
     assert nearest_size(proportion, 512, 512, 64) == size
@@ -207,8 +247,12 @@ def test_bad_input_is_one_line_and_leaves_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lacks vae, without which nothing can be encoded"):
         go(folder, pictures, out)
     index = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": "PixArtAlphaPipeline"}))
-    with pytest.raises(ConfigError, match="is a PixArtAlphaPipeline; known here are StableDiffusionPipeline"):
+    (folder / "model_index.json").write_text(
+        json.dumps({**index, "_class_name": "PixArtAlphaPipeline"})
+    )
+    with pytest.raises(
+        ConfigError, match="is a PixArtAlphaPipeline; known here are StableDiffusionPipeline"
+    ):
         go(folder, pictures, out)
     with pytest.raises(ConfigError, match=r"model_index.json is missing"):
         go(tmp_path, pictures, out)

@@ -83,7 +83,9 @@ def test_samples_of_several_sizes_come_apart_and_a_plan_sees_the_largest(tmp_pat
     assert torch.equal(data.fetch([4], 0)["mask"], written["mask_4x2"][[1]])
     assert torch.equal(data.fetch([4, 3], 0)["text"], written["text"][[4, 3]])
     mixed = data.fetch([0, 3], 0)["latent"]
-    assert torch.equal(mixed, torch.cat([written["latent_2x2"][:1], written["latent_4x2"][:1, :, :2]]))
+    assert torch.equal(
+        mixed, torch.cat([written["latent_2x2"][:1], written["latent_4x2"][:1, :, :2]])
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,13 +93,21 @@ def test_samples_of_several_sizes_come_apart_and_a_plan_sees_the_largest(tmp_pat
     [
         ({"text": torch.zeros(2, 3, 4)}, "expected is a tensor 'latent'"),
         ({"latent": torch.zeros(2, 4, 8)}, "latent in .* has the shape"),
-        ({"latent": torch.zeros(2, 4, 8, 8), "latent_8x8": torch.zeros(2, 4, 8, 8)}, "expected is a tensor 'latent'"),
+        (
+            {"latent": torch.zeros(2, 4, 8, 8), "latent_8x8": torch.zeros(2, 4, 8, 8)},
+            "expected is a tensor 'latent'",
+        ),
         ({**sized(), "mask_2x2": torch.ones(3, 1, 1, 1)}, r"has latent_2x2 of .* and mask_2x2 of"),
         ({"latent_2x2": torch.ones(3, 1, 2, 2), "mask_1x1": torch.ones(3, 1, 1, 1)}, "and no mask"),
-        ({"latent": torch.zeros(2, 4, 8, 8), "pooled": torch.zeros(3, 4)}, "has 2 latents, and 3 of pooled"),
+        (
+            {"latent": torch.zeros(2, 4, 8, 8), "pooled": torch.zeros(3, 4)},
+            "has 2 latents, and 3 of pooled",
+        ),
     ],
 )
-def test_files_that_do_not_fit_are_one_line(held: dict[str, Tensor], said: str, tmp_path: Path) -> None:
+def test_files_that_do_not_fit_are_one_line(
+    held: dict[str, Tensor], said: str, tmp_path: Path
+) -> None:
     save_file(held, tmp_path / "train.safetensors")
     with pytest.raises(DataError, match=said):
         Latents(tmp_path / "train.safetensors")
@@ -118,4 +128,7 @@ def test_a_plan_needs_the_shapes_alone() -> None:
     assert assume(Settings()) is None
     spec = assume(Settings(assumed={"latent": [4, 8, 8], "text": [7, 3]}))
     assert spec is not None
-    assert {name: field.shape for name, field in spec.fields.items()} == {"latent": (4, 8, 8), "text": (7, 3)}
+    assert {name: field.shape for name, field in spec.fields.items()} == {
+        "latent": (4, 8, 8),
+        "text": (7, 3),
+    }

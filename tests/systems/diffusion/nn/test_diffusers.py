@@ -102,15 +102,26 @@ def write_data(folder: Path, count: int = 6) -> Path:
     numbers = torch.Generator().manual_seed(1)
     for split in ("train", "test"):
         shapes = {"latent": (4, 8, 8), "text": (5, 12), "pooled": (10,), "sizes": (6,)}
-        tensors = {name: torch.randn(count, *shape, generator=numbers) for name, shape in shapes.items()}
-        write_latents(folder / f"{split}.safetensors", tensors | {"label": torch.arange(count) % 2}, ("a", "b"))
+        tensors = {
+            name: torch.randn(count, *shape, generator=numbers) for name, shape in shapes.items()
+        }
+        write_latents(
+            folder / f"{split}.safetensors",
+            tensors | {"label": torch.arange(count) % 2},
+            ("a", "b"),
+        )
     return folder
 
 
-def build(tmp_path: Path, config: dict[str, Any], data: str = "latents", **sections: Any) -> tuple[Run, Batch]:
+def build(
+    tmp_path: Path, config: dict[str, Any], data: str = "latents", **sections: Any
+) -> tuple[Run, Batch]:
     diffusers()
     given: dict[str, Any] = {
-        "model": {"name": "diffusers", "folder": str(write_network(tmp_path / "net" / "unet", config).parent)},
+        "model": {
+            "name": "diffusers",
+            "folder": str(write_network(tmp_path / "net" / "unet", config).parent),
+        },
         "dataset": {"name": "latents", "root": str(write_data(tmp_path / "data"))},
         "precision": "fp32",
         "train": {"steps": 4, "batch_size": 4, "ema": None},
@@ -125,7 +136,9 @@ def build(tmp_path: Path, config: dict[str, Any], data: str = "latents", **secti
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return build_run(merged, torch.device("cpu"), train.spec), train.spec.as_floats(train.fetch(range(4), 0))
+        return build_run(merged, torch.device("cpu"), train.spec), train.spec.as_floats(
+            train.fetch(range(4), 0)
+        )
 
 
 def task_of(run: Run) -> Diffusion:
@@ -134,20 +147,28 @@ def task_of(run: Run) -> Diffusion:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_trains_and_is_evaluated_on_cached_latents(family: str, tmp_path: Path) -> None:
+def test_every_family_trains_and_is_evaluated_on_cached_latents(
+    family: str, tmp_path: Path
+) -> None:
     objective = "flow" if family in ("sd3", "flux") else "epsilon"
     dropout = 0.1 if family in ("unet", "dit") else 0.0
-    run, batch = build(tmp_path, FAMILIES[family], task={"objective": objective, "condition_dropout": dropout})
+    run, batch = build(
+        tmp_path, FAMILIES[family], task={"objective": objective, "condition_dropout": dropout}
+    )
     assert update(run, run.phases[0], batch).finite
     assert evaluate_batches(run, [batch], 4).keys() == {"test_loss"}
     assert preview(run, batch) is None
 
 
 @pytest.mark.parametrize("family", ["sd15", "sdxl", "sd3", "flux"])
-def test_loss_and_gradients_are_those_of_a_step_written_with_diffusers(family: str, tmp_path: Path) -> None:
+def test_loss_and_gradients_are_those_of_a_step_written_with_diffusers(
+    family: str, tmp_path: Path
+) -> None:
     library = diffusers()
     is_flow = family in ("sd3", "flux")
-    run, batch = build(tmp_path, FAMILIES[family], task={"objective": "flow" if is_flow else "epsilon"})
+    run, batch = build(
+        tmp_path, FAMILIES[family], task={"objective": "flow" if is_flow else "epsilon"}
+    )
     task = task_of(run)
     task.net.eval()
     drawn = task.draw(batch, run.phases[0]) | {"left_out": torch.ones(4)}
@@ -164,7 +185,10 @@ def test_loss_and_gradients_are_those_of_a_step_written_with_diffusers(family: s
         times = drawn["level"]
         noisy, wanted = scheduler.add_noise(clean, noise, times), noise
     if family == "sdxl":
-        conditions["added_cond_kwargs"] = {"text_embeds": batch["pooled"], "time_ids": batch["sizes"]}
+        conditions["added_cond_kwargs"] = {
+            "text_embeds": batch["pooled"],
+            "time_ids": batch["sizes"],
+        }
     if family == "flux":
         pipeline = library.FluxPipeline
         packed = pipeline._pack_latents(noisy, 4, 4, 8, 8)
@@ -185,13 +209,19 @@ def test_loss_and_gradients_are_those_of_a_step_written_with_diffusers(family: s
 
 
 @pytest.mark.parametrize(
-    ("sampler", "pipeline"), [("DDIMScheduler", "DDIMPipeline"), ("euler", "DDIMPipeline"), ("DDPMScheduler", None)]
+    ("sampler", "pipeline"),
+    [("DDIMScheduler", "DDIMPipeline"), ("euler", "DDIMPipeline"), ("DDPMScheduler", None)],
 )
 def test_samples_are_those_of_the_pipeline_with_the_same_noise(
     sampler: str, pipeline: str | None, tmp_path: Path
 ) -> None:
     library = diffusers()
-    task = {"objective": "epsilon", "sampler": sampler, "sampling_steps": 5, "beta_schedule": "linear"}
+    task = {
+        "objective": "epsilon",
+        "sampler": sampler,
+        "sampling_steps": 5,
+        "beta_schedule": "linear",
+    }
     run, _ = build(tmp_path, UNET, "digits", task=task)
     made = task_of(run)
     made.net.eval()
@@ -218,7 +248,8 @@ def test_samples_are_those_of_the_pipeline_with_the_same_noise(
     torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers' own call of numpy
+# diffusers' own call of numpy
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize(
     ("objective", "sampler"),
     [
@@ -231,10 +262,17 @@ def test_samples_are_those_of_the_pipeline_with_the_same_noise(
         ("v", "DPMSolverMultistepScheduler"),
     ],
 )
-def test_the_library_s_samplers_agree_with_ours_in_many_steps(objective: str, sampler: str, tmp_path: Path) -> None:
+def test_the_library_s_samplers_agree_with_ours_in_many_steps(
+    objective: str, sampler: str, tmp_path: Path
+) -> None:
     """With the answer for data that are one picture, whichever way leads there."""
     diffusers()
-    run, _ = build(tmp_path, UNET, "digits", task={"objective": objective, "sampler": sampler, "sampling_steps": 50})
+    run, _ = build(
+        tmp_path,
+        UNET,
+        "digits",
+        task={"objective": objective, "sampler": sampler, "sampling_steps": 50},
+    )
     task = task_of(run)
     picture = torch.linspace(-0.9, 0.9, 64).view(1, 1, 8, 8)
 
@@ -256,7 +294,9 @@ def levels_of(task: Diffusion, ticks_b: torch.Tensor) -> torch.Tensor:
     return kinds[task.settings.objective]
 
 
-def answer_for(task: Diffusion, noisy: torch.Tensor, clean: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
+def answer_for(
+    task: Diffusion, noisy: torch.Tensor, clean: torch.Tensor, level: torch.Tensor
+) -> torch.Tensor:
     """Return what a network answers that knows the only picture there is."""
     clean = clean.expand_as(noisy)
     if task.settings.objective == "flow":
@@ -281,7 +321,9 @@ def test_previews_of_latents_are_what_the_autoencoder_decodes(tmp_path: Path) ->
     latent = torch.randn(2, 4, 8, 8)
     with torch.no_grad():
         wanted = network.decode(latent / network.config.scaling_factor + 0.1).sample
-    torch.testing.assert_close(task_of(run).to_image(latent), (wanted / 2 + 0.5).clamp(0, 1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        task_of(run).to_image(latent), (wanted / 2 + 0.5).clamp(0, 1), rtol=0, atol=1e-5
+    )
 
 
 def test_a_preview_by_an_autoencoder_is_planned_with_it(tmp_path: Path) -> None:
@@ -308,28 +350,44 @@ def test_levels_reach_the_library_s_network_in_float32(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"_class_name": "PixArtTransformer2DModel"}, "its config.json is of PixArtTransformer2DModel; known here"),
+        (
+            {"_class_name": "PixArtTransformer2DModel"},
+            "its config.json is of PixArtTransformer2DModel; known here",
+        ),
         (FAMILIES["unet"] | {"num_class_embeds": 7}, "has 7 classes, and the data set 2"),
         (FAMILIES["unet"] | {"in_channels": 3}, "sees 3 channels, and the data's latent has 4"),
-        (FAMILIES["unet"] | {"num_class_embeds": 2}, "task.condition_dropout: the network has vectors for 2 classes"),
+        (
+            FAMILIES["unet"] | {"num_class_embeds": 2},
+            "task.condition_dropout: the network has vectors for 2 classes",
+        ),
         (UNET | {"block_out_channels": [8]}, "diffusers refused to build UNet2DModel"),
     ],
 )
-def test_folders_that_do_not_fit_are_one_line(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_folders_that_do_not_fit_are_one_line(
+    config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=said):
         build(tmp_path, config)
 
 
 def test_a_folder_without_a_config_is_one_line(tmp_path: Path) -> None:
     diffusers()
-    config = load_config({"model": {"name": "diffusers", "folder": str(tmp_path)}, "dataset": "digits"})
+    config = load_config(
+        {"model": {"name": "diffusers", "folder": str(tmp_path)}, "dataset": "digits"}
+    )
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         build_run(config, torch.device("cpu"), build_datasets(config)[0].spec)
 
 
 @pytest.mark.parametrize(
     ("shape", "millions"),
-    [("sd15", 859.5), ("sdxl", 2567.5), ("sd3_medium", 2028.3), ("flux_dev", 11901.4), ("dit_xl_2", 749.8)],
+    [
+        ("sd15", 859.5),
+        ("sdxl", 2567.5),
+        ("sd3_medium", 2028.3),
+        ("flux_dev", 11901.4),
+        ("dit_xl_2", 749.8),
+    ],
 )
 def test_published_shapes_have_the_published_number_of_weights(shape: str, millions: float) -> None:
     library = diffusers()

@@ -30,7 +30,9 @@ def build(precision: Any = "fp32", model: Any = SMALL, **task: Any) -> Run:
         "train": {"steps": 4, "batch_size": 8},
         "task": {"metric_samples": 32, "preview_count": 4, "sampling_steps": 3, **task},
     }
-    return build_run(load_config(config), torch.device("cpu"), DataSpec(FIELDS, 64, tuple("0123456789")))
+    return build_run(
+        load_config(config), torch.device("cpu"), DataSpec(FIELDS, 64, tuple("0123456789"))
+    )
 
 
 def a_batch(size: int = 8) -> Batch:
@@ -137,7 +139,8 @@ def test_an_evaluation_has_figures_and_a_table_by_level() -> None:
     assert run.task.details is not None
     section = run.task.details["section"]
     assert len(section["table"]["rows"]) == 10
-    assert all(share == pytest.approx(1.0) for share in section["charts"][0]["lines"][0]["y"])  # it answers 0 still
+    # it answers 0 still
+    assert all(share == pytest.approx(1.0) for share in section["charts"][0]["lines"][0]["y"])
 
 
 def test_inference_shows_samples_ways_and_what_was_seen_over_time() -> None:
@@ -159,7 +162,9 @@ def test_training_goes_on_from_a_checkpoint_bit_for_bit() -> None:
     restore(other, saved)
     torch.set_rng_state(random)
     update(other, other.phases[0], a_batch())
-    assert all(torch.equal(a, b) for a, b in zip(after, task_of(other).net.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(after, task_of(other).net.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,25 @@ def test_infer_draws_a_network_pickle_by_seeds(tmp_path: Path, capsys: Any) -> N
     words = ("--count", "2", "--seed", "3", "--truncation", "0.7", "-o", str(tmp_path / "a"))
     assert code_of("infer", network, *words) == 0
     assert "`mpt stylegan2 generate`" in capsys.readouterr().out
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["grid.png", "seed0003.png", "seed0004.png"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "grid.png",
+        "seed0003.png",
+        "seed0004.png",
+    ]
     assert not code_of(
-        "stylegan2", "generate", network, "--seeds", "4", "--truncation", "0.7", "-o", str(tmp_path / "b")
+        "stylegan2",
+        "generate",
+        network,
+        "--seeds",
+        "4",
+        "--truncation",
+        "0.7",
+        "-o",
+        str(tmp_path / "b"),
     )
-    assert np.array_equal(pixels(tmp_path / "a" / "seed0004.png"), pixels(tmp_path / "b" / "seed0004.png"))
+    assert np.array_equal(
+        pixels(tmp_path / "a" / "seed0004.png"), pixels(tmp_path / "b" / "seed0004.png")
+    )
 
 
 def is_alike(one, other):
@@ -58,7 +72,9 @@ def test_walks_and_mixed_styles_are_videos(tmp_path: Path) -> None:
         assert sum(1 for _ in read_frames(folder / f"{name}.mp4")) == frames
     table = pixels(folder / "mix.png")
     assert table.shape == (2 * 64, 3 * 64, 3)
-    assert is_alike(table[64:, :64], pixels(folder / "seed0000.png")), "the row's own picture on the left"
+    assert is_alike(table[64:, :64], pixels(folder / "seed0000.png")), (
+        "the row's own picture on the left"
+    )
     assert is_alike(table[:64, 64:128], pixels(folder / "seed0001.png")), "the column's above"
     assert not np.array_equal(table[64:, 64:128], table[64:, :64])
 
@@ -83,7 +99,9 @@ def test_mistakes_are_one_line(words: list[str], message: str, tmp_path: Path, c
     assert said.count("\n") == 1
 
 
-def test_a_transfer_starts_from_the_network_with_its_first_layers_frozen(tmp_path: Path, capsys: Any) -> None:
+def test_a_transfer_starts_from_the_network_with_its_first_layers_frozen(
+    tmp_path: Path, capsys: Any
+) -> None:
     network, config = network_pickle("a32", tmp_path), tmp_path / "transfer.yaml"
     assert not code_of(
         "stylegan2",
@@ -104,20 +122,41 @@ def test_a_transfer_starts_from_the_network_with_its_first_layers_frozen(tmp_pat
     run = build_run(load_config(written), torch.device("cpu"), data)
     given = read_network_pickle(network).tensors()
     assert torch.equal(run.task.modules["gen"].synthesis.constant, given["G.synthesis.b4.const"])
-    assert torch.equal(run.task.modules["gen_ema"].synthesis.constant, given["G_ema.synthesis.b4.const"])
-    frozen = [name for name, one in run.task.modules["disc"].named_parameters() if not one.requires_grad]
-    of_block = [
-        f"blocks.0.{name}" for name in ("first.weight", "first.bias", "second.weight", "second.bias", "skip.weight")
+    assert torch.equal(
+        run.task.modules["gen_ema"].synthesis.constant, given["G_ema.synthesis.b4.const"]
+    )
+    frozen = [
+        name for name, one in run.task.modules["disc"].named_parameters() if not one.requires_grad
     ]
-    assert frozen == ["from_image.weight", "from_image.bias", *of_block, "blocks.1.first.weight", "blocks.1.first.bias"]
-    assert code_of("stylegan2", "transfer", str(network), "--data", "x", "--freeze-d", "99", "-o", "y.yaml")
+    of_block = [
+        f"blocks.0.{name}"
+        for name in ("first.weight", "first.bias", "second.weight", "second.bias", "skip.weight")
+    ]
+    assert frozen == [
+        "from_image.weight",
+        "from_image.bias",
+        *of_block,
+        "blocks.1.first.weight",
+        "blocks.1.first.bias",
+    ]
+    assert code_of(
+        "stylegan2", "transfer", str(network), "--data", "x", "--freeze-d", "99", "-o", "y.yaml"
+    )
     assert "has 10 such layers" in capsys.readouterr().err
 
 
 def test_another_resolution_takes_the_blocks_that_both_have(tmp_path: Path) -> None:
     network, config = network_pickle("a32", tmp_path), tmp_path / "transfer.yaml"
     assert not code_of(
-        "stylegan2", "transfer", str(network), "--data", str(tmp_path), "--size", "64", "-o", str(config)
+        "stylegan2",
+        "transfer",
+        str(network),
+        "--data",
+        str(tmp_path),
+        "--size",
+        "64",
+        "-o",
+        str(config),
     )
     data = DataSpec({"image": FieldSpec((3, 64, 64), torch.float32)}, 64)
     run = build_run(load_config(config.read_text()), torch.device("cpu"), data)

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from mpt.errors import CheckpointError, ConfigError
-from mpt.systems.stylegan2.inference.publishing import like_pattern, network_bytes, published_tensors
+from mpt.systems.stylegan2.inference.publishing import (
+    like_pattern,
+    network_bytes,
+    published_tensors,
+)
 from mpt.systems.stylegan2.nn.stylegan2 import Discriminator, Generator, Settings
 from mpt.systems.stylegan2.nn.weights.names import settings_of
 from mpt.systems.stylegan2.nn.weights.network_pickle import read_network_pickle
@@ -18,15 +22,22 @@ from tests.systems.stylegan2.original import network_pickle
 def networks(path: Path, **changes: object) -> tuple[Settings, dict[str, torch.Tensor]]:
     """Return settings of a file, and tensors of other networks of that architecture."""
     opened = read_network_pickle(path)
-    given = {**settings_of(opened.networks["G"].arguments, opened.networks["D"].arguments, "it"), **changes}
-    settings = Settings.model_validate({key: value for key, value in given.items() if key != "name"})
+    given = {
+        **settings_of(opened.networks["G"].arguments, opened.networks["D"].arguments, "it"),
+        **changes,
+    }
+    settings = Settings.model_validate(
+        {key: value for key, value in given.items() if key != "name"}
+    )
     torch.manual_seed(1)
     gen, twin, disc = Generator(settings), Generator(settings), Discriminator(settings)
     return settings, published_tensors(settings, gen, twin, disc)
 
 
 @pytest.mark.parametrize("name", ["a32", "b64"])
-def test_a_new_file_reads_back_with_the_same_tensors_and_settings(name: str, tmp_path: Path) -> None:
+def test_a_new_file_reads_back_with_the_same_tensors_and_settings(
+    name: str, tmp_path: Path
+) -> None:
     original = network_pickle(name, tmp_path)
     settings, tensors = networks(original)
     there = set(read_network_pickle(original).described())
@@ -38,7 +49,10 @@ def test_a_new_file_reads_back_with_the_same_tensors_and_settings(name: str, tmp
     assert set(found) == set(tensors)
     assert all(torch.equal(found[key], value) for key, value in tensors.items())
     again = settings_of(opened.networks["G"].arguments, opened.networks["D"].arguments, "it")
-    assert Settings.model_validate({key: value for key, value in again.items() if key != "name"}) == settings
+    assert (
+        Settings.model_validate({key: value for key, value in again.items() if key != "name"})
+        == settings
+    )
 
 
 def test_a_pattern_keeps_everything_but_its_numbers(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ def count(module: nn.Module) -> int:
     ("size", "base", "generator", "discriminator"),
     [(1024, 32768, 30_370_060, 29_012_513), (256, 16384, 24_767_458, 24_001_089)],
 )
-def test_parameter_counts_equal_the_published_ones(size: int, base: int, generator: int, discriminator: int) -> None:
+def test_parameter_counts_equal_the_published_ones(
+    size: int, base: int, generator: int, discriminator: int
+) -> None:
     settings = Settings.model_validate({"image_size": size, "channel_base": base})
     with torch.device("meta"):
         assert count(Generator(settings)) == generator
@@ -52,7 +54,9 @@ def test_images_have_the_size_asked_and_unit_order_of_magnitude() -> None:
 
 def test_sizes_that_are_not_powers_of_two_are_refused_with_those_that_are() -> None:
     data = DataSpec({"image": FieldSpec((3, 48, 48), torch.float32)}, 10)
-    with pytest.raises(ConfigError, match="cannot make 48 pixels; it can make 16, 32, 64, 128, 256, 512, 1024"):
+    with pytest.raises(
+        ConfigError, match="cannot make 48 pixels; it can make 16, 32, 64, 128, 256, 512, 1024"
+    ):
         build(Settings.model_validate({"image_size": 48}), data)
     with pytest.raises(DataError, match=r"32x32.*3x48x48"):
         build(Settings.model_validate({"image_size": 32}), data)
@@ -73,7 +77,9 @@ def test_truncation_to_zero_gives_the_mean_image_and_to_one_changes_nothing() ->
     latent, mean = torch.randn(3, 8), generator.mean_style(64)
     flat = generator(latent, mean_style_d=mean, truncation=0.0)
     assert torch.allclose(flat[0], flat[2], atol=1e-5)
-    assert torch.allclose(generator(latent, mean_style_d=mean, truncation=1.0), generator(latent), atol=1e-5)
+    assert torch.allclose(
+        generator(latent, mean_style_d=mean, truncation=1.0), generator(latent), atol=1e-5
+    )
 
 
 def test_noise_acts_only_by_its_strength() -> None:
@@ -90,9 +96,14 @@ def test_noise_acts_only_by_its_strength() -> None:
 def dtypes_of_convolutions(module: nn.Module, *inputs: torch.Tensor) -> dict[str, torch.dtype]:
     seen: dict[str, torch.dtype] = {}
     hooks = [
-        child.register_forward_hook(lambda _, __, output, name=name: seen.__setitem__(name, output.dtype))
+        child.register_forward_hook(
+            lambda _, __, output, name=name: seen.__setitem__(name, output.dtype)
+        )
         for name, child in module.named_modules()
-        if isinstance(child, stylegan2_layers.StyledConv | stylegan2_layers.EqualConv | stylegan2_layers.EqualLinear)
+        if isinstance(
+            child,
+            stylegan2_layers.StyledConv | stylegan2_layers.EqualConv | stylegan2_layers.EqualLinear,
+        )
     ]
     module(*inputs)
     for hook in hooks:
@@ -111,7 +122,9 @@ def test_native_half_runs_the_highest_resolutions_in_half_and_the_rest_in_float3
     assert seen["mapping.layers.0"] == torch.float32
     assert generator(torch.randn(2, 8)).dtype == torch.float32
     seen = dtypes_of_convolutions(discriminator, torch.randn(2, 3, 32, 32))
-    assert seen["from_image"] == seen["blocks.0.second"] == seen["blocks.1.second"] == torch.bfloat16
+    assert (
+        seen["from_image"] == seen["blocks.0.second"] == seen["blocks.1.second"] == torch.bfloat16
+    )
     assert seen["blocks.2.second"] == seen["last"] == seen["score"] == torch.float32
 
 
@@ -129,7 +142,9 @@ def test_every_convolution_but_those_around_a_block_is_clamped() -> None:
     for name, child in [*generator.named_modules(), *discriminator.named_modules()]:
         if isinstance(child, stylegan2_layers.StyledConv | stylegan2_layers.EqualConv):
             seen = limits[name.endswith(".skip")]
-            child.register_forward_hook(lambda _, __, output, seen=seen: seen.append(output.abs().max().item()))
+            child.register_forward_hook(
+                lambda _, __, output, seen=seen: seen.append(output.abs().max().item())
+            )
     with torch.no_grad():
         for block in discriminator.blocks:
             block.skip.weight.mul_(100)
@@ -186,7 +201,9 @@ def test_both_regularisers_can_be_differentiated_through_the_networks() -> None:
     assert discriminator.from_image.weight.grad is not None
     assert discriminator.from_image.weight.grad.abs().sum() > 0
     styles = generator.styles(torch.randn(2, 8))
-    (slope,) = torch.autograd.grad(generator.synthesis(styles).square().sum(), styles, create_graph=True)
+    (slope,) = torch.autograd.grad(
+        generator.synthesis(styles).square().sum(), styles, create_graph=True
+    )
     torch.autograd.backward(slope.square().sum())
     first = generator.mapping.layers[0]
     assert isinstance(first, stylegan2_layers.EqualLinear)
@@ -233,7 +250,9 @@ def test_the_activation_that_keeps_its_result_alone_has_the_same_bits(
     (y, gradient, second), (own_y, own_gradient, own_second) = found
     assert torch.equal(y, own_y)
     assert torch.equal(gradient, own_gradient)
-    assert torch.allclose(second.float(), own_second.float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+    assert torch.allclose(
+        second.float(), own_second.float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-3
+    )
     if limit is not None:
         reached = y.abs() == y.abs().max()
         assert int(reached.sum()) > 10

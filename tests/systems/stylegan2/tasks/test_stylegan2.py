@@ -60,12 +60,21 @@ def test_a_regulariser_of_weight_zero_has_no_phase_and_scales_nothing() -> None:
     assert "lr_scale" not in run.optimizers["gen"].param_groups[0]
 
 
-def test_activations_keep_their_result_alone_except_where_gradients_are_differentiated_again() -> None:
+def test_activations_keep_their_result_alone_except_where_gradients_are_differentiated_again() -> (
+    None
+):
     run = build("stylegan2")
-    layers = [m for net in (run.task.gen, run.task.disc) for m in net.modules() if isinstance(m, Convolution)]
+    layers = [
+        m
+        for net in (run.task.gen, run.task.disc)
+        for m in net.modules()
+        if isinstance(m, Convolution)
+    ]
     for phase in run.phases:
         run.task.draw(make_batch(run, 8), phase)
-        assert {layer.is_differentiated_twice for layer in layers} == {phase.name in ("gen_path", "disc_r1")}
+        assert {layer.is_differentiated_twice for layer in layers} == {
+            phase.name in ("gen_path", "disc_r1")
+        }
 
 
 def test_the_path_phase_draws_half_a_batch_and_no_images() -> None:
@@ -86,7 +95,9 @@ def test_style_mixing_can_be_switched_off() -> None:
 
 
 @pytest.mark.parametrize("micro_batch", [None, 3])
-def test_the_mean_path_length_moves_after_the_step_and_not_with_the_split(micro_batch: int | None) -> None:
+def test_the_mean_path_length_moves_after_the_step_and_not_with_the_split(
+    micro_batch: int | None,
+) -> None:
     run = build("stylegan2")
     task = run.task
     assert isinstance(task, StyleGan2)
@@ -131,11 +142,17 @@ def test_evaluation_tells_what_the_controllers_do() -> None:
     figures = evaluate_batches(run, [make_batch(run)], chunk=8)
     assert (figures["path_length"], figures["augment_probability"]) == (2.5, 0.25)
     plain = build("stylegan2", task={"path_weight": 0.0, "metric_samples": 8})
-    assert not {"path_length", "augment_probability"} & set(evaluate_batches(plain, [make_batch(run)], chunk=8))
+    assert not {"path_length", "augment_probability"} & set(
+        evaluate_batches(plain, [make_batch(run)], chunk=8)
+    )
 
 
-@pytest.mark.parametrize("settings", [{}, {"ada_target": 0.6}, {"ada_target": 0.6, "r1_gamma": 0.0}])
-def test_advice_names_settings_that_this_task_has_and_changes_them(settings: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"ada_target": 0.6}, {"ada_target": 0.6, "r1_gamma": 0.0}]
+)
+def test_advice_names_settings_that_this_task_has_and_changes_them(
+    settings: dict[str, float],
+) -> None:
     task = build("stylegan2", task=settings).task
     assert isinstance(task, StyleGan2)
     key, value = task.remedy().removeprefix("task.").split("=")
@@ -222,7 +239,9 @@ def test_no_sample_is_drawn_from_the_weights_own_random_numbers(seed: int) -> No
     task.gen.mapping.register_forward_pre_hook(lambda _, inputs: met.append(inputs[0]))
     task.gen.mean_style()
     for drawn_bd in (task.sampler.latents(8, seed), met[0], draw_noise(64, seed).reshape(8, 8)):
-        assert torch.cosine_similarity(weights_dd.flatten(), drawn_bd[:8].flatten(), dim=0).abs() < 0.5
+        assert (
+            torch.cosine_similarity(weights_dd.flatten(), drawn_bd[:8].flatten(), dim=0).abs() < 0.5
+        )
 
 
 def test_the_average_starts_as_a_copy_and_then_lags() -> None:
@@ -231,7 +250,8 @@ def test_the_average_starts_as_a_copy_and_then_lags() -> None:
     assert isinstance(task, StyleGan2)
     twin, gen = task.modules["gen_ema"], task.gen
     take_step(run, 0)
-    assert torch.equal(next(twin.parameters()), next(gen.parameters()))  # nothing seen yet: no half-life
+    # nothing seen yet: no half-life
+    assert torch.equal(next(twin.parameters()), next(gen.parameters()))
     old = next(twin.parameters()).clone()
     with torch.no_grad():
         next(gen.parameters()).add_(1.0)
@@ -260,10 +280,18 @@ def test_a_restored_run_goes_on_bit_for_bit() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="float16 kernels and autocast are checked on a CUDA device")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="float16 kernels and autocast are checked on a CUDA device",
+)
 @pytest.mark.parametrize("mode", ["amp", "O1", "O2", "native"])
 def test_float16_on_a_gpu_takes_twenty_finite_steps(mode: str) -> None:
-    run = build("stylegan2", {"mode": mode, "dtype": "float16", "init_scale": 1024.0}, device="cuda", task=ADAPTIVE)
+    run = build(
+        "stylegan2",
+        {"mode": mode, "dtype": "float16", "init_scale": 1024.0},
+        device="cuda",
+        task=ADAPTIVE,
+    )
     for step in range(20):
         take_step(run, step)
     for module in run.task.trainable.values():

@@ -61,7 +61,15 @@ def mpt(*words: object) -> int:
 
 
 def test_pairs_become_json_labels_and_pictures(run_path: Path, pairs: Path, tmp_path: Path) -> None:
-    words = ["yolofuse", "detect", run_path, "--input", f"rgb={pairs / 'rgb'}", "--input", f"ir={pairs / 'ir'}"]
+    words = [
+        "yolofuse",
+        "detect",
+        run_path,
+        "--input",
+        f"rgb={pairs / 'rgb'}",
+        "--input",
+        f"ir={pairs / 'ir'}",
+    ]
     assert mpt(*words, "-o", tmp_path, "--half", "--device", "cpu") == 0
     found = json.loads((tmp_path / "detections.json").read_text())
     assert [one["name"] for one in found] == ["a", "deep/b"]
@@ -76,7 +84,9 @@ def test_pairs_become_json_labels_and_pictures(run_path: Path, pairs: Path, tmp_
         assert picture.width == 2 * picture.height / 50 * 80
 
 
-def test_pictures_stored_on_their_side_are_detected_in_upright(run_path: Path, pairs: Path, tmp_path: Path) -> None:
+def test_pictures_stored_on_their_side_are_detected_in_upright(
+    run_path: Path, pairs: Path, tmp_path: Path
+) -> None:
     """Width, height and boxes are those of the upright picture, whichever command finds them."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
@@ -87,7 +97,15 @@ def test_pictures_stored_on_their_side_are_detected_in_upright(run_path: Path, p
             upright.transpose(Image.Transpose.ROTATE_90).save(target, exif=exif)
     found = []
     for number, root in enumerate((pairs, tmp_path / "turned")):
-        words = ["yolofuse", "detect", run_path, "--input", f"rgb={root / 'rgb'}", "--input", f"ir={root / 'ir'}"]
+        words = [
+            "yolofuse",
+            "detect",
+            run_path,
+            "--input",
+            f"rgb={root / 'rgb'}",
+            "--input",
+            f"ir={root / 'ir'}",
+        ]
         assert mpt(*words, "-o", tmp_path / str(number), "--device", "cpu", "--no-pictures") == 0
         found.append((tmp_path / str(number) / "detections.json").read_text())
     assert json.loads(found[0])[0]["detections"]
@@ -113,7 +131,9 @@ def test_thermal_counts_are_detected_in_by_the_range_of_the_run(
     assert mpt(*common, "--input", f"ir={tmp_path / 'a.tif'}", "-o", tmp_path / "none") == 2
     assert "dataset.ir_range" in capsys.readouterr().err
     ranged = ["dataset.ir_range=[3000,4275]"]
-    assert mpt(*common, "--input", f"ir={tmp_path / 'a.tif'}", "-o", tmp_path / "deep", *ranged) == 0
+    assert (
+        mpt(*common, "--input", f"ir={tmp_path / 'a.tif'}", "-o", tmp_path / "deep", *ranged) == 0
+    )
     assert mpt(*common, "--input", f"ir={pairs / 'ir/a.png'}", "-o", tmp_path / "plain") == 0
     deep, plain = ((tmp_path / name / "detections.json").read_text() for name in ("deep", "plain"))
     assert deep == plain
@@ -174,9 +194,13 @@ def test_inputs_that_are_none_are_named(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_mpt_infer_takes_a_file_for_each_camera(run_path: Path, pairs: Path, tmp_path: Path) -> None:
+def test_mpt_infer_takes_a_file_for_each_camera(
+    run_path: Path, pairs: Path, tmp_path: Path
+) -> None:
     words = ["--input", f"rgb={pairs / 'rgb/a.png'}", "--input", f"ir={pairs / 'ir/a.png'}"]
-    assert mpt("infer", run_path, *words, "--overwrite", "--output", tmp_path, "--device", "cpu") == 0
+    assert (
+        mpt("infer", run_path, *words, "--overwrite", "--output", tmp_path, "--device", "cpu") == 0
+    )
     assert (tmp_path / "detected-a.png").is_file()
     assert "person" in (tmp_path / "labels.csv").read_text()
 
@@ -186,7 +210,9 @@ def test_mpt_infer_answers_with_the_boxes_of_detect_in_the_picture_s_own_pixels(
 ) -> None:
     """The picture is 80 x 50 and the network's 64 x 64: cropped, a box could not reach the left and right fifths."""
     words = ["--input", f"rgb={pairs / 'rgb'}", "--input", f"ir={pairs / 'ir'}", "--device", "cpu"]
-    assert mpt("yolofuse", "detect", run_path, *words, "-o", tmp_path / "detect", "--no-pictures") == 0
+    assert (
+        mpt("yolofuse", "detect", run_path, *words, "-o", tmp_path / "detect", "--no-pictures") == 0
+    )
     wanted = [
         [
             [entry["class"], f"{entry['score']:.2f}", *(f"{side:.0f}" for side in entry["box"])]
@@ -209,8 +235,21 @@ def test_boxes_without_a_partner_are_counted() -> None:
     assert without_partner(rows, rows[:0]) == 2
 
 
-def test_a_pruned_run_trains_on(run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["prune", run_path, "--share", "0.5", "--steps", "1", "--runs", tmp_path, "--device", "cpu"]
+def test_a_pruned_run_trains_on(
+    run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "prune",
+        run_path,
+        "--share",
+        "0.5",
+        "--steps",
+        "1",
+        "--runs",
+        tmp_path,
+        "--device",
+        "cpu",
+    ]
     assert mpt(*words, "--name", "narrow") == 0
     printed = capsys.readouterr()
     said = printed.out + " ".join(printed.err.split())
@@ -241,7 +280,9 @@ def test_evaluating_on_other_classes_names_them_in_one_line(
     write_layout(run / "data.json", build_datasets(config())[0].spec)
     root = make_pairs(tmp_path / "other", 2)
     for names, code in (("cat, dog, person", 4), ("pedestrian", 0)):
-        (root / "data.yaml").write_text(f"path: .\ntrain: images/train\nval: images/val\nnames: [{names}]\n")
+        (root / "data.yaml").write_text(
+            f"path: .\ntrain: images/train\nval: images/val\nnames: [{names}]\n"
+        )
         dataset = ["dataset=null", f"dataset={{name: detection_files, root: {root / 'data.yaml'}}}"]
         assert mpt("yolofuse", "evaluate", run, *dataset, "-o", tmp_path, "--device", "cpu") == code
         said = " ".join(capsys.readouterr().err.split())
@@ -254,7 +295,8 @@ def test_a_run_s_page_shows_curves_and_confusions_of_its_last_evaluation(run_pat
     """The numbers in the page are the evaluation's, and a class's name is no markup."""
     classes = "<b>a</b>"
     pictures = Pictures(
-        [np.array([[0.0, 0, 10, 10, 0.9, 0], [50, 50, 60, 60, 0.8, 0]])], [np.array([[0.0, 0, 10, 10, 0]])]
+        [np.array([[0.0, 0, 10, 10, 0.9, 0], [50, 50, 60, 60, 0.8, 0]])],
+        [np.array([[0.0, 0, 10, 10, 0]])],
     )
     found = [measure(pictures, 1, way) for way in ("coco", "ultralytics-8.3")]
     details = describe(pictures, [classes], *found, 0.25, 0.45)
@@ -268,8 +310,12 @@ def test_a_run_s_page_shows_curves_and_confusions_of_its_last_evaluation(run_pat
     assert "<b>a</b>" not in page
     table = page.partition('class="heat confusion')[2].partition("</table>")[0]
     cells = re.findall(r"<td[^>]*>(\d*)</td>", table)
-    assert cells == ["1", "", "1", ""]  # found; not missed; something found where there is nothing; nothing
-    for broken in ({**details, "section": 5}, {**details, "section": {**details["section"], "charts": [{}]}}):
+    # found; not missed; something found where there is nothing; nothing
+    assert cells == ["1", "", "1", ""]
+    for broken in (
+        {**details, "section": 5},
+        {**details, "section": {**details["section"], "charts": [{}]}},
+    ):
         (run_path / "evaluation.json").write_text(json.dumps({"step": 7, **broken}))
         write_report(run_path)
         assert "Detections, at step" not in (run_path / "report.html").read_text()

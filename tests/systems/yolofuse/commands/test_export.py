@@ -62,10 +62,17 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {camera: folder / f"{camera}.png" for camera in ("rgb", "ir")}
 
 
-def detected(what: Path, pictures: dict[str, Path], cameras: tuple[str, ...], output: Path) -> list[dict[str, Any]]:
+def detected(
+    what: Path, pictures: dict[str, Path], cameras: tuple[str, ...], output: Path
+) -> list[dict[str, Any]]:
     words = [word for camera in cameras for word in ("--input", f"{camera}={pictures[camera]}")]
-    assert mpt("yolofuse", "detect", what, *words, "-o", output, "--no-pictures", "--device", "cpu") == 0
-    found: list[dict[str, Any]] = json.loads((output / "detections.json").read_text())[0]["detections"]
+    assert (
+        mpt("yolofuse", "detect", what, *words, "-o", output, "--no-pictures", "--device", "cpu")
+        == 0
+    )
+    found: list[dict[str, Any]] = json.loads((output / "detections.json").read_text())[0][
+        "detections"
+    ]
     return found
 
 
@@ -79,10 +86,15 @@ def assert_same(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fusion", "options"), [("mid", ()), ("mid", ("--nms",)), ("mid", ("--ultralytics",)), ("rgb", ("--ultralytics",))]
+    ("fusion", "options"),
+    [("mid", ()), ("mid", ("--nms",)), ("mid", ("--ultralytics",)), ("rgb", ("--ultralytics",))],
 )
 def test_an_exported_file_finds_the_boxes_of_its_run_in_any_size(
-    runs: dict[str, Path], pictures: dict[str, Path], tmp_path: Path, fusion: str, options: tuple[str, ...]
+    runs: dict[str, Path],
+    pictures: dict[str, Path],
+    tmp_path: Path,
+    fusion: str,
+    options: tuple[str, ...],
 ) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -103,7 +115,10 @@ def test_an_exported_file_finds_the_boxes_of_its_run_in_any_size(
     assert json.loads(about["mpt_ranges"]) == dict.fromkeys(cameras)
     inputs = [slot.name for slot in opened.get_inputs()]
     assert inputs == (["images"] if "--ultralytics" in options else list(cameras))
-    sizes = [4 if inputs == ["images"] and fusion == "mid" else slot.shape[1] for slot in opened.get_inputs()]
+    sizes = [
+        4 if inputs == ["images"] and fusion == "mid" else slot.shape[1]
+        for slot in opened.get_inputs()
+    ]
     for batch, height, width in ((1, 64, 64), (3, 96, 160)):
         feeds = {
             name: np.zeros((batch, channels, height, width), np.float32)
@@ -117,16 +132,30 @@ def test_an_exported_file_finds_the_boxes_of_its_run_in_any_size(
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--half", "--int8"])
 def test_fewer_bits_are_measured_and_open_everywhere(
-    runs: dict[str, Path], pictures: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+    runs: dict[str, Path],
+    pictures: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
 ) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    words = ["yolofuse", "export", runs["mid"], tmp_path / "a.onnx", option, *(["4"] if option == "--int8" else [])]
+    words = [
+        "yolofuse",
+        "export",
+        runs["mid"],
+        tmp_path / "a.onnx",
+        option,
+        *(["4"] if option == "--int8" else []),
+    ]
     assert mpt(*words) == 0
     printed = capsys.readouterr().out
     assert "| mAP50 |" in printed
     assert "trtexec --onnx=" in printed
-    sizes = [float(size) for size in printed.partition("| file, MiB | ")[2].partition(" |\n")[0].split(" | ")]
+    sizes = [
+        float(size)
+        for size in printed.partition("| file, MiB | ")[2].partition(" |\n")[0].split(" | ")
+    ]
     assert sizes[1] < 0.75 * sizes[0]
     assert detected(tmp_path / "a.onnx", pictures, ("rgb", "ir"), tmp_path / "file")
 
@@ -148,14 +177,18 @@ def test_each_layout_of_outputs_says_the_same() -> None:
         found = decoded_outputs(made)
         torch.testing.assert_close(found.boxes, corners)
         torch.testing.assert_close(found.scores, scores)
-    kept = decoded_outputs([torch.tensor([[1.0, 1, 2, 3, 4, 0.5, 1], [1, 5, 5, 9, 9, 0.6, 0]])], 2, 2)
+    kept = decoded_outputs(
+        [torch.tensor([[1.0, 1, 2, 3, 4, 0.5, 1], [1, 5, 5, 9, 9, 0.6, 0]])], 2, 2
+    )
     assert kept.scores.tolist()[0] == [[0, 0], [0, 0]]
     torch.testing.assert_close(kept.boxes[1], corners[1])
     torch.testing.assert_close(kept.scores[1], torch.tensor([[0, 0.5], [0.6, 0]]))
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_weights_have_the_names_of_ultralytics_models(runs: dict[str, Path], tmp_path: Path, suffix: str) -> None:
+def test_weights_have_the_names_of_ultralytics_models(
+    runs: dict[str, Path], tmp_path: Path, suffix: str
+) -> None:
     from safetensors.torch import load_file
 
     file = tmp_path / f"a.{suffix}"
@@ -168,7 +201,10 @@ def test_weights_have_the_names_of_ultralytics_models(runs: dict[str, Path], tmp
 def test_a_least_score_of_zero_is_refused_as_in_detection(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert mpt("yolofuse", "export", runs["rgb"], tmp_path / "a.onnx", "--nms", "--confidence", "0") == 2
+    assert (
+        mpt("yolofuse", "export", runs["rgb"], tmp_path / "a.onnx", "--nms", "--confidence", "0")
+        == 2
+    )
     assert "task.confidence" in capsys.readouterr().err
 
 
@@ -177,7 +213,10 @@ def test_a_least_score_of_zero_is_refused_as_in_detection(
     [("--nms", "--half"), ("--half", "--int8", "4"), ("--nms", "--ultralytics")],
 )
 def test_options_that_exclude_each_other_are_named(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+    runs: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
 ) -> None:
     assert mpt("yolofuse", "export", runs["mid"], tmp_path / "a.onnx", *options) == 2
     assert "choose one" in capsys.readouterr().err

@@ -106,11 +106,17 @@ def test_folders_can_be_named(tmp_path: Path) -> None:
     root = tmp_path / "x"
     (root / "images").rename(root / "day")
     (root / "imagesIR").rename(root / "night")
-    with pytest.raises(DataError, match=r"no train pictures; looked for images/train, .*dataset\.images"):
+    with pytest.raises(
+        DataError, match=r"no train pictures; looked for images/train, .*dataset\.images"
+    ):
         opened(root)
     data = opened(root, images="day/{split}", infrared="night/{split}")
     assert len(data) == 4
-    assert opened(root, cameras="ir", infrared="night/{split}").spec.fields["ir"].shape == (1, 96, 96)
+    assert opened(root, cameras="ir", infrared="night/{split}").spec.fields["ir"].shape == (
+        1,
+        96,
+        96,
+    )
 
 
 FAULTS = {
@@ -171,13 +177,20 @@ def test_a_pair_that_cannot_be_decoded_is_left_out_of_the_evaluation(tmp_path: P
 
 def test_a_missing_label_can_mean_a_picture_without_objects(tmp_path: Path) -> None:
     spoil(make_pairs(tmp_path), "label")
-    assert [len(pair.rows) for pair in opened(tmp_path, missing_label="empty").pairs] == [1, 1, 0, 1]
+    assert [len(pair.rows) for pair in opened(tmp_path, missing_label="empty").pairs] == [
+        1,
+        1,
+        0,
+        1,
+    ]
 
 
 def test_a_set_of_nothing_but_bad_pairs_is_refused(tmp_path: Path) -> None:
     make_pairs(tmp_path, 1)
     (tmp_path / "labels/train/0.txt").write_text("9 .5 .5 .1 .1")
-    with pytest.raises(DataError, match=r"none of its 1 train pictures can be used; the first: .*class 9"):
+    with pytest.raises(
+        DataError, match=r"none of its 1 train pictures can be used; the first: .*class 9"
+    ):
         opened(tmp_path, on_bad="skip")
 
 
@@ -207,12 +220,24 @@ def test_samples_depend_on_seed_epoch_and_index_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mosaic", [0.0, 1.0])
 @pytest.mark.parametrize("mixup", [0.0, 1.0])
-def test_boxes_stay_on_their_objects_and_cameras_together(tmp_path: Path, mosaic: float, mixup: float) -> None:
+def test_boxes_stay_on_their_objects_and_cameras_together(
+    tmp_path: Path, mosaic: float, mixup: float
+) -> None:
     """Every object is a bright block in both cameras, so its box must hold bright pixels, and the rest none."""
-    data = opened(make_pairs(tmp_path, 5), mosaic=mosaic, mixup=mixup, flip_down=0.5, hue=0, saturation=0, brightness=0)
+    data = opened(
+        make_pairs(tmp_path, 5),
+        mosaic=mosaic,
+        mixup=mixup,
+        flip_down=0.5,
+        hue=0,
+        saturation=0,
+        brightness=0,
+    )
     for epoch in range(6):
         batch = data.fetch([0, 1, 2], epoch)
-        for rgb, ir, boxes, mask in zip(batch["rgb"], batch["ir"], batch["boxes"], batch["box_mask"], strict=True):
+        for rgb, ir, boxes, mask in zip(
+            batch["rgb"], batch["ir"], batch["boxes"], batch["box_mask"], strict=True
+        ):
             assert (rgb.float().mean(0) - ir[0].float()).abs().max() < 60
             inside = torch.zeros(96, 96, dtype=torch.bool)
             for left, top, right, bottom in boxes[mask].round().int().tolist():
@@ -226,17 +251,24 @@ def test_boxes_stay_on_their_objects_and_cameras_together(tmp_path: Path, mosaic
 
 
 def test_no_mosaic_from_an_epoch_on(tmp_path: Path) -> None:
-    data = opened(make_pairs(tmp_path), mosaic_epochs=2, translate=0, scale=0, flip_across=0, brightness=0)
+    data = opened(
+        make_pairs(tmp_path), mosaic_epochs=2, translate=0, scale=0, flip_across=0, brightness=0
+    )
     counts = [int(data.fetch([0], epoch)["box_mask"].sum()) for epoch in range(4)]
     assert counts[2:] == [1, 1]
     assert max(counts[:2]) > 1
 
 
 def test_brightness_changes_both_cameras_alike(tmp_path: Path) -> None:
-    data = opened(make_pairs(tmp_path), mosaic=0, translate=0, scale=0, flip_across=0, hue=0, saturation=0)
+    data = opened(
+        make_pairs(tmp_path), mosaic=0, translate=0, scale=0, flip_across=0, hue=0, saturation=0
+    )
     for epoch in range(4):
         batch = data.fetch([0], epoch)
-        visible, infrared = batch["rgb"][0, :, 40, 40].float().mean(), batch["ir"][0, 0, 40, 40].float()
+        visible, infrared = (
+            batch["rgb"][0, :, 40, 40].float().mean(),
+            batch["ir"][0, 0, 40, 40].float(),
+        )
         assert abs(visible - infrared) <= 2
 
 
@@ -245,12 +277,16 @@ def crowd(root: Path, count: int) -> Path:
     make_pairs(root, 1)
     places = [((n % 25 + 0.5) / 25, (n // 25 + 0.5) / 25) for n in range(count)]
     for split in ("train", "val"):
-        (root / "labels" / split / "0.txt").write_text("".join(f"0 {x} {y} .04 .04\n" for x, y in places))
+        (root / "labels" / split / "0.txt").write_text(
+            "".join(f"0 {x} {y} .04 .04\n" for x, y in places)
+        )
     return root
 
 
 @pytest.mark.parametrize(("split", "most"), [("train", 2000), ("test", 500)])
-def test_no_box_of_a_crowd_is_left_out_and_the_fullest_sample_is_planned(tmp_path: Path, split: str, most: int) -> None:
+def test_no_box_of_a_crowd_is_left_out_and_the_fullest_sample_is_planned(
+    tmp_path: Path, split: str, most: int
+) -> None:
     data = opened(crowd(tmp_path, 500), split, translate=0, scale=0, mosaic_epochs=3)
     batch = data.fetch([0], 5)
     assert int(batch["box_mask"].sum()) == 500
@@ -274,7 +310,14 @@ def test_average_precision_of_a_crowd_is_that_of_pycocotools(tmp_path: Path) -> 
     """Of 500 people in a picture the 300 best detections find 300."""
     pytest.importorskip("pycocotools")
     truth = opened(crowd(tmp_path, 500), "test").fetch([0], 0)
-    found = torch.cat((truth["boxes"][:, :300], torch.linspace(1, 0.5, 300)[None, :, None], torch.zeros(1, 300, 1)), 2)
+    found = torch.cat(
+        (
+            truth["boxes"][:, :300],
+            torch.linspace(1, 0.5, 300)[None, :, None],
+            torch.zeros(1, 300, 1),
+        ),
+        2,
+    )
     evidence = {"found": found, **{name: truth[name] for name in ("boxes", "classes", "box_mask")}}
     pictures = gather_pictures([evidence])
     theirs = coco_ap50(pictures)
@@ -289,15 +332,28 @@ def coco_ap50(pictures: Pictures) -> float:
 
     def entry(number: int, row: np.ndarray) -> dict[str, Any]:
         box = [*row[:2], *(row[2:4] - row[:2])]
-        return {"id": number + 1, "image_id": 1, "category_id": 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
+        return {
+            "id": number + 1,
+            "image_id": 1,
+            "category_id": 1,
+            "bbox": box,
+            "area": box[2] * box[3],
+            "iscrowd": 0,
+        }
 
     with contextlib.redirect_stdout(io.StringIO()):
         truth, found = COCO(), COCO()
         for api, rows in ((truth, pictures.truth[0]), (found, pictures.detections[0])):
             annotations = [entry(n, row) for n, row in enumerate(rows)]
             if api is found:
-                annotations = [{**one, "score": row[4]} for one, row in zip(annotations, rows, strict=True)]
-            api.dataset = {"images": [{"id": 1}], "categories": [{"id": 1}], "annotations": annotations}
+                annotations = [
+                    {**one, "score": row[4]} for one, row in zip(annotations, rows, strict=True)
+                ]
+            api.dataset = {
+                "images": [{"id": 1}],
+                "categories": [{"id": 1}],
+                "annotations": annotations,
+            }
             api.createIndex()
         evaluation = COCOeval(truth, found, "bbox")
         evaluation.params.maxDets = [1, 100, 300]
@@ -311,14 +367,19 @@ def test_pictures_need_not_be_square(tmp_path: Path) -> None:
     batch = data.fetch([0], 0)
     assert batch["rgb"].shape == (1, 3, 64, 96)
     # 80 x 60 in 96 x 64: limited by the height.
-    torch.testing.assert_close(batch["boxes"][0, 0, 3] - batch["boxes"][0, 0, 1], torch.tensor(24 * 64 / 60))
+    torch.testing.assert_close(
+        batch["boxes"][0, 0, 3] - batch["boxes"][0, 0, 1], torch.tensor(24 * 64 / 60)
+    )
 
 
 def test_cached_pictures_are_the_same(tmp_path: Path) -> None:
     root = make_pairs(tmp_path)
     plain, cached = opened(root), opened(root, cache=True)
     for _ in range(2):
-        assert all(torch.equal(a, b) for a, b in zip(plain.fetch([0, 1], 1).values(), cached.fetch([0, 1], 1).values()))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(plain.fetch([0, 1], 1).values(), cached.fetch([0, 1], 1).values())
+        )
     assert cached.cached
 
 
@@ -338,13 +399,21 @@ def test_a_plan_needs_no_files() -> None:
 
 
 DATA_FILES = {
-    "beside the folders": ("path: .\ntrain: images/train\nval: images/val\nnames: {0: cat, 1: dog}", "sub"),
-    "in a folder of its own": ("path: ../set\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]", "set"),
+    "beside the folders": (
+        "path: .\ntrain: images/train\nval: images/val\nnames: {0: cat, 1: dog}",
+        "sub",
+    ),
+    "in a folder of its own": (
+        "path: ../set\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]",
+        "set",
+    ),
 }
 
 
 @pytest.mark.parametrize(("text", "where"), DATA_FILES.values(), ids=DATA_FILES)
-def test_a_data_file_of_yolo_names_folders_and_classes(tmp_path: Path, text: str, where: str) -> None:
+def test_a_data_file_of_yolo_names_folders_and_classes(
+    tmp_path: Path, text: str, where: str
+) -> None:
     make_pairs(tmp_path / where)
     (tmp_path / "sub").mkdir(exist_ok=True)
     (tmp_path / "sub" / "data.yaml").write_text(text)
@@ -365,7 +434,9 @@ def test_a_data_file_as_roboflow_writes_it_is_understood(tmp_path: Path) -> None
         (tmp_path / split).mkdir()
         for folder in ("images", "imagesIR", "labels"):
             (tmp_path / folder / own).rename(tmp_path / split / folder)
-    (tmp_path / "data.yaml").write_text("train: ../train/images\nval: ../valid/images\nnames: [cat]")
+    (tmp_path / "data.yaml").write_text(
+        "train: ../train/images\nval: ../valid/images\nnames: [cat]"
+    )
     data = opened(tmp_path / "data.yaml", "test", cameras="rgb")
     assert data.pairs[0].paths == (tmp_path / "valid/images/0.png",)
 
@@ -374,7 +445,10 @@ def test_a_data_file_as_roboflow_writes_it_is_understood(tmp_path: Path) -> None
     ("text", "said"),
     [
         ("train: images/train\nnames: [cat]", "it has no val"),
-        ("train: images/train\nval: images/val\nnc: 3\nnames: [cat]", "nc is 3, and there are 1 names"),
+        (
+            "train: images/train\nval: images/val\nnc: 3\nnames: [cat]",
+            "nc is 3, and there are 1 names",
+        ),
         ("train: images/train\nval: images/val\nnames: {0: cat, 2: dog}", "0 to 1 are needed"),
         (
             "train: images/train\nval: [1, images/val]\nnames: [cat]",
@@ -384,7 +458,10 @@ def test_a_data_file_as_roboflow_writes_it_is_understood(tmp_path: Path) -> None
             "train: images/train\nval: [images/val, images/more]\nnames: [cat]",
             "there is no .*images/more, which it names",
         ),
-        ("train: images/train\nval: val.txt\nnames: [cat]", r"there is no .*val\.txt, which it names for test"),
+        (
+            "train: images/train\nval: val.txt\nnames: [cat]",
+            r"there is no .*val\.txt, which it names for test",
+        ),
         (
             "path: /nowhere\ntrain: a\nval: b\nnames: [cat]",
             "its path is /nowhere, and there is no such",
@@ -418,11 +495,15 @@ def turn_files(root: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_pictures_stored_on_their_side_give_the_samples_of_upright_ones(tmp_path: Path, split: str) -> None:
+def test_pictures_stored_on_their_side_give_the_samples_of_upright_ones(
+    tmp_path: Path, split: str
+) -> None:
     for name in ("upright", "turned"):
         make_pairs(tmp_path / name)
     turn_files(tmp_path / "turned")
-    upright, turned = (opened(tmp_path / name, split).fetch([0, 1, 2], 0) for name in ("upright", "turned"))
+    upright, turned = (
+        opened(tmp_path / name, split).fetch([0, 1, 2], 0) for name in ("upright", "turned")
+    )
     assert all(torch.equal(upright[name], turned[name]) for name in upright)
 
 
@@ -436,7 +517,9 @@ def test_labels_of_a_picture_as_stored_are_refused_where_it_is_turned(tmp_path: 
         }
         (tmp_path / f"{size[0]}.json").write_text(json.dumps(content))
     assert opened(tmp_path, labels="80.json", mosaic=0.0).fetch([0], 0)["box_mask"].any()
-    with pytest.raises(DataError, match=r"of a picture of 60x80 pixels, and turned upright .* it has 80x60"):
+    with pytest.raises(
+        DataError, match=r"of a picture of 60x80 pixels, and turned upright .* it has 80x60"
+    ):
         opened(tmp_path, labels="60.json", mosaic=0.0).fetch([0], 0)
 
 
@@ -457,16 +540,22 @@ def test_thermal_counts_give_the_samples_of_8_bits_where_the_range_is_set(
 ) -> None:
     make_pairs(tmp_path / "8")
     plain = opened(tmp_path / "8", split).fetch([0, 1], 0)
-    thermal = opened(make_thermal(tmp_path / "16", suffix), split, ir_range=[3000, 4275]).fetch([0, 1], 0)
+    thermal = opened(make_thermal(tmp_path / "16", suffix), split, ir_range=[3000, 4275]).fetch(
+        [0, 1], 0
+    )
     assert (plain["ir"].int() - thermal["ir"].int()).abs().max() <= 1
     assert torch.equal(plain["rgb"], thermal["rgb"])
 
 
 @pytest.mark.parametrize("on_bad", ["stop", "skip"])
-def test_thermal_counts_without_a_range_stop_the_run_with_what_to_set(tmp_path: Path, on_bad: str) -> None:
+def test_thermal_counts_without_a_range_stop_the_run_with_what_to_set(
+    tmp_path: Path, on_bad: str
+) -> None:
     """Never as 8 shifted bits, and never as bad files that are left out."""
     data = opened(make_thermal(tmp_path), on_bad=on_bad)
-    with pytest.raises(ConfigError, match=r"16-bit whole numbers from 3\d+ to 4250.*dataset\.ir_range"):
+    with pytest.raises(
+        ConfigError, match=r"16-bit whole numbers from 3\d+ to 4250.*dataset\.ir_range"
+    ):
         data.fetch([0], 0)
 
 
@@ -481,7 +570,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("setting", REFUSED)
-def test_validation_refuses_what_training_would(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validation_refuses_what_training_would(
+    setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = find_shipped("@yolofuse_mid")
     with pytest.raises(SystemExit) as ended:
         main(["validate", str(config), "dataset.image_size=96", f"dataset.{setting}"])
@@ -503,12 +594,18 @@ def lists(root: Path, how: str) -> Path:
     }
     if how in lines:
         (root / "all.txt").write_text("\n".join([*lines[how], "", ""]))
-    entry = "all.txt" if how in lines else {"folders": "[images/a, images/b]", "one in all": "images"}[how]
+    entry = (
+        "all.txt"
+        if how in lines
+        else {"folders": "[images/a, images/b]", "one in all": "images"}[how]
+    )
     (root / "data.yaml").write_text(f"path: .\ntrain: {entry}\nval: {entry}\nnames: [cat]")
     return root / "data.yaml"
 
 
-@pytest.mark.parametrize("how", ["folders", "one in all", "beside the list", "below path", "absolute"])
+@pytest.mark.parametrize(
+    "how", ["folders", "one in all", "beside the list", "below path", "absolute"]
+)
 @pytest.mark.parametrize("cameras", ["pair", "rgb", "ir"])
 def test_a_data_file_lists_folders_or_pictures(tmp_path: Path, how: str, cameras: str) -> None:
     data = opened(lists(tmp_path, how), cameras=cameras, mosaic=0.0)
@@ -527,7 +624,9 @@ def test_a_path_is_looked_for_beside_the_data_file_and_in_the_working_directory(
 ) -> None:
     make_pairs(tmp_path / "work" / "set", 2)
     (tmp_path / "files").mkdir()
-    (tmp_path / "files/data.yaml").write_text("path: set\ntrain: images/train\nval: images/val\nnames: [cat]")
+    (tmp_path / "files/data.yaml").write_text(
+        "path: set\ntrain: images/train\nval: images/val\nnames: [cat]"
+    )
     with pytest.raises(DataError, match="its path is set, and there is no such folder"):
         opened(tmp_path / "files/data.yaml")
     monkeypatch.chdir(tmp_path / "work")
@@ -536,36 +635,54 @@ def test_a_path_is_looked_for_beside_the_data_file_and_in_the_working_directory(
     assert len(opened(tmp_path / "files/data.yaml")) == 3
     (tmp_path / "beside").mkdir()
     make_pairs(tmp_path / "beside", 4)
-    (tmp_path / "beside/data.yaml").write_text("path: gone\ntrain: images/train\nval: images/val\nnames: [cat]")
+    (tmp_path / "beside/data.yaml").write_text(
+        "path: gone\ntrain: images/train\nval: images/val\nnames: [cat]"
+    )
     assert len(opened(tmp_path / "beside/data.yaml")) == 4
 
 
 def test_a_list_that_names_what_is_not_there_says_which_line(tmp_path: Path) -> None:
     file = lists(tmp_path, "absolute")
     (tmp_path / "all.txt").write_text("./images/a/x.png\n./images/a/gone.png\n")
-    with pytest.raises(DataError, match=r"all\.txt: line 2: there is no picture \./images/a/gone\.png"):
+    with pytest.raises(
+        DataError, match=r"all\.txt: line 2: there is no picture \./images/a/gone\.png"
+    ):
         opened(file)
 
 
 def coco(root: Path, names: list[str]) -> None:
     content = {
-        "images": [{"id": n, "file_name": name, "width": 80, "height": 60} for n, name in enumerate(names)],
+        "images": [
+            {"id": n, "file_name": name, "width": 80, "height": 60} for n, name in enumerate(names)
+        ],
         "categories": [{"id": 1, "name": "car"}],
         "annotations": [
-            {"image_id": n, "category_id": 1, "bbox": [16, 12, 8 * (n + 1), 24]} for n in range(len(names))
+            {"image_id": n, "category_id": 1, "bbox": [16, 12, 8 * (n + 1), 24]}
+            for n in range(len(names))
         ],
     }
     (root / "train.json").write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(
-    "name", ["{}", "train/{}", "images/train/{}", "./train/{}", "/home/other/set/{}", "C:\\set\\{}", "train\\{}"]
+    "name",
+    [
+        "{}",
+        "train/{}",
+        "images/train/{}",
+        "./train/{}",
+        "/home/other/set/{}",
+        "C:\\set\\{}",
+        "train\\{}",
+    ],
 )
 def test_names_in_a_coco_file_may_have_any_folders(tmp_path: Path, name: str) -> None:
     make_pairs(tmp_path, 2)
     coco(tmp_path, [name.format(f"{n}.png") for n in (1, 0)])
     data = opened(tmp_path, cameras="rgb", labels="{split}.json")
-    widths = {pair.paths[0].name: round((pair.rows[0, 3] - pair.rows[0, 1]) * 80) for pair in data.pairs}
+    widths = {
+        pair.paths[0].name: round((pair.rows[0, 3] - pair.rows[0, 1]) * 80) for pair in data.pairs
+    }
     assert widths == {"0.png": 16, "1.png": 8}
 
 
@@ -589,7 +706,9 @@ def test_without_folders_the_pictures_are_those_of_the_coco_file(tmp_path: Path)
         "photos/val/0.png",
     ]
     coco(tmp_path, ["photos/train/7.png"])
-    with pytest.raises(DataError, match=r"photos/train/7\.png: the COCO file lists it, and it is not there"):
+    with pytest.raises(
+        DataError, match=r"photos/train/7\.png: the COCO file lists it, and it is not there"
+    ):
         opened(tmp_path, cameras="rgb", labels="{split}.json")
 
 
@@ -601,13 +720,17 @@ def test_true_boxes_of_a_test_picture_count_however_small_they_become() -> None:
     np.testing.assert_allclose(boxes[:, 3] - boxes[:, 1], [64 * side for side in sides])
 
 
-def test_on_a_canvas_test_pictures_keep_their_own_size_and_training_is_as_before(tmp_path: Path) -> None:
+def test_on_a_canvas_test_pictures_keep_their_own_size_and_training_is_as_before(
+    tmp_path: Path,
+) -> None:
     make_pairs(tmp_path)
     data = opened(tmp_path, "test", canvas=128)
     batch = data.fetch([0], 0)
     assert batch["rgb"].shape == (1, 3, 128, 128)
     corner = torch.tensor([(128 - SIZE[0]) / 2, (128 - SIZE[1]) / 2] * 2)
-    torch.testing.assert_close(batch["boxes"][0, 0], torch.tensor([float(side) for side in MARK]) + corner)
+    torch.testing.assert_close(
+        batch["boxes"][0, 0], torch.tensor([float(side) for side in MARK]) + corner
+    )
     assert opened(tmp_path, canvas=128).fetch([0], 0)["rgb"].shape == (1, 3, 96, 96)
     with pytest.raises(ConfigError, match="canvas=96 is for pictures"):
         opened(tmp_path, "test", canvas=96)

@@ -13,7 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpt.systems.yolofuse.losses.shared.detection import ONE_TO_MANY, ONE_TO_ONE, DetectionSums, detection_sums
+from mpt.systems.yolofuse.losses.shared.detection import (
+    ONE_TO_MANY,
+    ONE_TO_ONE,
+    DetectionSums,
+    detection_sums,
+)
 from mpt.systems.yolofuse.metrics.shared.suppression import Suppression, best_batch
 from mpt.systems.yolofuse.nn.layers.yolo_head import decode, flatten
 from mpt.systems.yolofuse.nn.yolofuse import Settings, YoloFuse
@@ -52,7 +57,9 @@ def pictures() -> Tensor:
 def calibrated(family: str, fusion: str) -> tuple[YoloFuse, list[Tensor]]:
     """Return a network whose weights follow from their names, and its input."""
     net = YoloFuse(Settings(family=family, fusion=fusion), 3)
-    net.load_state_dict({k: torch.from_numpy(fill(k, list(v.shape))) for k, v in net.state_dict().items()})
+    net.load_state_dict(
+        {k: torch.from_numpy(fill(k, list(v.shape))) for k, v in net.state_dict().items()}
+    )
     net.double().train()
     norms = [module for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     for norm in norms:
@@ -71,14 +78,22 @@ def test_names_shapes_order_and_counts_are_the_published_ones_in_every_size(fami
     for scale, expected in zip("nsmlx", PUBLISHED[family] + LARGE[family], strict=True):
         with torch.device("meta"):
             net = YoloFuse(Settings(fusion="rgb", family=family, scale=scale), 80)
-        listing = "\n".join(f"{name} {list(value.shape)}" for name, value in net.state_dict().items())
-        found = (sum(p.numel() for p in net.parameters()), len(net.state_dict()), zlib.crc32(listing.encode()))
+        listing = "\n".join(
+            f"{name} {list(value.shape)}" for name, value in net.state_dict().items()
+        )
+        found = (
+            sum(p.numel() for p in net.parameters()),
+            len(net.state_dict()),
+            zlib.crc32(listing.encode()),
+        )
         assert found == expected, scale
 
 
 @pytest.mark.parametrize("fusion", ["rgb", "data"])
 @pytest.mark.parametrize("family", ["yolo11", "yolo26"])
-def test_outputs_agree_with_the_published_network(arrays: dict[str, Any], family: str, fusion: str) -> None:
+def test_outputs_agree_with_the_published_network(
+    arrays: dict[str, Any], family: str, fusion: str
+) -> None:
     net, given = calibrated(family, fusion)
     expected = {k.partition("_ch")[2][2:]: torch.from_numpy(v) for k, v in arrays.items()
                 if k.startswith(f"{family}n_ch{3 if fusion == 'rgb' else 4}")}  # fmt: skip
@@ -93,7 +108,8 @@ def test_outputs_agree_with_the_published_network(arrays: dict[str, Any], family
     else:
         middle, size = (boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]
         answer = torch.cat((middle, size, scores), 2).transpose(1, 2).flatten()[::KEPT]
-    torch.testing.assert_close(answer.double(), expected["answer"], rtol=2e-6, atol=1e-4)  # best_batch: float32
+    # best_batch: float32
+    torch.testing.assert_close(answer.double(), expected["answer"], rtol=2e-6, atol=1e-4)
 
 
 def truth() -> tuple[Tensor, Tensor, Tensor]:
@@ -116,11 +132,16 @@ def truth() -> tuple[Tensor, Tensor, Tensor]:
 def items(sums: DetectionSums) -> Tensor:
     """Return the three losses as Ultralytics reports them, times the batch."""
     return torch.stack(
-        [gain * one / sums.normaliser.clamp(min=1) * 2 for gain, one in zip(GAINS, sums[:3], strict=True)]
+        [
+            gain * one / sums.normaliser.clamp(min=1) * 2
+            for gain, one in zip(GAINS, sums[:3], strict=True)
+        ]
     )
 
 
-def test_the_loss_of_yolo11_and_its_gradients_are_the_published_ones(arrays: dict[str, Any]) -> None:
+def test_the_loss_of_yolo11_and_its_gradients_are_the_published_ones(
+    arrays: dict[str, Any],
+) -> None:
     net, given = calibrated("yolo11", "rgb")
     choice = ONE_TO_MANY._replace(least_side=16.0)
     losses = items(detection_sums(net(*given), net.strides, *truth(), choice))
@@ -135,11 +156,17 @@ def test_both_heads_losses_of_yolo26_and_their_gradients_are_the_published_ones(
     net, given = calibrated("yolo26", "rgb")
     raw = net(*given)
     many, once = (
-        items(detection_sums(maps, net.strides, *truth(), choice._replace(least_side=16.0), net.bins))
+        items(
+            detection_sums(maps, net.strides, *truth(), choice._replace(least_side=16.0), net.bins)
+        )
         for maps, choice in ((raw[:3], ONE_TO_MANY), (raw[3:], ONE_TO_ONE))
     )
-    torch.testing.assert_close(many.detach(), torch.from_numpy(arrays[f"yolo26n_ch3_many{epoch}"]), rtol=1e-7, atol=0)
-    torch.testing.assert_close(once.detach(), torch.from_numpy(arrays[f"yolo26n_ch3_once{epoch}"]), rtol=1e-7, atol=0)
+    torch.testing.assert_close(
+        many.detach(), torch.from_numpy(arrays[f"yolo26n_ch3_many{epoch}"]), rtol=1e-7, atol=0
+    )
+    torch.testing.assert_close(
+        once.detach(), torch.from_numpy(arrays[f"yolo26n_ch3_once{epoch}"]), rtol=1e-7, atol=0
+    )
     losses = share * many + (1 - share) * once
     losses.sum().backward()
     compare(net, losses, arrays, f"yolo26n_ch3_loss{epoch}", f"yolo26n_ch3_grads{epoch}")
@@ -147,6 +174,10 @@ def test_both_heads_losses_of_yolo26_and_their_gradients_are_the_published_ones(
 
 def compare(net: YoloFuse, losses: Tensor, arrays: dict[str, Any], loss: str, grads: str) -> None:
     """Compare losses, and the norms of every fifth gradient."""
-    torch.testing.assert_close(losses.detach(), torch.from_numpy(arrays[loss][:3]), rtol=1e-7, atol=0)
+    torch.testing.assert_close(
+        losses.detach(), torch.from_numpy(arrays[loss][:3]), rtol=1e-7, atol=0
+    )
     norms = [parameter.grad.norm() for parameter in net.parameters() if parameter.grad is not None]
-    torch.testing.assert_close(torch.stack(norms[::5]), torch.from_numpy(arrays[grads]), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        torch.stack(norms[::5]), torch.from_numpy(arrays[grads]), rtol=1e-6, atol=1e-9
+    )

@@ -30,7 +30,9 @@ DATA = {"name": "rgb_ir_scenes", "count": 8, "test_count": 4, "cameras": "rgb"}
 
 def small(name: str, precision: str = "fp32", **sections: Any) -> tuple[Run, Batch]:
     model = {"name": name, "image_size": 96}
-    return build(precision, **{"model": model, "dataset": DATA, "optimizer": {"name": "adam"}, **sections})
+    return build(
+        precision, **{"model": model, "dataset": DATA, "optimizer": {"name": "adam"}, **sections}
+    )
 
 
 def shell(*words: object) -> int:
@@ -54,9 +56,15 @@ def test_a_detector_gets_the_task_detect_and_a_classifier_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [(SMALL, "bf16"), (RCNN, "fp32"), pytest.param("torchvision:fcos_resnet50_fpn", "fp32", marks=pytest.mark.slow)],
+    [
+        (SMALL, "bf16"),
+        (RCNN, "fp32"),
+        pytest.param("torchvision:fcos_resnet50_fpn", "fp32", marks=pytest.mark.slow),
+    ],
 )
-def test_gradients_reach_every_parameter_and_the_evaluation_has_its_figures(name: str, precision: str) -> None:
+def test_gradients_reach_every_parameter_and_the_evaluation_has_its_figures(
+    name: str, precision: str
+) -> None:
     small_proposals = {"options": {"rpn_post_nms_top_n_train": 50, "rpn_pre_nms_top_n_train": 50}}
     model = {"name": name, "image_size": 96, **(small_proposals if name == RCNN else {})}
     run, batch = small(name, precision, model=model)
@@ -66,7 +74,11 @@ def test_gradients_reach_every_parameter_and_the_evaluation_has_its_figures(name
     assert losses
     trained = list(run.task.trainable["net"].named_parameters())
     assert [key for key, parameter in trained if parameter.grad is None] == []
-    assert all(bool(parameter.grad.isfinite().all()) for _, parameter in trained if parameter.grad is not None)
+    assert all(
+        bool(parameter.grad.isfinite().all())
+        for _, parameter in trained
+        if parameter.grad is not None
+    )
     _, test = build_datasets(run.config)
     assert {"map50", "map50_95", "precision", "recall"} <= evaluate(run, test, 4).keys()
 
@@ -108,9 +120,15 @@ def test_what_has_no_meaning_for_them_is_refused() -> None:
         small(RCNN, model={"name": RCNN, "options": {"foo": 1}})
 
 
-def test_it_trains_resumes_and_infers_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_trains_resumes_and_infers_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "config.yaml"
-    sections = {"model": {"name": SMALL, "image_size": 64}, "dataset": DATA, "optimizer": {"name": "adam"}}
+    sections = {
+        "model": {"name": SMALL, "image_size": 64},
+        "dataset": DATA,
+        "optimizer": {"name": "adam"},
+    }
     path.write_text(config("bf16", **sections).to_yaml())
     where = ("--runs", tmp_path, "--device", "cpu")
     assert shell("train", path, "--name", "one", "--quiet", *where, "train.steps=1") == 0
@@ -132,7 +150,9 @@ def test_sizes_that_depend_on_values_are_bounded() -> None:
         assert torch.where(mask)[0].shape == (6,)
         assert not (rows < 0).any()
         features = [torch.empty(2, 8, side, side, requires_grad=True) for side in (16, 8, 4)]
-        pooled = align_levels(features, [torch.empty(5, 4), torch.empty(3, 4)], (7, 7), 2, None, lambda boxes: None)
+        pooled = align_levels(
+            features, [torch.empty(5, 4), torch.empty(3, 4)], (7, 7), 2, None, lambda boxes: None
+        )
         assert pooled.shape == (8, 8, 7, 7)
         pooled.sum().backward()
         assert all(level.grad is not None and level.grad.shape == level.shape for level in features)

@@ -11,7 +11,8 @@ from tests.systems.yolofuse.published import KEPT, read_arrays, read_json, state
 
 LISTINGS = read_json("listings.json.gz")
 NETWORKS = [("yolov8n_nc80", "rgb", 80), ("yolov8n_nc1", "rgb", 1)] + [
-    (f"yolofuse_{fusion}", fusion, 1) for fusion in ("early", "mid", "decision", "easy", "deyolo", "defa")
+    (f"yolofuse_{fusion}", fusion, 1)
+    for fusion in ("early", "mid", "decision", "easy", "deyolo", "defa")
 ]
 
 
@@ -21,17 +22,24 @@ def pair_spec(height: int = 64, width: int = 64, classes: int = 1) -> DataSpec:
 
 
 @pytest.mark.parametrize(("name", "fusion", "classes"), NETWORKS)
-def test_names_shapes_order_and_counts_are_the_published_ones(name: str, fusion: str, classes: int) -> None:
+def test_names_shapes_order_and_counts_are_the_published_ones(
+    name: str, fusion: str, classes: int
+) -> None:
     net = YoloFuse(Settings(fusion=fusion), classes)
     listing = LISTINGS[name]
-    assert {key: list(value.shape) for key, value in net.state_dict().items()} == listing["state_dict"]
+    assert {key: list(value.shape) for key, value in net.state_dict().items()} == listing[
+        "state_dict"
+    ]
     assert list(net.state_dict()) == list(listing["state_dict"])
     assert sum(p.numel() for p in net.parameters()) == listing["total_parameters"]
     assert list(net.strides) == listing["strides"]
 
 
 def test_yolov8_has_its_published_number_of_parameters() -> None:
-    counts = [sum(p.numel() for p in YoloFuse(Settings(fusion="rgb", scale=s), 80).parameters()) for s in ("n", "s")]
+    counts = [
+        sum(p.numel() for p in YoloFuse(Settings(fusion="rgb", scale=s), 80).parameters())
+        for s in ("n", "s")
+    ]
     assert counts == [3_157_200, 11_166_560]
 
 
@@ -42,9 +50,12 @@ def loaded(name: str, fusion: str, classes: int, arrays: dict) -> YoloFuse:
 
 
 @pytest.mark.parametrize(
-    ("name", "fusion", "classes"), [n for n in NETWORKS if n[0] not in ("yolov8n_nc1", "yolofuse_defa")]
+    ("name", "fusion", "classes"),
+    [n for n in NETWORKS if n[0] not in ("yolov8n_nc1", "yolofuse_defa")],
 )
-def test_outputs_and_decoded_boxes_agree_with_the_published_network(name: str, fusion: str, classes: int) -> None:
+def test_outputs_and_decoded_boxes_agree_with_the_published_network(
+    name: str, fusion: str, classes: int
+) -> None:
     arrays = read_arrays(f"{name}.npz")
     net = loaded(name, fusion, classes, arrays)
     pictures = (torch.from_numpy(arrays["input_u8"]).float() / 255).split(3, 1)
@@ -57,8 +68,12 @@ def test_outputs_and_decoded_boxes_agree_with_the_published_network(name: str, f
         expected = torch.from_numpy(arrays[f"raw{number}_f64"])
         torch.testing.assert_close(level.flatten()[::KEPT], expected, rtol=0, atol=1e-7)
         # Rounding in float32 moves logits by up to 2e-3, and merging BatchNorm by as much.
-        torch.testing.assert_close(single[number].flatten()[::KEPT].double(), expected, rtol=0, atol=5e-3)
-        torch.testing.assert_close(fused[number].flatten()[::KEPT].double(), expected, rtol=0, atol=1e-2)
+        torch.testing.assert_close(
+            single[number].flatten()[::KEPT].double(), expected, rtol=0, atol=5e-3
+        )
+        torch.testing.assert_close(
+            fused[number].flatten()[::KEPT].double(), expected, rtol=0, atol=1e-2
+        )
     middle, size = (boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]
     decoded = torch.cat((middle, size, scores), 2).transpose(1, 2).flatten()[::KEPT]
     torch.testing.assert_close(decoded, torch.from_numpy(arrays["decoded_f64"]), rtol=0, atol=1e-6)
@@ -73,7 +88,9 @@ def test_the_pyramid_of_deyolo_runs_at_640_pixels_as_published() -> None:
         raw = net(*picture.split(3, 1))
     raw[0] = raw[0][:, :, ::4, ::4]
     for level, key in zip(raw, ("raw0_every4", "raw1", "raw2"), strict=True):
-        torch.testing.assert_close(level.flatten()[::KEPT], torch.from_numpy(arrays[key]), rtol=0, atol=5e-3)
+        torch.testing.assert_close(
+            level.flatten()[::KEPT], torch.from_numpy(arrays[key]), rtol=0, atol=5e-3
+        )
 
 
 def test_merging_batch_norm_leaves_none_and_the_original_as_it_was() -> None:
@@ -88,7 +105,9 @@ def test_a_grey_infrared_picture_is_the_same_as_three_equal_channels() -> None:
     net = YoloFuse(Settings(fusion="mid"), 2).eval()
     visible, infrared = torch.rand(1, 3, 64, 64), torch.rand(1, 1, 64, 64)
     with torch.no_grad():
-        assert torch.equal(net(visible, infrared)[0], net(visible, infrared.expand(-1, 3, -1, -1))[0])
+        assert torch.equal(
+            net(visible, infrared)[0], net(visible, infrared.expand(-1, 3, -1, -1))[0]
+        )
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ def grouped(settings: Settings) -> WarmupSGD:
 
 
 @pytest.mark.parametrize("number", range(len(RUNS)))
-def test_rates_and_momentum_are_the_published_ones(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_and_momentum_are_the_published_ones(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = RUNS[number]
     given, columns = run["settings"], run["columns"]
     is_cosine = given.get("cos_lr", False)
@@ -44,7 +46,11 @@ def test_rates_and_momentum_are_the_published_ones(number: int, monkeypatch: pyt
         torch.optim.SGD,
         "step",
         lambda self, closure=None: seen.append(
-            (self.param_groups[0]["lr"], self.param_groups[1]["lr"], self.param_groups[0]["momentum"])
+            (
+                self.param_groups[0]["lr"],
+                self.param_groups[1]["lr"],
+                self.param_groups[0]["momentum"],
+            )
         ),
     )
     for row in run["rows"]:
@@ -65,14 +71,24 @@ def test_accumulation_grows_as_published_and_rates_are_those_of_the_step_s_last_
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RUNS[number]
-    given, rows = run["settings"], [dict(zip(run["columns"], row, strict=True)) for row in run["rows"]]
+    given, rows = (
+        run["settings"],
+        [dict(zip(run["columns"], row, strict=True)) for row in run["rows"]],
+    )
     warmup = max(round(3 * given["batches_per_epoch"]), 100)
     optimizer = grouped(
-        Settings(schedule="constant", warmup=warmup, accumulation=given["nbs"] / given["batch"], last_lr=1)
+        Settings(
+            schedule="constant",
+            warmup=warmup,
+            accumulation=given["nbs"] / given["batch"],
+            last_lr=1,
+        )
     )
     momenta: list[float] = []
     monkeypatch.setattr(
-        torch.optim.SGD, "step", lambda self, closure=None: momenta.append(self.param_groups[0]["momentum"])
+        torch.optim.SGD,
+        "step",
+        lambda self, closure=None: momenta.append(self.param_groups[0]["momentum"]),
     )
     before = 0
     for row in rows:
@@ -83,7 +99,9 @@ def test_accumulation_grows_as_published_and_rates_are_those_of_the_step_s_last_
             assert momenta[-1] == pytest.approx(row["momentum_group0"], rel=1e-6)
     whole = round(given["nbs"] / given["batch"])
     assert share_of_batch(optimizer) == 1
-    assert share_of_batch(grouped(Settings(warmup=warmup, accumulation=whole))) == Fraction(1, whole)
+    assert share_of_batch(grouped(Settings(warmup=warmup, accumulation=whole))) == Fraction(
+        1, whole
+    )
 
 
 def test_steps_are_counted_on_by_an_optimizer_in_host_memory_after_a_resume() -> None:
@@ -115,11 +133,20 @@ def test_groups_are_the_published_ones() -> None:
     )
     optimizer = build_run(config, torch.device("cpu"), data).optimizers["net"]
     found = sorted(
-        (len(group["params"]), sum(p.numel() for p in group["params"]), group["weight_decay"], group["is_bias"])
+        (
+            len(group["params"]),
+            sum(p.numel() for p in group["params"]),
+            group["weight_decay"],
+            group["is_bias"],
+        )
         for group in optimizer.param_groups
     )
     # The published count has the fixed kernel of the distribution (one tensor of 16) among the weights.
-    assert found == [(57, 5200, 0.0, False), (63, 5395, 0.0, True), (63, 3_000_448 - 16, 5e-4, False)]
+    assert found == [
+        (57, 5200, 0.0, False),
+        (63, 5395, 0.0, True),
+        (63, 3_000_448 - 16, 5e-4, False),
+    ]
 
 
 def test_the_count_of_steps_is_saved_with_the_optimizer() -> None:

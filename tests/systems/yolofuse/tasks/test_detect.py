@@ -39,7 +39,9 @@ def test_a_step_lowers_the_loss_and_leaves_it_finite(precision: str) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_losses_assignment_and_decoding_are_computed_in_float32_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_assignment_and_decoding_are_computed_in_float32_under_autocast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[torch.dtype] = []
 
     def watch(raw: Any, *rest: Any) -> Any:
@@ -60,7 +62,10 @@ def test_micro_batches_add_up_to_the_whole_batch() -> None:
         run, batch = build()
         run.adaptation.micro_batch_size = size
         run.task.trainable["net"].double().eval()
-        batch = {name: value.double() if value.is_floating_point() else value for name, value in batch.items()}
+        batch = {
+            name: value.double() if value.is_floating_point() else value
+            for name, value in batch.items()
+        }
         run.task.sums = lambda raw, boxes, classes, mask, run=run: detection_sums(
             raw, run.task.net.strides, boxes, classes, mask
         )
@@ -74,7 +79,11 @@ def test_a_step_of_the_warm_up_is_that_of_the_samples_it_takes() -> None:
     """Half the batch, whole or in micro-batches, and the whole of it once the warm-up is over."""
     growing = {"name": "sgd_warmup", "warmup": 4, "accumulation": 2}
     found = []
-    for optimizer, count, size in ((growing, 4, None), (growing, 4, 1), ({"name": "sgd_warmup"}, 2, None)):
+    for optimizer, count, size in (
+        (growing, 4, None),
+        (growing, 4, 1),
+        ({"name": "sgd_warmup"}, 2, None),
+    ):
         run, batch = build(optimizer=optimizer)
         run.adaptation.micro_batch_size = size
         run.task.trainable["net"].eval()
@@ -82,7 +91,8 @@ def test_a_step_of_the_warm_up_is_that_of_the_samples_it_takes() -> None:
         found.append(gradients(run, batch))
     for cut, parts, alone in zip(*found, strict=True):
         assert torch.equal(cut, alone)
-        torch.testing.assert_close(parts, alone, rtol=1e-3, atol=1e-4)  # float32, summed in another order
+        # float32, summed in another order
+        torch.testing.assert_close(parts, alone, rtol=1e-3, atol=1e-4)
     run, batch = build(optimizer=growing)
     sizes = []
     for _ in range(4):
@@ -140,7 +150,12 @@ def test_evaluation_counts_every_picture_once_in_batches_of_any_size() -> None:
 def test_perfect_detections_are_worth_one() -> None:
     run, batch = build()
     rows = torch.cat(
-        (batch["boxes"], batch["box_mask"][..., None].float() * 0.9, batch["classes"][..., None].float()), 2
+        (
+            batch["boxes"],
+            batch["box_mask"][..., None].float() * 0.9,
+            batch["classes"][..., None].float(),
+        ),
+        2,
     )
     evidence = {"found": rows, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}}
     assert run.task.conclude([evidence])["map50_95"] == pytest.approx(1.0)
@@ -176,4 +191,6 @@ def test_the_task_needs_boxes() -> None:
     from mpt.systems.yolofuse.tasks.detect import build as build_task
 
     with pytest.raises(DataError, match="task detect: it needs 'boxes'"):
-        build_task(None, None, {}, DataSpec({"rgb": FieldSpec((3, 64, 64), torch.float32)}, 1), None)
+        build_task(
+            None, None, {}, DataSpec({"rgb": FieldSpec((3, 64, 64), torch.float32)}, 1), None
+        )

@@ -75,7 +75,9 @@ def test_memory_that_runs_out_leaves_a_run_as_if_split_from_the_start(
 ) -> None:
     """Weights, average and BatchNorm's statistics, to the bit, though it runs out after they were touched."""
     words, whole = ("train.steps=1", "train.batch_size=4"), {"name": "sgd_warmup", "warmup": 2}
-    train(tmp_path, "split", *words, "memory.micro_batch=2", "memory.recompute=sqrt", optimizer=whole)
+    train(
+        tmp_path, "split", *words, "memory.micro_batch=2", "memory.recompute=sqrt", optimizer=whole
+    )
     original = Detect.losses
 
     def losses(self: Detect, batch: Batch) -> Iterator[tuple[Loss, ...]]:

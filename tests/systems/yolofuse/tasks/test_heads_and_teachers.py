@@ -60,7 +60,9 @@ def test_the_epoch_of_the_shares_is_saved_and_restored() -> None:
 
 def test_a_one_to_one_head_answers_without_suppression_unless_it_is_switched_off() -> None:
     task, batch = built(model=STACKED, task={"name": "detect", "confidence": 1e-6, "iou": 0.01})
-    other, _ = built(model=STACKED, task={"name": "detect", "confidence": 1e-6, "iou": 0.01, "one_to_one": False})
+    other, _ = built(
+        model=STACKED, task={"name": "detect", "confidence": 1e-6, "iou": 0.01, "one_to_one": False}
+    )
     with torch.no_grad():
         task.net.head.one2one_cv3[0][-1].bias += 0.1  # both heads begin alike
         other.net.load_state_dict(task.net.state_dict())
@@ -75,7 +77,9 @@ def test_a_one_to_one_head_answers_without_suppression_unless_it_is_switched_off
 def trained(folder: Path, name: str, **sections: Any) -> str:
     """Train for a step and return the run's path."""
     optimizer = {"name": "sgd_warmup", "warmup": 0, "lr": 1e-3}
-    settings = config(train={"steps": 1, "batch_size": 4, "threads": 1}, optimizer=optimizer, **sections)
+    settings = config(
+        train={"steps": 1, "batch_size": 4, "threads": 1}, optimizer=optimizer, **sections
+    )
     settings = load_config({**yaml.safe_load(settings.to_yaml()), "name": name})
     return str(train(settings, runs=folder).path)
 
@@ -88,7 +92,8 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("family", ["yolov8", "yolo26"])
 def test_a_teacher_adds_a_loss_and_is_no_part_of_what_is_saved(teacher: str, family: str) -> None:
     task, batch = built(
-        model={**STACKED, "family": family, "fusion": "rgb"}, task={"name": "detect", "teacher": teacher}
+        model={**STACKED, "family": family, "fusion": "rgb"},
+        task={"name": "detect", "teacher": teacher},
     )
     losses = {loss.name: loss for loss in task.losses(batch)}
     losses["teacher"].value.backward()
@@ -126,9 +131,12 @@ def test_a_taught_training_adds_up_over_micro_batches_and_resumes_to_the_bit(tea
         run.task.modules["net"].zero_grad()
         run.task.modules["net"].eval()  # a batch has statistics of its own
         back_propagate(run, phase, draw_batch(run, phase, batch))
-        gradients.append([p.grad.clone() for p in run.task.modules["net"].parameters() if p.grad is not None])
+        gradients.append(
+            [p.grad.clone() for p in run.task.modules["net"].parameters() if p.grad is not None]
+        )
     for whole, parts in zip(*gradients, strict=True):
-        torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-3)  # float32, summed in another order
+        # float32, summed in another order
+        torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-3)
 
 
 def test_the_distance_from_a_teacher_is_zero_at_its_own_answers_only() -> None:

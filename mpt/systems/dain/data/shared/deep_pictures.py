@@ -81,7 +81,9 @@ def write_deep_picture(image_chw: Tensor, path: Path) -> None:
     context = av.codec.CodecContext.create("png", "w")
     context.width, context.height, context.pix_fmt = width, height, "rgb48be"
     context.time_base = 1
-    frame = av.VideoFrame.from_ndarray(pixels_of(image_chw, deep=True), format="rgb48le").reformat(format="rgb48be")
+    frame = av.VideoFrame.from_ndarray(pixels_of(image_chw, deep=True), format="rgb48le").reformat(
+        format="rgb48be"
+    )
     try:
         packets = [*context.encode(frame), *context.encode(None)]
         path.write_bytes(b"".join(bytes(packet) for packet in packets))

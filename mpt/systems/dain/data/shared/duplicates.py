@@ -40,7 +40,9 @@ class Distinct(Generic[Item]):
 def is_repeat(one_chw: Tensor, other_chw: Tensor) -> bool:
     """Do two frames, uint8 or int32 up to 65535, show the same picture?"""
     most = 255 if one_chw.dtype == torch.uint8 else 65535
-    one, other = (image.float().mean(0, keepdim=True)[None] / most for image in (one_chw, other_chw))
+    one, other = (
+        image.float().mean(0, keepdim=True)[None] / most for image in (one_chw, other_chw)
+    )
     difference = blocks((one - other).abs())
     steps = blocks(F.pad((one[..., 1:] - one[..., :-1]).abs(), (0, 1)))
     return bool((difference <= NOISE + MOTION * steps).all())

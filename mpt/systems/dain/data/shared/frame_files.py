@@ -45,20 +45,32 @@ def list_frames(folder: Path, allow_gaps: bool | None = None) -> list[Path]:
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder of frames")
-    files = [path for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")]
+    files = [
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
+    ]
     if not files:
         raise DataError(f"{folder}: no pictures; looked for {', '.join(EXTENSIONS)}")
     if len(files) == 1:
-        raise DataError(f"{folder}: one picture, {files[0].name}; two or more are needed to interpolate between")
+        raise DataError(
+            f"{folder}: one picture, {files[0].name}; two or more are needed to interpolate between"
+        )
     numbered = [(number, path) for path in files if (number := number_of(path)) is not None]
     if len(numbered) < len(files):
         return sorted(files)
     numbered.sort(key=lambda pair: (pair[0], pair[1].name))
     for (number, path), (following, other) in pairwise(numbered):
         if number == following:
-            raise DataError(f"{folder}: {path.name} and {other.name} have the same number; keep one of them")
+            raise DataError(
+                f"{folder}: {path.name} and {other.name} have the same number; keep one of them"
+            )
         if following != number + 1 and not allow_gaps:
-            way_out = "" if allow_gaps is None else ", or take them as consecutive frames with --allow-gaps"
+            way_out = (
+                ""
+                if allow_gaps is None
+                else ", or take them as consecutive frames with --allow-gaps"
+            )
             raise DataError(
                 f"{folder}: the numbering goes from {path.name} to {other.name}: {following - number - 1} missing. "
                 f"Add the missing ones, renumber the files{way_out}"

@@ -24,7 +24,12 @@ from torch import Tensor
 from mpt.data.video.video import is_video, read_frames
 from mpt.errors import DataError
 from mpt.foreign.files import LARGEST_RECORD_BYTES, read_text
-from mpt.systems.dain.data.shared.frame_files import check_sizes, list_frames, picture_size, read_picture
+from mpt.systems.dain.data.shared.frame_files import (
+    check_sizes,
+    list_frames,
+    picture_size,
+    read_picture,
+)
 from mpt.systems.dain.data.shared.scene_cuts import is_cut, thumbnail
 from mpt.systems.dain.data.shared.triplets import Triplet
 
@@ -43,7 +48,11 @@ class Sample:
 
     def picture(self, index: int) -> Tensor:
         """Return a frame, uint8 (3, h, w)."""
-        return self.frames[index] if isinstance(self.frames, Tensor) else read_picture(self.frames[index])
+        return (
+            self.frames[index]
+            if isinstance(self.frames, Tensor)
+            else read_picture(self.frames[index])
+        )
 
     def size(self) -> tuple[int, int]:
         """Return height and width."""
@@ -79,15 +88,23 @@ class FrameSource:
         middle = 1 + draw % (count - 2) if draw else count // 2
         first, between, last = (sample.picture(place) for place in (0, middle, count - 1))
         if not first.shape == between.shape == last.shape:
-            sizes = ", ".join(f"{image.shape[2]} x {image.shape[1]}" for image in (first, between, last))
-            raise DataError(f"{sample.name}: the frames of one sample have different sizes ({sizes})")
+            sizes = ", ".join(
+                f"{image.shape[2]} x {image.shape[1]}" for image in (first, between, last)
+            )
+            raise DataError(
+                f"{sample.name}: the frames of one sample have different sizes ({sizes})"
+            )
         return Triplet(first, between, last, middle / (count - 1))
 
 
 def read_list(path: Path) -> list[str]:
     """Return the lines of a list of sequences. Raises DataError."""
     try:
-        return [line.strip() for line in read_text(path, LARGEST_RECORD_BYTES).splitlines() if line.strip()]
+        return [
+            line.strip()
+            for line in read_text(path, LARGEST_RECORD_BYTES).splitlines()
+            if line.strip()
+        ]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"{path}: the list of sequences cannot be read: {reason}") from error
@@ -98,11 +115,15 @@ def vimeo(root: Path, split: str, prefix: str, count: int) -> list[Sample]:
     names = read_list(root / f"{prefix}_{split}list.txt")
     for name in names:
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise DataError(f"{root / f'{prefix}_{split}list.txt'}: {name!r} leads out of the data set")
+            raise DataError(
+                f"{root / f'{prefix}_{split}list.txt'}: {name!r} leads out of the data set"
+            )
     samples = []
     for name in names:
         folder = root / "sequences" / name
-        samples.append(Sample(name, tuple(folder / f"im{number}.png" for number in range(1, count + 1))))
+        samples.append(
+            Sample(name, tuple(folder / f"im{number}.png" for number in range(1, count + 1)))
+        )
     require_files(samples[:1] + samples[-1:])
     return samples
 
@@ -112,7 +133,9 @@ def middlebury(root: Path, split: str) -> list[Sample]:
     samples = []
     for truth in sorted((root / "other-gt-interp").glob("*/frame10i11.png")):
         frames = root / "other-data" / truth.parent.name
-        samples.append(Sample(truth.parent.name, (frames / "frame10.png", truth, frames / "frame11.png")))
+        samples.append(
+            Sample(truth.parent.name, (frames / "frame10.png", truth, frames / "frame11.png"))
+        )
     require_files(samples)
     return samples
 
@@ -120,9 +143,13 @@ def middlebury(root: Path, split: str) -> list[Sample]:
 def ucf101(root: Path, split: str) -> list[Sample]:
     """Return the UCF101 test triplets of Liu et al. (`frame_00`, `frame_01_gt`, `frame_02`)."""
     samples = []
-    for truth in sorted(root.glob("*/frame_01_gt.png"), key=lambda path: (len(path.parent.name), path.parent.name)):
+    for truth in sorted(
+        root.glob("*/frame_01_gt.png"), key=lambda path: (len(path.parent.name), path.parent.name)
+    ):
         folder = truth.parent
-        samples.append(Sample(folder.name, (folder / "frame_00.png", truth, folder / "frame_02.png")))
+        samples.append(
+            Sample(folder.name, (folder / "frame_00.png", truth, folder / "frame_02.png"))
+        )
     require_files(samples)
     return samples
 
@@ -187,10 +214,17 @@ def starts_of_triplets(count: int, cuts: set[int]) -> list[int]:
 
 def of_split(samples: list[Sample], split: str) -> list[Sample]:
     """Return each tenth run of ten for testing and the rest for training, so that neighbours are seldom in both."""
-    is_test = [(number // TEST_EVERY) % TEST_EVERY == TEST_EVERY - 1 for number in range(len(samples))]
+    is_test = [
+        (number // TEST_EVERY) % TEST_EVERY == TEST_EVERY - 1 for number in range(len(samples))
+    ]
     if not any(is_test):  # a short clip: the last tenth, at least one
-        is_test = [number >= len(samples) - max(1, len(samples) // TEST_EVERY) for number in range(len(samples))]
-    return [sample for sample, test in zip(samples, is_test, strict=True) if test == (split == "test")]
+        is_test = [
+            number >= len(samples) - max(1, len(samples) // TEST_EVERY)
+            for number in range(len(samples))
+        ]
+    return [
+        sample for sample, test in zip(samples, is_test, strict=True) if test == (split == "test")
+    ]
 
 
 def require_files(samples: Sequence[Sample]) -> None:
@@ -199,7 +233,9 @@ def require_files(samples: Sequence[Sample]) -> None:
         assert not isinstance(sample.frames, Tensor)
         for path in sample.frames:
             if not path.is_file():
-                raise DataError(f"{path}: missing; see `mpt list` for the layouts that frame_triplets reads")
+                raise DataError(
+                    f"{path}: missing; see `mpt list` for the layouts that frame_triplets reads"
+                )
 
 
 LAYOUTS: dict[str, Callable[[Path, str, float], list[Sample]]] = {

@@ -90,7 +90,12 @@ class Triplets(Dataset):
     """A data set of triplets. Without changes, samples smaller than the largest are padded by repeating their edge."""
 
     def __init__(
-        self, source: TripletSource, changes: Changes, seed: int, train: bool, test_names: Sequence[str] = ()
+        self,
+        source: TripletSource,
+        changes: Changes,
+        seed: int,
+        train: bool,
+        test_names: Sequence[str] = (),
     ) -> None:
         self.test_names = list(test_names)
         self.source, self.changes, self.seed, self.train = source, changes, seed, train
@@ -111,14 +116,23 @@ class Triplets(Dataset):
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
         """Return the samples of these indices as they are in this epoch."""
         samples = [self.sample(index, epoch) for index in indices]
-        padded = [[pad_to(getattr(s, name), self.size) for s in samples] for name in ("first", "middle", "last")]
-        batch = {name: torch.stack(images) for name, images in zip(("first", "middle", "last"), padded)}
+        padded = [
+            [pad_to(getattr(s, name), self.size) for s in samples]
+            for name in ("first", "middle", "last")
+        ]
+        batch = {
+            name: torch.stack(images) for name, images in zip(("first", "middle", "last"), padded)
+        }
         batch["time"] = torch.tensor([sample.time for sample in samples])
         batch["size"] = torch.tensor([sample.size for sample in samples])
         if self.source.has_flow:
-            batch["flow"] = torch.stack([pad_to(s.flow, self.size) for s in samples if s.flow is not None])
+            batch["flow"] = torch.stack(
+                [pad_to(s.flow, self.size) for s in samples if s.flow is not None]
+            )
         if self.source.has_order:
-            batch["order"] = torch.stack([pad_to(s.order, self.size) for s in samples if s.order is not None])
+            batch["order"] = torch.stack(
+                [pad_to(s.order, self.size) for s in samples if s.order is not None]
+            )
         return batch
 
     def sample(self, index: int, epoch: int) -> Triplet:
@@ -152,7 +166,9 @@ def swapped(sample: Triplet) -> Triplet:
     """Return the sample played backwards."""
     flow = None if sample.flow is None else torch.cat((sample.flow[2:], sample.flow[:2]))
     order = None if sample.order is None else sample.order.flip(0)
-    return replace(sample, first=sample.last, last=sample.first, time=1 - sample.time, flow=flow, order=order)
+    return replace(
+        sample, first=sample.last, last=sample.first, time=1 - sample.time, flow=flow, order=order
+    )
 
 
 def flipped(sample: Triplet, across: bool, down: bool) -> Triplet:

@@ -25,14 +25,19 @@ def end_point_error(flow_b4hw: Tensor, true_b4hw: Tensor, epsilon: float = 1e-2)
     return (lengths + epsilon * epsilon).sqrt().mean()
 
 
-def photometric(flow_b4hw: Tensor, first_bchw: Tensor, last_bchw: Tensor, smoothness: float = 0.1) -> Tensor:
+def photometric(
+    flow_b4hw: Tensor, first_bchw: Tensor, last_bchw: Tensor, smoothness: float = 0.1
+) -> Tensor:
     """Return how unlike the frames are after warping by the flows, and how rough the flows are away from edges.
 
     For pretraining without true flow. Source: Jonschkowski et al., "What Matters in Unsupervised Optical Flow", 2020,
     in its plainest form (Charbonnier, first-order edge-aware smoothness, what leaves the frame masked).
     """
     total = flow_b4hw.new_zeros(())
-    for flow, here, there in ((flow_b4hw[:, :2], first_bchw, last_bchw), (flow_b4hw[:, 2:], last_bchw, first_bchw)):
+    for flow, here, there in (
+        (flow_b4hw[:, :2], first_bchw, last_bchw),
+        (flow_b4hw[:, 2:], last_bchw, first_bchw),
+    ):
         inside = bilinear_taps(flow)[1].sum(-1)[:, None].detach() > 0.999
         difference = torch.where(inside, warp(there, flow, masked=False) - here, 0)
         total = total + charbonnier(difference, 1e-3)

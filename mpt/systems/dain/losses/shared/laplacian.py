@@ -23,7 +23,12 @@ def laplacian_distance(difference_bchw: Tensor) -> Tensor:
     current, total = difference_bchw, difference_bchw.new_zeros(())
     for _ in range(LEVELS):
         smaller = smoothed(current)[..., ::2, ::2]
-        total = total + (current - enlarged(smaller)[..., : current.shape[-2], : current.shape[-1]]).abs().mean()
+        total = (
+            total
+            + (current - enlarged(smaller)[..., : current.shape[-2], : current.shape[-1]])
+            .abs()
+            .mean()
+        )
         current = smaller
     return total
 

@@ -22,7 +22,10 @@ def order_kept(exact: Tensor, other: Tensor, pairs: int = PAIRS, seed: int = 0) 
     numbers = torch.Generator().manual_seed(seed)
     one, two = torch.randint(exact.numel(), (2, pairs), generator=numbers)
     true_order, found_order = (
-        (depth.flatten().double().cpu()[one] - depth.flatten().double().cpu()[two]).sign() for depth in (exact, other)
+        (depth.flatten().double().cpu()[one] - depth.flatten().double().cpu()[two]).sign()
+        for depth in (exact, other)
     )
     differs = true_order != 0
-    return float((found_order == true_order)[differs].double().mean()) if bool(differs.any()) else 1.0
+    return (
+        float((found_order == true_order)[differs].double().mean()) if bool(differs.any()) else 1.0
+    )

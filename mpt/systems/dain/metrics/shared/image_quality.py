@@ -67,6 +67,7 @@ def structural_similarity(one: Tensor, other: Tensor, mask: Tensor | None = None
     similarity = ((2 * mean_x * mean_y + c1) * (2 * covariance + c2)) / (
         (mean_x.square() + mean_y.square() + c1) * (var_x + var_y + c2)
     )
-    if mask is not None:  # a window counts where its last pixel is real: padding is at the right and the bottom
+    # a window counts where its last pixel is real: padding is at the right and the bottom
+    if mask is not None:
         mask = mask[:, :, WINDOW - 1 :, WINDOW - 1 :]
     return masked_mean(similarity, mask)

@@ -22,11 +22,16 @@ def describe(names: Sequence[str], figures: Mapping[str, Tensor]) -> dict[str, A
         [name, *(f"{figures[key][index]:.{decimals}f}" for key, (_, decimals) in COLUMNS.items())]
         for index, name in enumerate(names)
     ]
-    rows.append(["mean", *(f"{figures[key].mean():.{decimals}f}" for key, (_, decimals) in COLUMNS.items())])
+    rows.append(
+        ["mean", *(f"{figures[key].mean():.{decimals}f}" for key, (_, decimals) in COLUMNS.items())]
+    )
     section = {
         "title": "By sequence",
         "note": "PSNR, SSIM and IE (mean absolute difference in grey levels) of frames rounded to 8 bits.",
-        "table": {"head": ["sequence", *(heading for heading, _ in COLUMNS.values())], "rows": rows},
+        "table": {
+            "head": ["sequence", *(heading for heading, _ in COLUMNS.values())],
+            "rows": rows,
+        },
         "charts": [],
         "matrix": {"title": "", "names": [], "counts": [], "totals": []},
     }

@@ -74,7 +74,11 @@ def hourglass() -> Level:
     plain = branches(64, 32)
     level4 = Level(
         [Inception(256, plain), Inception(256, plain)],
-        [nn.AvgPool2d(2), *(Inception(256, plain) for _ in range(3)), nn.UpsamplingNearest2d(scale_factor=2)],
+        [
+            nn.AvgPool2d(2),
+            *(Inception(256, plain) for _ in range(3)),
+            nn.UpsamplingNearest2d(scale_factor=2),
+        ],
     )
     level3 = Level(
         [Inception(256, plain), Inception(256, branches(64, 64, WIDE))],
@@ -121,5 +125,9 @@ class DepthNet(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(
-            nn.Conv2d(3, 128, 7, padding=3), nn.BatchNorm2d(128), nn.ReLU(), hourglass(), nn.Conv2d(64, 1, 3, padding=1)
+            nn.Conv2d(3, 128, 7, padding=3),
+            nn.BatchNorm2d(128),
+            nn.ReLU(),
+            hourglass(),
+            nn.Conv2d(64, 1, 3, padding=1),
         )

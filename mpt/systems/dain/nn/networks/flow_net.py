@@ -41,7 +41,9 @@ class FlowNet(nn.Module):
     """Flow from the first of two frames to the second. Heights and widths are multiples of `multiple`."""
 
     def __init__(
-        self, pyramid: tuple[int, ...] = PUBLISHED_PYRAMID, decoder: tuple[int, ...] = PUBLISHED_DECODER
+        self,
+        pyramid: tuple[int, ...] = PUBLISHED_PYRAMID,
+        decoder: tuple[int, ...] = PUBLISHED_DECODER,
     ) -> None:
         super().__init__()
         self.levels = len(pyramid)
@@ -65,7 +67,9 @@ class FlowNet(nn.Module):
             self.add_module(f"deconv{level}", doubling(2))
             if level > FINEST:
                 self.add_module(f"upfeat{level}", doubling(width))
-        for number, (more, dilation) in enumerate(zip(self.refinement(decoder), DILATIONS, strict=True), start=1):
+        for number, (more, dilation) in enumerate(
+            zip(self.refinement(decoder), DILATIONS, strict=True), start=1
+        ):
             self.add_module(f"dc_conv{number}", convolution(width, more, dilation=dilation))
             width = more
         self.dc_conv7 = nn.Conv2d(width, 2, 3, 1, 1)

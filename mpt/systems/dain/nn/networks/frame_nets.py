@@ -21,7 +21,9 @@ class KernelTrunk(nn.Sequential):
 
     multiple = 32
 
-    def __init__(self, inputs: int = 6, widths: tuple[int, ...] = (16, 32, 64, 128, 256, 512)) -> None:
+    def __init__(
+        self, inputs: int = 6, widths: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
+    ) -> None:
         layers: list[nn.Module] = [nn.Conv2d(inputs, widths[0], 3, padding=1), nn.ReLU()]
         before = widths[0]
         for width in widths[1:]:
@@ -49,7 +51,9 @@ class KernelTrunk(nn.Sequential):
 def kernel_head(width: int = 16) -> nn.Sequential:
     """Return the head that makes one frame's kernels, 16 channels for 4 x 4 taps."""
     return nn.Sequential(
-        nn.Conv2d(width, KERNEL_TAPS, 3, padding=1), nn.ReLU(), nn.Conv2d(KERNEL_TAPS, KERNEL_TAPS, 3, padding=1)
+        nn.Conv2d(width, KERNEL_TAPS, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(KERNEL_TAPS, KERNEL_TAPS, 3, padding=1),
     )
 
 

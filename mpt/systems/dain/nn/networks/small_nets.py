@@ -37,10 +37,15 @@ class SmallFlowNet(nn.Module):
         super().__init__()
         before = 3
         for level, width in enumerate(pyramid, start=1):
-            self.add_module(f"conv{level}", nn.Sequential(convolution(before, width, 2), convolution(width, width)))
+            self.add_module(
+                f"conv{level}",
+                nn.Sequential(convolution(before, width, 2), convolution(width, width)),
+            )
             before = width
         self.correlation, self.warp = CorrelationRegion(), WarpRegion(masked=False)
-        self.decode3 = nn.Sequential(convolution(81 + pyramid[2], 64), convolution(64, 32), nn.Conv2d(32, 2, 3, 1, 1))
+        self.decode3 = nn.Sequential(
+            convolution(81 + pyramid[2], 64), convolution(64, 32), nn.Conv2d(32, 2, 3, 1, 1)
+        )
         self.decode2 = nn.Sequential(
             convolution(81 + pyramid[1] + 2, 64), convolution(64, 32), nn.Conv2d(32, 2, 3, 1, 1)
         )
@@ -51,7 +56,10 @@ class SmallFlowNet(nn.Module):
     def forward(self, frames_b6hw: Tensor, both_ways: bool = False) -> Tensor:
         """Return the flow (b, 2, h/4, w/4) in units of 1/20 of an input pixel; `both_ways` as `FlowNet`'s."""
         batch = len(frames_b6hw)
-        maps = [(x[:batch], x[batch:]) for x in self.features(torch.cat((frames_b6hw[:, :3], frames_b6hw[:, 3:])))]
+        maps = [
+            (x[:batch], x[batch:])
+            for x in self.features(torch.cat((frames_b6hw[:, :3], frames_b6hw[:, 3:])))
+        ]
         if both_ways:
             maps = [(torch.cat((one, other)), torch.cat((other, one))) for one, other in maps]
         return self.decode(*maps)
@@ -89,7 +97,9 @@ class SmallUnet(nn.Module):
         one = self.down1(zero)
         two = self.up1(self.down2(one))
         one = F.interpolate(two, scale_factor=2, mode="bilinear", align_corners=False) + one
-        enlarged = F.interpolate(self.up0(one), scale_factor=2, mode="bilinear", align_corners=False)
+        enlarged = F.interpolate(
+            self.up0(one), scale_factor=2, mode="bilinear", align_corners=False
+        )
         result: Tensor = enlarged + zero
         return result
 

@@ -72,7 +72,9 @@ class Blocks:
     def band(self, products: Tensor) -> Tensor:
         """Return the view (n, columns, 2 radius + 1) of what lies at a displacement between 0 and twice the radius."""
         side = 2 * self.radius + 1
-        return products.as_strided((len(products), self.columns, side), (products.stride(0), self.reach + 1, 1))
+        return products.as_strided(
+            (len(products), self.columns, side), (products.stride(0), self.reach + 1, 1)
+        )
 
     def to_first(self, blocks: Tensor) -> Tensor:
         """Return (b, c, h, w) from (n, columns, c)."""
@@ -118,7 +120,8 @@ class Correlation(torch.autograd.Function):
         ours, theirs = cut.of_first(first), cut.of_second(second)
         grad = grad.view(batch, side, side, height, width) / channels
         grad_ours, grad_theirs = torch.zeros_like(ours), torch.zeros_like(theirs)
-        products = ours.new_zeros(len(ours), cut.columns, cut.reach)  # outside the band they stay zero
+        # outside the band they stay zero
+        products = ours.new_zeros(len(ours), cut.columns, cut.reach)
         for row in range(side):
             cut.band(products).copy_(cut.of_first(grad[:, row]))
             grad_ours.baddbmm_(products, cut.partners(theirs, row))

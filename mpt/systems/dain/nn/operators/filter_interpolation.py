@@ -34,15 +34,26 @@ def tap_positions(flow_b2hw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     offset = torch.arange(TAPS, device=flow_b2hw.device, dtype=torch.int32) - (TAPS // 2 - 1)
     columns = (left.int()[..., None] + offset).clamp(0, width - 1)
     rows = (top.int()[..., None] + offset).clamp(0, height - 1)
-    index = pixel_numbers(rows.repeat_interleave(TAPS, -1), columns.repeat(1, 1, 1, TAPS), height, width)
+    index = pixel_numbers(
+        rows.repeat_interleave(TAPS, -1), columns.repeat(1, 1, 1, TAPS), height, width
+    )
     half = (TAPS // 2,)
-    weight_x = torch.cat(((1 - across).expand(*across.shape[:-1], *half), across.expand(*across.shape[:-1], *half)), -1)
-    weight_y = torch.cat(((1 - down).expand(*down.shape[:-1], *half), down.expand(*down.shape[:-1], *half)), -1)
+    weight_x = torch.cat(
+        ((1 - across).expand(*across.shape[:-1], *half), across.expand(*across.shape[:-1], *half)),
+        -1,
+    )
+    weight_y = torch.cat(
+        ((1 - down).expand(*down.shape[:-1], *half), down.expand(*down.shape[:-1], *half)), -1
+    )
     return index, (weight_y[..., :, None] * weight_x[..., None, :]).flatten(-2), inside
 
 
 def gather_filtered(
-    image_bchw: Tensor, taps: tuple[Tensor, Tensor, Tensor], kernel_bkhw: Tensor, *, original_gradient: bool = False
+    image_bchw: Tensor,
+    taps: tuple[Tensor, Tensor, Tensor],
+    kernel_bkhw: Tensor,
+    *,
+    original_gradient: bool = False,
 ) -> Tensor:
     """Return the image read at `tap_positions` through the kernels, in the image's dtype."""
     index, bilinear, inside = taps
@@ -56,4 +67,6 @@ def interpolate_filtered(
     image_bchw: Tensor, flow_b2hw: Tensor, kernel_bkhw: Tensor, *, original_gradient: bool = False
 ) -> Tensor:
     """Return the image moved against the flow through its own kernels (b, c, h, w)."""
-    return gather_filtered(image_bchw, tap_positions(flow_b2hw), kernel_bkhw, original_gradient=original_gradient)
+    return gather_filtered(
+        image_bchw, tap_positions(flow_b2hw), kernel_bkhw, original_gradient=original_gradient
+    )

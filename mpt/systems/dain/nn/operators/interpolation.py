@@ -44,14 +44,20 @@ class Interpolator(nn.Module):
         """Return an image whose sides are multiples, with rows and columns added at the right and below."""
         height, width = image_bchw.shape[-2:]
         amount = (0, -width % self.multiple, 0, -height % self.multiple)
-        return F.pad(image_bchw, amount) if self.pads_with_zeros else F.pad(image_bchw, amount, mode="replicate")
+        return (
+            F.pad(image_bchw, amount)
+            if self.pads_with_zeros
+            else F.pad(image_bchw, amount, mode="replicate")
+        )
 
     @abstractmethod
     def prepare(self, first_bchw: Tensor, last_bchw: Tensor) -> Any:
         """Return the part that does not depend on the time."""
 
     @abstractmethod
-    def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: Any, time_b: Tensor) -> Between:
+    def render(
+        self, first_bchw: Tensor, last_bchw: Tensor, prepared: Any, time_b: Tensor
+    ) -> Between:
         """Return the frame at a time (b,) between 0 and 1."""
 
     def between(self, first_bchw: Tensor, last_bchw: Tensor, time_b: Tensor) -> Between:

@@ -40,7 +40,9 @@ def landing(flow_b2hw: Tensor) -> tuple[Tensor, Tensor]:
 
 def pixel_numbers(row_bhwk: Tensor, column_bhwk: Tensor, height: int, width: int) -> Tensor:
     """Return the number of each pixel among all pixels of the batch, from int32 rows and columns (b, h, w, k)."""
-    sample = torch.arange(len(row_bhwk), device=row_bhwk.device, dtype=row_bhwk.dtype)[:, None, None, None]
+    sample = torch.arange(len(row_bhwk), device=row_bhwk.device, dtype=row_bhwk.dtype)[
+        :, None, None, None
+    ]
     return (sample * height + row_bhwk) * width + column_bhwk
 
 
@@ -73,9 +75,13 @@ class WeightedGather(torch.autograd.Function):
 def scatter_weighted(rows: Tensor, index: Tensor, weight: Tensor, count: int) -> Tensor:
     """Return (count, c): the transposed sum of `WeightedGather`, in the order of rows and taps."""
     numbers, order = index.reshape(-1).sort(stable=True)
-    starts = torch.searchsorted(numbers, torch.arange(count, device=index.device, dtype=index.dtype), out_int32=True)
+    starts = torch.searchsorted(
+        numbers, torch.arange(count, device=index.device, dtype=index.dtype), out_int32=True
+    )
     source = (order // index.shape[1]).to(index.dtype)
-    return F.embedding_bag(source, rows, starts, mode="sum", per_sample_weights=weight.reshape(-1)[order])
+    return F.embedding_bag(
+        source, rows, starts, mode="sum", per_sample_weights=weight.reshape(-1)[order]
+    )
 
 
 def summed_taps(pixels: Tensor, index_bhwk: Tensor, weight_bhwk: Tensor) -> Tensor:

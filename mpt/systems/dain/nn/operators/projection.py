@@ -49,7 +49,9 @@ class Projection(torch.autograd.Function):
     """The operator without the filling of holes; returns the projected flow and the summed weights."""
 
     @staticmethod
-    def forward(ctx: Any, flow: Tensor, weight: Tensor, original_gradient: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, flow: Tensor, weight: Tensor, original_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         """Return (b, 2, h, w) and (b, 1, h, w)."""
         batch, _, height, width = flow.shape
         index, inside = corner_numbers(flow)
@@ -79,7 +81,11 @@ class Projection(torch.autograd.Function):
         reached = count > 0
         share = torch.where(reached, grad / torch.where(reached, count, 1), 0)
         # Per output pixel: g / c (2 channels) and <out, g> / c, summed over the four pixels that a source adds to.
-        rows = torch.cat((share, (share * out).sum(1, keepdim=True)), dim=1).permute(0, 2, 3, 1).reshape(-1, 3)
+        rows = (
+            torch.cat((share, (share * out).sum(1, keepdim=True)), dim=1)
+            .permute(0, 2, 3, 1)
+            .reshape(-1, 3)
+        )
         met = rows[index.reshape(-1)].view(batch, height, width, 4, 3).sum(3).permute(0, 3, 1, 2)
         met = torch.where(inside[:, None], met, 0)
         own, theirs = (flow * met[:, :2]).sum(1, keepdim=True), met[:, 2:]
@@ -91,7 +97,10 @@ def running_max(values: Tensor, dim: int) -> Tensor:
     """Return the largest value so far along `dim`: `cummax` in steps of doubled length, which ONNX can hold."""
     size, reach = values.shape[dim], 1
     while reach < size:
-        later, earlier = values.narrow(dim, reach, size - reach), values.narrow(dim, 0, size - reach)
+        later, earlier = (
+            values.narrow(dim, reach, size - reach),
+            values.narrow(dim, 0, size - reach),
+        )
         values = torch.cat((values.narrow(dim, 0, reach), torch.maximum(later, earlier)), dim)
         reach *= 2
     return values

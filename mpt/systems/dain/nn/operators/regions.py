@@ -48,7 +48,11 @@ class OperatorRegion(nn.Module):
         They run on a GPU, and on a CPU in Triton's interpreter. A pass on fake tensors is planned with torch's.
         """
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        if self.kernels != "triton" or isinstance(like, FakeTensor) or not (like.is_cuda or interpreted):
+        if (
+            self.kernels != "triton"
+            or isinstance(like, FakeTensor)
+            or not (like.is_cuda or interpreted)
+        ):
             return None
         return importlib.import_module("mpt.systems.dain.nn.operators.triton_operators")
 
@@ -99,7 +103,9 @@ class FlowScalingRegion(nn.Module):
         """Return the flow to a time between (b, 2, h, w), float32."""
         with full_precision(flow_b2hw.device.type):
             scaled = self.scale * raised(time_b)[:, None, None, None] * raised(flow_b2hw)
-            return F.interpolate(scaled, scale_factor=self.factor, mode="bilinear", align_corners=False)
+            return F.interpolate(
+                scaled, scale_factor=self.factor, mode="bilinear", align_corners=False
+            )
 
 
 class ProjectionRegion(OperatorRegion):
@@ -115,7 +121,9 @@ class ProjectionRegion(OperatorRegion):
             weight = 1e-6 + 1.0 / torch.exp(raised(log_depth_b1hw))
             triton = self.stand_in(flow_b2hw)
             project = project_flow if triton is None else triton.project_flow
-            projected: Tensor = project(raised(flow_b2hw), weight, fill=fill, original_gradient=self.original_gradient)
+            projected: Tensor = project(
+                raised(flow_b2hw), weight, fill=fill, original_gradient=self.original_gradient
+            )
             return projected
 
 
@@ -126,7 +134,9 @@ class FilterInterpolationRegion(OperatorRegion):
         super().__init__()
         self.original_gradient = original_gradient
 
-    def forward(self, images: tuple[Tensor, ...], flow_b2hw: Tensor, kernel_bkhw: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, images: tuple[Tensor, ...], flow_b2hw: Tensor, kernel_bkhw: Tensor
+    ) -> tuple[Tensor, ...]:
         """Return the moved images; the second and later pass no gradient to flow and kernel, as DAIN's context."""
         with full_precision(flow_b2hw.device.type):
             flow, kernel = raised(flow_b2hw), raised(kernel_bkhw)
@@ -135,9 +145,13 @@ class FilterInterpolationRegion(OperatorRegion):
             moved: list[Tensor] = []
             for image in images:
                 if taps is None:
-                    result = triton.interpolate_filtered(image, flow, kernel, original_gradient=self.original_gradient)
+                    result = triton.interpolate_filtered(
+                        image, flow, kernel, original_gradient=self.original_gradient
+                    )
                 else:
-                    result = gather_filtered(image, taps, kernel, original_gradient=self.original_gradient)
+                    result = gather_filtered(
+                        image, taps, kernel, original_gradient=self.original_gradient
+                    )
                 moved.append(result)
                 flow, kernel = flow.detach(), kernel.detach()
                 taps = taps and (taps[0], taps[1].detach(), taps[2])
@@ -150,7 +164,9 @@ class BlendRegion(nn.Module):
     def forward(self, first_bchw: Tensor, last_bchw: Tensor, time_b: Tensor) -> Tensor:
         """Return (1 - t) first + t last, float32."""
         with full_precision(first_bchw.device.type):
-            first, last, time = cast_floating([first_bchw, last_bchw, time_b[:, None, None, None]], torch.float32)
+            first, last, time = cast_floating(
+                [first_bchw, last_bchw, time_b[:, None, None, None]], torch.float32
+            )
             blended: Tensor = (1 - time) * first + time * last
             return blended
 
@@ -158,7 +174,9 @@ class BlendRegion(nn.Module):
 class BackwardBlendRegion(nn.Module):
     """Both frames read against the flow to a time between, weighted by time and by whether they were inside."""
 
-    def forward(self, first_bchw: Tensor, last_bchw: Tensor, flows_b4hw: Tensor, time_b: Tensor) -> Tensor:
+    def forward(
+        self, first_bchw: Tensor, last_bchw: Tensor, flows_b4hw: Tensor, time_b: Tensor
+    ) -> Tensor:
         """Return the blend, float32; `flows` are first to last and last to first."""
         with full_precision(first_bchw.device.type):
             first, last, flows, time = cast_floating(
@@ -167,7 +185,10 @@ class BackwardBlendRegion(nn.Module):
             # The flow at the time between is taken to be that of the same pixel in either frame, the nearer one more.
             motion = (1 - time) * flows[:, :2] - time * flows[:, 2:]
             total = weights = torch.zeros_like(first[:, :1])
-            for image, flow, share in ((first, -time * motion, 1 - time), (last, (1 - time) * motion, time)):
+            for image, flow, share in (
+                (first, -time * motion, 1 - time),
+                (last, (1 - time) * motion, time),
+            ):
                 index, bilinear = bilinear_taps(flow)
                 share = share * (bilinear.sum(-1)[:, None] + 1e-6)
                 total = total + share * gather_weighted(
@@ -190,7 +211,10 @@ class IntermediateFlowRegion(nn.Module):
             flows, time = cast_floating([flows_b4hw, time_b[:, None, None, None]], torch.float32)
             motion = (1 - time) * flows[:, :2] - time * flows[:, 2:]
             to_first, to_last = -time * motion, (1 - time) * motion
-            inside = [bilinear_taps(flow.detach())[1].sum(-1)[:, None] + LEAST_SHARE for flow in (to_first, to_last)]
+            inside = [
+                bilinear_taps(flow.detach())[1].sum(-1)[:, None] + LEAST_SHARE
+                for flow in (to_first, to_last)
+            ]
             share_0, share_1 = (1 - time) + LEAST_SHARE, time + LEAST_SHARE
             logit = torch.log(share_0 * inside[0]) - torch.log(share_1 * inside[1])
             return torch.cat((to_first, to_last), dim=1), logit

@@ -25,7 +25,13 @@ def first_tap(flow, pixel, real, height, width):
     u, v, x, y, inside = landing(flow, pixel, real, height, width)
     inside = inside & (tl.abs(u) < width / 2) & (tl.abs(v) < height / 2)
     x, y = tl.where(inside, x, 0.0), tl.where(inside, y, 0.0)
-    return x - tl.floor(x), y - tl.floor(y), tl.floor(x).to(tl.int32) - 1, tl.floor(y).to(tl.int32) - 1, inside
+    return (
+        x - tl.floor(x),
+        y - tl.floor(y),
+        tl.floor(x).to(tl.int32) - 1,
+        tl.floor(y).to(tl.int32) - 1,
+        inside,
+    )
 
 
 @triton.jit
@@ -39,7 +45,9 @@ def tap_of(a, b, left, top, tap: tl.constexpr, height, width):
 
 
 @triton.jit
-def correlate_kernel(first, second, out, channels, height, width, RADIUS: tl.constexpr, LANES: tl.constexpr):
+def correlate_kernel(
+    first, second, out, channels, height, width, RADIUS: tl.constexpr, LANES: tl.constexpr
+):
     """Write one displacement of the cost volume for a block of pixels of one sample."""
     pixel = tl.program_id(0) * LANES + tl.arange(0, LANES)
     displacement, sample = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -54,12 +62,22 @@ def correlate_kernel(first, second, out, channels, height, width, RADIUS: tl.con
         one = tl.load(first + start + pixel, mask=real, other=0.0)
         other = tl.load(second + start + y * width + x, mask=inside, other=0.0)
         total += one.to(tl.float32) * other.to(tl.float32)
-    tl.store(out + (sample * side * side + displacement) * area + pixel, total / channels, mask=real)
+    tl.store(
+        out + (sample * side * side + displacement) * area + pixel, total / channels, mask=real
+    )
 
 
 @triton.jit
 def correlate_backward_kernel(
-    grad, other, out, channels, height, width, SIGN: tl.constexpr, RADIUS: tl.constexpr, LANES: tl.constexpr
+    grad,
+    other,
+    out,
+    channels,
+    height,
+    width,
+    SIGN: tl.constexpr,
+    RADIUS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     """Write the gradient at the first map (SIGN 1, `other` the second) or at the second (SIGN -1, `other` the first).
 
@@ -77,8 +95,12 @@ def correlate_backward_kernel(
         inside = real & (there_x >= 0) & (there_x < width) & (there_y >= 0) & (there_y < height)
         there = there_y * width + there_x
         of_first = pixel if SIGN == 1 else there
-        g = tl.load(grad + (sample * side * side + displacement) * area + of_first, mask=inside, other=0.0)
-        value = tl.load(other + (sample * channels + channel) * area + there, mask=inside, other=0.0)
+        g = tl.load(
+            grad + (sample * side * side + displacement) * area + of_first, mask=inside, other=0.0
+        )
+        value = tl.load(
+            other + (sample * channels + channel) * area + there, mask=inside, other=0.0
+        )
         total += g.to(tl.float32) * value.to(tl.float32)
     tl.store(out + (sample * channels + channel) * area + pixel, total / channels, mask=real)
 
@@ -108,7 +130,16 @@ def project_kernel(flow, weight, steps, sums, height, width, LANES: tl.constexpr
 
 @triton.jit
 def project_backward_kernel(
-    flow, weight, out, share, grad_flow, grad_weight, height, width, ORIGINAL: tl.constexpr, LANES: tl.constexpr
+    flow,
+    weight,
+    out,
+    share,
+    grad_flow,
+    grad_weight,
+    height,
+    width,
+    ORIGINAL: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     """Collect the gradient of a block of source pixels from the four pixels that each has added to."""
     pixel = tl.program_id(0) * LANES + tl.arange(0, LANES)
@@ -136,7 +167,11 @@ def project_backward_kernel(
     own = u * met_u + v * met_v
     tl.store(grad_flow + start + pixel, -w * met_u, mask=real)
     tl.store(grad_flow + start + area + pixel, -w * met_v, mask=real)
-    tl.store(grad_weight + sample * area + pixel, -(own - theirs) if ORIGINAL else -(own + theirs), mask=real)
+    tl.store(
+        grad_weight + sample * area + pixel,
+        -(own - theirs) if ORIGINAL else -(own + theirs),
+        mask=real,
+    )
 
 
 @triton.jit
@@ -189,7 +224,16 @@ def filter_backward_kernel(
 
 @triton.jit
 def filter_image_kernel(
-    flow, kernel, grad, steps, sums, channels, height, width, COPIES: tl.constexpr, LANES: tl.constexpr
+    flow,
+    kernel,
+    grad,
+    steps,
+    sums,
+    channels,
+    height,
+    width,
+    COPIES: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     """Add the gradient of a block of output pixels to the image's pixels that they were read from, as integers."""
     pixel = tl.program_id(0) * LANES + tl.arange(0, LANES)

@@ -62,7 +62,9 @@ class Correlation(torch.autograd.Function):
         batch, channels, height, width = first.shape
         count = (2 * radius + 1) ** 2
         out = first.new_empty(batch, count, height, width, dtype=torch.float32)
-        correlate_kernel[(blocks(first), count, batch)](first, second, out, channels, height, width, radius, LANES)
+        correlate_kernel[(blocks(first), count, batch)](
+            first, second, out, channels, height, width, radius, LANES
+        )
         return out
 
     @staticmethod
@@ -71,10 +73,16 @@ class Correlation(torch.autograd.Function):
         """Return the gradients at both maps."""
         first, second = ctx.saved_tensors
         batch, channels, height, width = first.shape
-        grad, at_first, at_second = grad.contiguous(), torch.empty_like(first), torch.empty_like(second)
+        grad, at_first, at_second = (
+            grad.contiguous(),
+            torch.empty_like(first),
+            torch.empty_like(second),
+        )
         for other, out, sign in ((second, at_first, 1), (first, at_second, -1)):
             grid = (blocks(first), channels, batch)
-            correlate_backward_kernel[grid](grad, other, out, channels, height, width, sign, ctx.radius, LANES)
+            correlate_backward_kernel[grid](
+                grad, other, out, channels, height, width, sign, ctx.radius, LANES
+            )
         return at_first, at_second, None
 
 
@@ -82,7 +90,9 @@ class Projection(torch.autograd.Function):
     """`projection.Projection` in one kernel each way; sums are of integers, see `integer_steps`."""
 
     @staticmethod
-    def forward(ctx: Any, flow: Tensor, weight: Tensor, original_gradient: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, flow: Tensor, weight: Tensor, original_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         """Return (b, 2, h, w) and (b, 1, h, w)."""
         flow, weight = flow.contiguous(), weight.contiguous()
         batch, _, height, width = flow.shape
@@ -108,7 +118,16 @@ class Projection(torch.autograd.Function):
         share = torch.where(reached, grad / torch.where(reached, count, 1), 0).contiguous()
         at_flow, at_weight = torch.empty_like(flow), torch.empty_like(weight)
         project_backward_kernel[(blocks(flow), batch)](
-            flow, weight, out, share, at_flow, at_weight, height, width, ctx.original_gradient, LANES
+            flow,
+            weight,
+            out,
+            share,
+            at_flow,
+            at_weight,
+            height,
+            width,
+            ctx.original_gradient,
+            LANES,
         )
         return at_flow, at_weight, None
 
@@ -117,19 +136,25 @@ class FilterInterpolation(torch.autograd.Function):
     """`filter_interpolation.interpolate_filtered` in one kernel forward and two backward."""
 
     @staticmethod
-    def forward(ctx: Any, image: Tensor, flow: Tensor, kernel: Tensor, original_gradient: bool) -> Tensor:
+    def forward(
+        ctx: Any, image: Tensor, flow: Tensor, kernel: Tensor, original_gradient: bool
+    ) -> Tensor:
         """Return (b, c, h, w) in the image's dtype; flow and kernel are float32."""
         image, flow, kernel = image.contiguous(), flow.contiguous(), kernel.contiguous()
         ctx.save_for_backward(image, flow, kernel)
         ctx.original_gradient = original_gradient
         batch, channels, height, width = image.shape
         out = torch.empty_like(image)
-        filter_kernel[(blocks(image), batch)](image, flow, kernel, out, channels, height, width, LANES)
+        filter_kernel[(blocks(image), batch)](
+            image, flow, kernel, out, channels, height, width, LANES
+        )
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         """Return the gradients at image, flow and kernel."""
         image, flow, kernel = ctx.saved_tensors
         batch, channels, height, width = image.shape
@@ -137,12 +162,23 @@ class FilterInterpolation(torch.autograd.Function):
         at_image = at_flow = at_kernel = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             at_flow, at_kernel = torch.empty_like(flow), torch.empty_like(kernel)
-            filter_backward_kernel[grid](image, flow, kernel, grad, at_flow, at_kernel, channels, height, width, LANES)
+            filter_backward_kernel[grid](
+                image, flow, kernel, grad, at_flow, at_kernel, channels, height, width, LANES
+            )
         if ctx.needs_input_grad[0]:
             steps = integer_steps(grad.abs().max() * kernel.abs().max().clamp_min(1.0), image)
             sums = torch.zeros(image.shape, dtype=torch.int64, device=image.device)
             filter_image_kernel[grid](
-                flow, kernel, grad, steps, sums, channels, height, width, not ctx.original_gradient, LANES
+                flow,
+                kernel,
+                grad,
+                steps,
+                sums,
+                channels,
+                height,
+                width,
+                not ctx.original_gradient,
+                LANES,
             )
             at_image = (sums.double() / steps).to(image.dtype)
         return at_image, at_flow, at_kernel, None
@@ -166,5 +202,7 @@ def interpolate_filtered(
     image_bchw: Tensor, flow_b2hw: Tensor, kernel_bkhw: Tensor, *, original_gradient: bool = False
 ) -> Tensor:
     """Return the image moved against the flow through its own kernels (b, c, h, w), in the image's dtype."""
-    result: Tensor = FilterInterpolation.apply(image_bchw, flow_b2hw, kernel_bkhw, original_gradient)
+    result: Tensor = FilterInterpolation.apply(
+        image_bchw, flow_b2hw, kernel_bkhw, original_gradient
+    )
     return result

@@ -40,7 +40,9 @@ def bilinear_taps(flow_b2hw: Tensor, *, border: bool = False) -> tuple[Tensor, T
     x, y = x.nan_to_num(-2).clamp(-2, width + 1), y.nan_to_num(-2).clamp(-2, height + 1)
     left, top = x.detach().floor(), y.detach().floor()
     across, down = x - left, y - top
-    weight = torch.stack(((1 - across) * (1 - down), across * (1 - down), (1 - across) * down, across * down), dim=-1)
+    weight = torch.stack(
+        ((1 - across) * (1 - down), across * (1 - down), (1 - across) * down, across * down), dim=-1
+    )
     # Made on the device: a list would be copied there, which the host waits for.
     corners = torch.arange(2, device=flow_b2hw.device, dtype=torch.int32)
     columns = left.int()[..., None] + corners.repeat(2)

@@ -44,7 +44,9 @@ def leaky(channels: int) -> nn.Module:
     return nn.LeakyReLU(SLOPE)
 
 
-def convolution(inputs: int, outputs: int, activation: Activation, stride: int = 1) -> nn.Sequential:
+def convolution(
+    inputs: int, outputs: int, activation: Activation, stride: int = 1
+) -> nn.Sequential:
     """Return a 3 x 3 convolution and its activation."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1), activation(outputs))
 
@@ -62,7 +64,8 @@ class FlowBlock(nn.Module):
     def __init__(self, inputs: int, width: int, activation: Activation) -> None:
         super().__init__()
         self.conv0 = nn.Sequential(
-            convolution(inputs, width // 2, activation, 2), convolution(width // 2, width, activation, 2)
+            convolution(inputs, width // 2, activation, 2),
+            convolution(width // 2, width, activation, 2),
         )
 
     def forward(self, seen_bchw: Tensor, flow_b4hw: Tensor | None, scale: float) -> Refined:
@@ -85,10 +88,14 @@ class PlainBlock(FlowBlock):
 
     enlarged = 2
 
-    def __init__(self, inputs: int, width: int, activation: Activation = prelu, shortcut: bool = True) -> None:
+    def __init__(
+        self, inputs: int, width: int, activation: Activation = prelu, shortcut: bool = True
+    ) -> None:
         super().__init__(inputs, width, activation)
         self.shortcut = shortcut
-        self.convblock = nn.Sequential(*(convolution(width, width, activation) for _ in range(BODY_LAYERS)))
+        self.convblock = nn.Sequential(
+            *(convolution(width, width, activation) for _ in range(BODY_LAYERS))
+        )
         self.lastconv = nn.ConvTranspose2d(width, 5, 4, 2, 1)
 
     def estimate(self, x_bchw: Tensor) -> Tensor:
@@ -110,7 +117,11 @@ class PairedBlock(FlowBlock):
         for number in range(4):
             pair = nn.Sequential(convolution(width, width, prelu), convolution(width, width, prelu))
             setattr(self, f"convblock{number}", pair)
-        self.conv1 = enlarging_twice(width, 4) if older else nn.Sequential(nn.ConvTranspose2d(width, 4, 4, 2, 1))
+        self.conv1 = (
+            enlarging_twice(width, 4)
+            if older
+            else nn.Sequential(nn.ConvTranspose2d(width, 4, 4, 2, 1))
+        )
         self.conv2 = enlarging_twice(width, 1) if older else nn.ConvTranspose2d(width, 1, 4, 2, 1)
 
     def estimate(self, x_bchw: Tensor) -> Tensor:
@@ -125,7 +136,9 @@ def enlarging_twice(width: int, outputs: int) -> nn.Sequential:
     """Return two transposed convolutions of stride 2 with a rectifier between them."""
     half = width // 2
     return nn.Sequential(
-        nn.ConvTranspose2d(width, half, 4, 2, 1), nn.PReLU(half), nn.ConvTranspose2d(half, outputs, 4, 2, 1)
+        nn.ConvTranspose2d(width, half, 4, 2, 1),
+        nn.PReLU(half),
+        nn.ConvTranspose2d(half, outputs, 4, 2, 1),
     )
 
 
@@ -148,7 +161,9 @@ class ResidualBlock(FlowBlock):
     def __init__(self, inputs: int, width: int, outputs: int, groups: int = 1) -> None:
         super().__init__(inputs, width, leaky)
         self.convblock = nn.Sequential(*(ScaledResidual(width, groups) for _ in range(BODY_LAYERS)))
-        self.lastconv = nn.Sequential(nn.ConvTranspose2d(width, 4 * outputs, 4, 2, 1), nn.PixelShuffle(2))
+        self.lastconv = nn.Sequential(
+            nn.ConvTranspose2d(width, 4 * outputs, 4, 2, 1), nn.PixelShuffle(2)
+        )
 
     def estimate(self, x_bchw: Tensor) -> Tensor:
         """Return flow, mask and features at four times the size of x."""

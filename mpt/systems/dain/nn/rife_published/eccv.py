@@ -13,7 +13,13 @@ from torch import Tensor
 from mpt.systems.dain.nn.operators.interpolation import Between
 from mpt.systems.dain.nn.rife_published.blocks import FlowBlock, PlainBlock
 from mpt.systems.dain.nn.rife_published.distillation import DistillationRegion
-from mpt.systems.dain.nn.rife_published.networks import Estimate, Frames, PublishedRife, joined, time_plane
+from mpt.systems.dain.nn.rife_published.networks import (
+    Estimate,
+    Frames,
+    PublishedRife,
+    joined,
+    time_plane,
+)
 from mpt.systems.dain.nn.rife_published.refinement import ContextNet, Unet
 
 
@@ -64,14 +70,19 @@ class EccvRife(PublishedRife):
         made = made._replace(mask_b1hw=before.mask + made.mask_b1hw)
         return self.after(pair, before.flow + made.flow_b4hw, made)
 
-    def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: None, time_b: Tensor) -> Between:
+    def render(
+        self, first_bchw: Tensor, last_bchw: Tensor, prepared: None, time_b: Tensor
+    ) -> Between:
         """Return the frame between. Without `any_time` it is the middle one, whatever the time."""
         pair = (first_bchw, last_bchw)
         return self.finished(pair, self.estimates(pair, time_b)[-1])
 
     def finished(self, pair: Frames, last: Estimate) -> Between:
         """Return the blend with its residual."""
-        context = [self.contextnet(frame, last.flow[:, 2 * side : 2 * side + 2]) for side, frame in enumerate(pair)]
+        context = [
+            self.contextnet(frame, last.flow[:, 2 * side : 2 * side + 2])
+            for side, frame in enumerate(pair)
+        ]
         residual = 2 * self.unet(joined([*pair, *last.warped, last.mask, last.flow]), *context) - 1
         blended = self.blend(last)
         image = (blended + residual.to(blended.dtype)).clamp(0, 1)

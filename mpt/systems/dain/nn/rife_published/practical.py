@@ -79,14 +79,17 @@ class PracticalRife(PublishedRife):
         """Return the encoder's features of both frames, if there is one."""
         return (self.encode(first_bchw), self.encode(last_bchw)) if self.plan.encoded else None
 
-    def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: Frames | None, time_b: Tensor) -> Between:
+    def render(
+        self, first_bchw: Tensor, last_bchw: Tensor, prepared: Frames | None, time_b: Tensor
+    ) -> Between:
         """Return the frame between."""
         pair = (first_bchw, last_bchw)
         between, large_b = self.at_scales(self.scales, pair, prepared, time_b)
         if large_b is None or not bool(large_b.any()):
             return between
         samples = []
-        for number in range(len(first_bchw)):  # each for itself: a frame must not depend on its batch
+        # each for itself: a frame must not depend on its batch
+        for number in range(len(first_bchw)):
             one = slice(number, number + 1)
             samples.append(
                 self.at_doubled_scales((first_bchw[one], last_bchw[one]), time_b[one])
@@ -129,9 +132,16 @@ class PracticalRife(PublishedRife):
             turned = (
                 None
                 if before is None
-                else replace(before, flow=swapped_flow(before.flow), mask=-before.mask, warped=before.warped[::-1])
+                else replace(
+                    before,
+                    flow=swapped_flow(before.flow),
+                    mask=-before.mask,
+                    warped=before.warped[::-1],
+                )
             )
-            back = self.one_way(number, scale, pair[::-1], encoded and encoded[::-1], 1 - time, turned)
+            back = self.one_way(
+                number, scale, pair[::-1], encoded and encoded[::-1], 1 - time, turned
+            )
             flow = (made.flow_b4hw + swapped_flow(back.flow_b4hw)) / 2
             made = made._replace(flow_b4hw=flow, mask_b1hw=(made.mask_b1hw - back.mask_b1hw) / 2)
         if before is None:
@@ -155,7 +165,12 @@ class PracticalRife(PublishedRife):
         if before is None:
             made = block(joined([*pair, *(encoded or ()), time]), None, scale)
             return made
-        seen = [*before.warped, *(self.both_warped(encoded, before.flow) if encoded else ()), time, before.mask]
+        seen = [
+            *before.warped,
+            *(self.both_warped(encoded, before.flow) if encoded else ()),
+            time,
+            before.mask,
+        ]
         if self.plan.passes_features:
             assert before.features is not None
             seen.append(before.features)
@@ -179,23 +194,33 @@ def block_of(plan: Plan4, inputs: int, width: int) -> FlowBlock:
     """Return one of a network's blocks."""
     if plan.residual_blocks:
         return ResidualBlock(inputs, width, plan.outputs, plan.groups)
-    return PlainBlock(inputs, width) if plan.is_first else PlainBlock(inputs, width, leaky, shortcut=False)
+    return (
+        PlainBlock(inputs, width)
+        if plan.is_first
+        else PlainBlock(inputs, width, leaky, shortcut=False)
+    )
 
 
 def is_large(increment_b4hw: Tensor) -> Tensor:
     """Return which samples' flows into both frames changed by more than `LARGE_MOTION` pixels somewhere (b,)."""
-    into_0, into_1 = (half.abs().amax((1, 2, 3)) for half in (increment_b4hw[:, :2], increment_b4hw[:, 2:]))
+    into_0, into_1 = (
+        half.abs().amax((1, 2, 3)) for half in (increment_b4hw[:, :2], increment_b4hw[:, 2:])
+    )
     return (into_0 > LARGE_MOTION) & (into_1 > LARGE_MOTION)
 
 
 def sample_of(between: Between, one: slice) -> Between:
     """Return one sample of a batch."""
     assert between.flow is not None
-    return Between(between.image[one], None, between.flow[one], {"mask": between.extra["mask"][one]})
+    return Between(
+        between.image[one], None, between.flow[one], {"mask": between.extra["mask"][one]}
+    )
 
 
 def batch_of(samples: Sequence[Between]) -> Between:
     """Return samples as one batch."""
     flows = [one.flow for one in samples if one.flow is not None]
     masks = torch.cat([one.extra["mask"] for one in samples])
-    return Between(torch.cat([one.image for one in samples]), None, torch.cat(flows), {"mask": masks})
+    return Between(
+        torch.cat([one.image for one in samples]), None, torch.cat(flows), {"mask": masks}
+    )

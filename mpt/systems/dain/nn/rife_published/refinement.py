@@ -36,7 +36,9 @@ class ContextNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        for number, (before, after) in enumerate(pairwise((3, WIDTH, 2 * WIDTH, 4 * WIDTH, 8 * WIDTH)), start=1):
+        for number, (before, after) in enumerate(
+            pairwise((3, WIDTH, 2 * WIDTH, 4 * WIDTH, 8 * WIDTH)), start=1
+        ):
             setattr(self, f"conv{number}", Stage(before, after))
         self.warp = WarpRegion(masked=False, border=True)
 
@@ -65,7 +67,9 @@ class Unet(nn.Module):
             setattr(self, f"up{number}", up)
         self.conv = nn.Conv2d(c, 3, 3, 1, 1)
 
-    def forward(self, seen_bchw: Tensor, context_0: Sequence[Tensor], context_1: Sequence[Tensor]) -> Tensor:
+    def forward(
+        self, seen_bchw: Tensor, context_0: Sequence[Tensor], context_1: Sequence[Tensor]
+    ) -> Tensor:
         """Return (b, 3, h, w) for 17 channels: frames, warped frames, mask before the sigmoid, flow."""
         x, skips = seen_bchw, []
         for number in range(4):

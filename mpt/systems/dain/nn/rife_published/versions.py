@@ -24,11 +24,20 @@ COARSE = (16.0, 8.0, 4.0, 2.0, 1.0)
 
 
 def plan_425(
-    widths: tuple[int, ...], encoded: int = 4, scales: tuple[float, ...] = COARSE, multiple: int = 64
+    widths: tuple[int, ...],
+    encoded: int = 4,
+    scales: tuple[float, ...] = COARSE,
+    multiple: int = 64,
 ) -> Plan4:
     """Return the plan of a network like 4.25."""
     return Plan4(
-        widths, scales, outputs=13, passes_features=True, replaces_mask=True, encoded=encoded, multiple=multiple
+        widths,
+        scales,
+        outputs=13,
+        passes_features=True,
+        replaces_mask=True,
+        encoded=encoded,
+        multiple=multiple,
     )
 
 
@@ -40,7 +49,14 @@ def plan_encoded(
     **further: Any,
 ) -> Plan4:
     """Return the plan of a network from 4.7 to 4.24, whose blocks see features of both frames too."""
-    return Plan4(widths, replaces_mask=True, encoder=encoder, encoder_width=encoder_width, encoded=encoded, **further)
+    return Plan4(
+        widths,
+        replaces_mask=True,
+        encoder=encoder,
+        encoder_width=encoder_width,
+        encoded=encoded,
+        **further,
+    )
 
 
 USUAL, LITE = (192, 128, 96, 64), (128, 96, 64, 48)
@@ -57,7 +73,9 @@ PLANS: dict[str, Plan4] = {
     "4.15.lite": plan_encoded(LITE, encoder_width=16, encoded=4),
     "4.20": plan_encoded((384, 192, 96, 48)),
     "4.21": plan_encoded((256, 192, 96, 48), outputs=13, passes_features=True),
-    "4.22.lite": plan_encoded((192, 128, 64, 32), encoder_width=16, encoded=4, outputs=13, passes_features=True),
+    "4.22.lite": plan_encoded(
+        (192, 128, 64, 32), encoder_width=16, encoded=4, outputs=13, passes_features=True
+    ),
     "4.25": plan_425((192, 128, 96, 64, 32)),
     "4.25.lite": plan_425((192, 128, 96, 64, 24), scales=(32.0, 16.0, 8.0, 4.0, 1.0), multiple=128),
     "4.25.heavy": plan_425((384, 256, 192, 128, 64)),

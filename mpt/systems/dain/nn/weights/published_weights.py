@@ -30,12 +30,17 @@ def join_parts(output: Path, flow: Path | None, depth: Path | None) -> None:
         raise ConfigError("give --flow, --depth, or both")
     refuse_existing(output)
     state: dict[str, Tensor] = {}
-    made: dict[str, tuple[Path | None, type[nn.Module]]] = {"flownets": (flow, FlowNet), "depthNet": (depth, DepthNet)}
+    made: dict[str, tuple[Path | None, type[nn.Module]]] = {
+        "flownets": (flow, FlowNet),
+        "depthNet": (depth, DepthNet),
+    }
     for name, (path, kind) in made.items():
         if path is None:
             continue
         part = kind()
-        print(load_initial_weights({name: part}, path).message.replace("model.weights: ", f"{name}: "))
+        print(
+            load_initial_weights({name: part}, path).message.replace("model.weights: ", f"{name}: ")
+        )
         state |= {f"{name}.{key}": value.contiguous() for key, value in part.state_dict().items()}
     write_atomically(output, save(state))
     print(f"wrote {output}: start with model.weights={output}")
@@ -46,7 +51,9 @@ def publish(run: str, output: Path, runs: Path) -> None:
     refuse_existing(output)
     trained = open_trained(run, runs, "cpu")
     if "prune" in trained.config.memory.tricks:
-        raise ConfigError("RUN: it is pruned (memory.prune), and the original programs have no network of its widths")
+        raise ConfigError(
+            "RUN: it is pruned (memory.prune), and the original programs have no network of its widths"
+        )
     modules = trained.run.task.modules
     name = "net_ema" if "net_ema" in modules else "net"
     net = modules[name]
@@ -54,7 +61,9 @@ def publish(run: str, output: Path, runs: Path) -> None:
     if isinstance(net, PublishedRife):
         prefix = WRAPPER
     elif not isinstance(net, Dain) or net.multiple != 64:
-        raise ConfigError("RUN: only a run of model dain at size full, or of rife with a version, has published shapes")
+        raise ConfigError(
+            "RUN: only a run of model dain at size full, or of rife with a version, has published shapes"
+        )
     state = {
         f"{prefix}{key}": value.float() if value.is_floating_point() else value
         for key, value in net.state_dict().items()

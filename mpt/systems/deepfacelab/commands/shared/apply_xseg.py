@@ -9,9 +9,19 @@ import numpy as np
 
 from mpt.engine.building.devices import choose_device
 from mpt.errors import DataError
-from mpt.systems.deepfacelab.data.faces.face_files import FaceFile, list_faces, open_image, read_metadata
+from mpt.systems.deepfacelab.data.faces.face_files import (
+    FaceFile,
+    list_faces,
+    open_image,
+    read_metadata,
+)
 from mpt.systems.deepfacelab.data.faces.face_geometry import face_matrix
-from mpt.systems.deepfacelab.data.faces.face_writing import Picture, encode_mask, with_segment, write_face
+from mpt.systems.deepfacelab.data.faces.face_writing import (
+    Picture,
+    encode_mask,
+    with_segment,
+    write_face,
+)
 from mpt.systems.deepfacelab.data.faces.opencv import opencv
 from mpt.systems.deepfacelab.inference.masks import Segment, load_segment
 from mpt.systems.deepfacelab.nn.facelib.xseg import SIDE
@@ -21,11 +31,15 @@ COUNTED = 0.5
 """An applied mask is 1 from here on, else 0."""
 
 
-def apply_xseg(folder: Path, xseg: Path, face_type: str | None, device: str | None, runs: str = "runs") -> None:
+def apply_xseg(
+    folder: Path, xseg: Path, face_type: str | None, device: str | None, runs: str = "runs"
+) -> None:
     """Write masks into all faces of a folder. DataError for a faceset.pak, or faces without metadata."""
     opencv()  # said before anything is loaded
     if not folder.is_dir() or (folder / "faceset.pak").is_file():
-        raise DataError(f"{folder}: masks are written into a folder of JPGs; unpack a faceset.pak first")
+        raise DataError(
+            f"{folder}: masks are written into a folder of JPGs; unpack a faceset.pak first"
+        )
     faces = list_faces(folder, "dst")
     masks = load_segment(xseg, choose_device(device or "auto"), Path(runs))
     segment, face_type = masks.segment, face_type or masks.face_type
@@ -34,13 +48,17 @@ def apply_xseg(folder: Path, xseg: Path, face_type: str | None, device: str | No
         data = face.read()
         metadata = read_metadata(data, face.name)
         if metadata is None or face.landmarks is None:
-            raise DataError(f"{face.name}: has no DeepFaceLab metadata to keep a mask in; extract it again")
+            raise DataError(
+                f"{face.name}: has no DeepFaceLab metadata to keep a mask in; extract it again"
+            )
         mask = (draw_aligned(face, data, segment, face_type) >= COUNTED).astype(np.float32)
         metadata["xseg_mask"] = np.frombuffer(encode_mask(mask), np.uint8)
         write_face(face.path, with_segment(data, metadata, face.name))
         if time.perf_counter() - told > SECONDS_BETWEEN_LINES or number == len(faces):
             told = time.perf_counter()
-            print(f"{number}/{len(faces)} faces, {number / (told - started):.2f} faces/s", flush=True)
+            print(
+                f"{number}/{len(faces)} faces, {number / (told - started):.2f} faces/s", flush=True
+            )
     print(f"wrote masks into {len(faces)} faces in {folder}")
 
 
@@ -54,5 +72,7 @@ def draw_aligned(face: FaceFile, data: bytes, segment: Segment, face_type: str |
     matrix = face_matrix(face.landmarks, SIDE, face_type)
     mask = segment(cv2.warpAffine(picture, matrix, (SIDE, SIDE), flags=cv2.INTER_LANCZOS4))
     side = picture.shape[0]
-    back = cv2.warpAffine(mask, matrix, (side, side), flags=cv2.WARP_INVERSE_MAP | cv2.INTER_LANCZOS4)
+    back = cv2.warpAffine(
+        mask, matrix, (side, side), flags=cv2.WARP_INVERSE_MAP | cv2.INTER_LANCZOS4
+    )
     return np.asarray(cv2.resize(back, (SIDE, SIDE), interpolation=cv2.INTER_LANCZOS4))

@@ -11,7 +11,15 @@ from mpt.seams import DataSpec
 
 def start_of_loop(step: int) -> dict[str, Any]:
     """Return the training loop's entries of a checkpoint, for a run that was trained elsewhere."""
-    loop = {"step": step, "seconds": 0.0, "skipped": {}, "sums": {}, "counts": {}, "best": None, "best_step": 0}
+    loop = {
+        "step": step,
+        "seconds": 0.0,
+        "skipped": {},
+        "sums": {},
+        "counts": {},
+        "best": None,
+        "best_step": 0,
+    }
     return {**loop, "last_metrics": {}, "scales_seen": {}, "memory": {}}
 
 

@@ -50,7 +50,10 @@ from mpt.systems.deepfacelab.nn.weights.leras_weights import (
     recognize,
 )
 
-DISCRIMINATORS = {"code_discriminator": ("code_discriminator", "dis"), "patch_discriminator": ("GAN", "D_src")}
+DISCRIMINATORS = {
+    "code_discriminator": ("code_discriminator", "dis"),
+    "patch_discriminator": ("GAN", "D_src"),
+}
 """Our module -> its file and its name in optimizer keys."""
 OPTIMIZERS = {"autoencoder": "src_dst_opt", "code_disc": "D_code_opt", "patch_disc": "GAN_opt"}
 """Trained part -> its optimizer's file."""
@@ -61,7 +64,11 @@ SRC, DST = Path("data_src/aligned"), Path("data_dst/aligned")
 
 
 def leras_to_torch(
-    model_dir: Path, output: Path, archi: str | None = None, config: Path | None = None, name: str | None = None
+    model_dir: Path,
+    output: Path,
+    archi: str | None = None,
+    config: Path | None = None,
+    name: str | None = None,
 ) -> Path:
     """Make a run of a DeepFaceLab model and return its folder.
 
@@ -94,7 +101,9 @@ def leras_to_torch(
     keep_others(folder, directory.path / KEPT, used)
     captured = capture(run)
     captured["loop"] = start_of_loop(step)
-    checkpoint.save(directory, step, captured, keep_last=1, extra_manifest={"source": folder.prefix.rstrip("_")})
+    checkpoint.save(
+        directory, step, captured, keep_last=1, extra_manifest={"source": folder.prefix.rstrip("_")}
+    )
     model = chosen.model.settings
     print(f"wrote {directory.path}: {model.archi} at {model.image_size} pixels, {step} iterations")
     rules = other_rules(chosen.dataset.settings) if chosen.dataset.name == "faceset" else None
@@ -108,7 +117,11 @@ def leras_to_torch(
 
 
 def choose_config(
-    folder: Folder, data: Mapping[str, Any] | None, found: Mapping[str, Any], archi: str | None, config: Path | None
+    folder: Folder,
+    data: Mapping[str, Any] | None,
+    found: Mapping[str, Any],
+    archi: str | None,
+    config: Path | None,
 ) -> Config:
     """Return the configuration that was named, else one from the model's options, else one from its weights."""
     if config is not None:
@@ -160,7 +173,9 @@ def read_archi(folder: Folder) -> str:
     """Return the archi that DeepFaceLab's summary states; ConfigError if there is none."""
     path = folder.path / f"{folder.prefix}summary.txt"
     if path.is_file():
-        stated = re.search(r"archi: *([a-z]+(?:-[a-z]+)?)", read_text(path, LARGEST_RECORD_BYTES, "replace"))
+        stated = re.search(
+            r"archi: *([a-z]+(?:-[a-z]+)?)", read_text(path, LARGEST_RECORD_BYTES, "replace")
+        )
         if stated:
             return stated.group(1)
     raise ConfigError(
@@ -174,7 +189,11 @@ def config_of_data(data: Mapping[str, Any], folder: Folder, archi: str | None) -
     if archi is not None:
         sections["model"]["archi"] = archi
     workspace = folder.path.resolve().parent
-    sections["dataset"] |= {"name": "faceset", "src": str(workspace / SRC), "dst": str(workspace / DST)}
+    sections["dataset"] |= {
+        "name": "faceset",
+        "src": str(workspace / SRC),
+        "dst": str(workspace / DST),
+    }
     # As DeepFaceLab continues: it trains on all faces, and looks at applied masks, not at polygons.
     sections["dataset"] |= {"hold_out_every": 0, "mask": "xseg"}
     sections["model"] |= {"name": "saehd"}
@@ -196,7 +215,11 @@ def config_of_weights(found: Mapping[str, Any], archi: str, folder: Folder) -> C
             "configuration: --config"
         )
     optimizer = folder.read("src_dst_opt")
-    name = "rmsprop_leras" if optimizer and any(key.startswith("acc_") for key in optimizer) else "adabelief"
+    name = (
+        "rmsprop_leras"
+        if optimizer and any(key.startswith("acc_") for key in optimizer)
+        else "adabelief"
+    )
     data = {
         "model": model,
         "dataset": {"name": "procedural_faces"},
@@ -211,14 +234,29 @@ def check_model(config: Config, found: Mapping[str, Any], folder: Folder) -> Non
     """Raise CheckpointError when the weights are another model's than the configuration's, saying which."""
     settings = config.model.settings
     if config.model.name != "saehd":
-        raise ConfigError(f"the configuration's model is {config.model.name}; leras weights are for saehd")
+        raise ConfigError(
+            f"the configuration's model is {config.model.name}; leras weights are for saehd"
+        )
     family, letters = settings.archi.partition("-")[::2]
-    visible = family + ("-" + "".join(sorted(set(letters) & set("dt"))) if set(letters) & set("dt") else "")
+    visible = family + (
+        "-" + "".join(sorted(set(letters) & set("dt"))) if set(letters) & set("dt") else ""
+    )
     wanted = {**{name: getattr(settings, name) for name in found}, "archi": visible}
-    actual = {**found, "archi": re.sub(r"-(.*)", lambda match: "-" + "".join(sorted(match.group(1))), found["archi"])}
-    wrong = [f"{name} is {actual[name]}, not {wanted[name]}" for name in actual if actual[name] != wanted[name]]
+    actual = {
+        **found,
+        "archi": re.sub(
+            r"-(.*)", lambda match: "-" + "".join(sorted(match.group(1))), found["archi"]
+        ),
+    }
+    wrong = [
+        f"{name} is {actual[name]}, not {wanted[name]}"
+        for name in actual
+        if actual[name] != wanted[name]
+    ]
     if wrong:
-        raise CheckpointError(f"{folder.path}: weights of another architecture: {'; '.join(wrong)} (u and c aside)")
+        raise CheckpointError(
+            f"{folder.path}: weights of another architecture: {'; '.join(wrong)} (u and c aside)"
+        )
 
 
 def networks_of(trained: str, module: nn.Module) -> dict[str, nn.Module]:

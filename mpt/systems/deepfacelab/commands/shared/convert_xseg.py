@@ -64,7 +64,9 @@ RATE, DROPOUT = 1e-4, 0.3
 KEPT_STATE = "acc"
 
 
-def xseg_to_torch(folder: Folder, output: Path, config_path: Path | None, workspace: tuple[Path, Path]) -> Path:
+def xseg_to_torch(
+    folder: Folder, output: Path, config_path: Path | None, workspace: tuple[Path, Path]
+) -> Path:
     """Make a run of an XSeg and return its folder. Raises the errors of `leras_to_torch`."""
     data = folder.read_data()
     arrays = folder.read(WEIGHTS)
@@ -84,7 +86,9 @@ def xseg_to_torch(folder: Folder, output: Path, config_path: Path | None, worksp
     if averages is None:
         print(f"{folder.file(OPTIMIZER)} is missing: this optimizer begins anew")
     else:
-        load_averages(run.optimizers["xseg"], network, averages, updates, str(folder.file(OPTIMIZER)))
+        load_averages(
+            run.optimizers["xseg"], network, averages, updates, str(folder.file(OPTIMIZER))
+        )
         used.add(folder.file(OPTIMIZER))
     directory = create_run(output.parent, output.name)
     write_atomically(directory.config_path, config.to_yaml())
@@ -94,13 +98,18 @@ def xseg_to_torch(folder: Folder, output: Path, config_path: Path | None, worksp
     captured["loop"] = start_of_loop(step)
     checkpoint.save(directory, step, captured, keep_last=1, extra_manifest={"source": XSEG_NAME})
     print(f"wrote {directory.path}: an XSeg, {step} iterations")
-    print(f"to train on: mpt train {directory.config_path} --resume {directory.path} dataset.src=DIR dataset.dst=DIR")
+    print(
+        f"to train on: mpt train {directory.config_path} --resume {directory.path} dataset.src=DIR dataset.dst=DIR"
+    )
     return directory.path
 
 
 def config_of(data: Mapping[str, Any] | None, step: int, workspace: tuple[Path, Path]) -> Config:
     """Return the configuration that a model's options describe, which trains as DeepFaceLab does."""
-    options = {**DEFAULTS, **{key: plain(value) for key, value in (data or {"options": {}})["options"].items()}}
+    options = {
+        **DEFAULTS,
+        **{key: plain(value) for key, value in (data or {"options": {}})["options"].items()},
+    }
     sections: dict[str, dict[str, Any]] = {
         "model": {"name": "xseg"},
         "dataset": {
@@ -122,7 +131,9 @@ def check_size(config: Config) -> None:
     """Raise ConfigError unless the configuration's model is an XSeg as DeepFaceLab has it."""
     settings = config.model.settings
     if config.model.name != "xseg":
-        raise ConfigError(f"the configuration's model is {config.model.name}; these weights are for xseg")
+        raise ConfigError(
+            f"the configuration's model is {config.model.name}; these weights are for xseg"
+        )
     if (settings.image_size, settings.width) != (SIDE, WIDTH):
         raise ConfigError(
             f"its xseg has {settings.image_size} pixels and width {settings.width}; DeepFaceLab knows {SIDE} and "
@@ -130,7 +141,9 @@ def check_size(config: Config) -> None:
         )
 
 
-def load_averages(optimizer: torch.optim.Optimizer, network: nn.Module, arrays: Any, updates: int, where: str) -> None:
+def load_averages(
+    optimizer: torch.optim.Optimizer, network: nn.Module, arrays: Any, updates: int, where: str
+) -> None:
     """Put leras's running squares into the optimizer. ConfigError for an optimizer of another kind."""
     if tuple(getattr(optimizer, "state_names", ())) != (KEPT_STATE,):
         raise ConfigError(f"{where}: its state is of RMSprop; use optimizer.name rmsprop_leras")
@@ -143,31 +156,46 @@ def load_averages(optimizer: torch.optim.Optimizer, network: nn.Module, arrays: 
 
 
 def torch_to_xseg(
-    directory: RunDirectory, config: Config, loaded: LoadedCheckpoint, output: Path, name: str | None, replace: bool
+    directory: RunDirectory,
+    config: Config,
+    loaded: LoadedCheckpoint,
+    output: Path,
+    name: str | None,
+    replace: bool,
 ) -> Path:
     """Write an XSeg's checkpoint as a DeepFaceLab model and return the folder. Raises as `torch_to_leras`."""
     check_size(config)
     if name not in (None, XSEG_NAME):
-        raise ConfigError(f"--name {name}: DeepFaceLab has one XSeg in a folder, which is called {XSEG_NAME}")
+        raise ConfigError(
+            f"--name {name}: DeepFaceLab has one XSeg in a folder, which is called {XSEG_NAME}"
+        )
     target = Folder(output, XSEG)
     if not replace:
         refuse_replacing(target, config, loaded.step)
     has_backup = bool(model_files(target))
     kept = kept_folder(directory.path / KEPT)
     content = model_data(kept, config, directory, loaded.step)
-    network = build_networks(config, read_layout(directory.data_path) or data_layout(config), fake=True)["xseg"]
+    network = build_networks(
+        config, read_layout(directory.data_path) or data_layout(config), fake=True
+    )["xseg"]
     weights = loaded.state["modules"]["xseg"]
     with replacing(target) as folder:
         write_file(folder.file(WEIGHTS), network_arrays(weights))
         if config.optimizer.name == "rmsprop_leras":
             saved = loaded.state["optimizers"]["xseg"]
-            write_file(folder.file(OPTIMIZER), write_averages(network, saved, KEPT_STATE, XSEG_NAME))
+            write_file(
+                folder.file(OPTIMIZER), write_averages(network, saved, KEPT_STATE, XSEG_NAME)
+            )
         else:
-            print(f"{OPTIMIZER}: left out, for {config.optimizer.name} has no counterpart in DeepFaceLab's XSeg")
+            print(
+                f"{OPTIMIZER}: left out, for {config.optimizer.name} has no counterpart in DeepFaceLab's XSeg"
+            )
         write_options(folder, content)
         if kept is not None:
             restore_others(kept, folder, {WEIGHTS, OPTIMIZER})
-    print(f"wrote {output}: {XSEG_NAME}, face type {content['options']['face_type']}, step {loaded.step}")
+    print(
+        f"wrote {output}: {XSEG_NAME}, face type {content['options']['face_type']}, step {loaded.step}"
+    )
     if has_backup:
         print(f"what was there is in {output / f'{XSEG_NAME}_autobackups' / '01'}")
     return output
@@ -187,11 +215,15 @@ def refuse_replacing(target: Folder, config: Config, step: int) -> None:
         raise CheckpointError(f"{error}; it is not replaced: {otherwise}") from error
     ours = config.to_data()["dataset"].get("face_type")
     if kind is not None and ours is not None and kind != ours:
-        raise CheckpointError(f"{target.path} holds an XSeg of face type {kind}, not {ours}; {otherwise}")
+        raise CheckpointError(
+            f"{target.path} holds an XSeg of face type {kind}, not {ours}; {otherwise}"
+        )
     refuse_later(f"{target.path} holds an XSeg", iterations, step, otherwise)
 
 
-def model_data(kept: Folder | None, config: Config, directory: RunDirectory, step: int) -> dict[str, Any]:
+def model_data(
+    kept: Folder | None, config: Config, directory: RunDirectory, step: int
+) -> dict[str, Any]:
     """Return `XSeg_data.dat`: the one that came with the run with the changes, or a new one."""
     base = kept.read_data() if kept else None
     content: dict[str, Any] = base or {

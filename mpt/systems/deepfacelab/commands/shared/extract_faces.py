@@ -39,7 +39,12 @@ def extract_faces(
     """
     opencv()  # said before anything is loaded
     frames = open_frames(frames_path)
-    settings = {"frames": str(frames_path.resolve()), "face_type": face_type, "size": size, "quality": quality}
+    settings = {
+        "frames": str(frames_path.resolve()),
+        "face_type": face_type,
+        "size": size,
+        "quality": quality,
+    }
     done = begin(output, {**settings, "most": most})
     detectors = load_detectors(facelib, choose_device(device or "auto"))
     wanted = {index for index, name in enumerate(frames.names) if name not in done}
@@ -48,7 +53,11 @@ def extract_faces(
     for number, (index, frame) in enumerate(frames.read(wanted), start=1):
         picture = np.ascontiguousarray(frame.permute(1, 2, 0).numpy()[..., ::-1])
         source = source_name(frames, index)
-        faces = [face for face in detectors.find_faces(picture, most) if fits_its_box(face, size, face_type)]
+        faces = [
+            face
+            for face in detectors.find_faces(picture, most)
+            if fits_its_box(face, size, face_type)
+        ]
         for place, face in enumerate(faces):
             data = encode_face(picture, face, source, face_type, size, quality)
             write_face(output / f"{frames.names[index]}_{place}.jpg", data)
@@ -56,7 +65,10 @@ def extract_faces(
         if time.perf_counter() - told > SECONDS_BETWEEN_LINES or number == len(wanted):
             told = time.perf_counter()
             note(output, {**settings, "most": most}, done)
-            print(f"{number}/{len(wanted)} frames, {number / (told - started):.2f} frames/s", flush=True)
+            print(
+                f"{number}/{len(wanted)} frames, {number / (told - started):.2f} frames/s",
+                flush=True,
+            )
     note(output, {**settings, "most": most}, done)
     conclude(output, frames, done)
 
@@ -80,7 +92,9 @@ def begin(output: Path, settings: dict[str, Any]) -> dict[str, int]:
         before = json.loads(record.read_text("utf-8"))
         found = {str(name): int(count) for name, count in before.pop("found").items()}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InputOutputError(f"{record} is damaged; remove the folder, or name another") from error
+        raise InputOutputError(
+            f"{record} is damaged; remove the folder, or name another"
+        ) from error
     if before != settings:
         raise ConfigError(f"{output} was begun with other settings ({record}); name another folder")
     return found
@@ -97,4 +111,6 @@ def conclude(output: Path, frames: Frames, done: dict[str, int]) -> None:
     write_atomically(output / WITHOUT, "".join(f"{name}\n" for name in without))
     print(f"wrote {sum(done.values())} faces of {len(done)} frames to {output}")
     if without:
-        print(f"no face was found in {len(without)} frames, listed in {output / WITHOUT}: {', '.join(without[:5])} ...")
+        print(
+            f"no face was found in {len(without)} frames, listed in {output / WITHOUT}: {', '.join(without[:5])} ..."
+        )

@@ -89,20 +89,30 @@ def find_model(model_dir: Path, name: str | None = None) -> Folder:
     or several, or when the folder is another program's part.
     """
     if not model_dir.is_dir():
-        raise CheckpointError(f"{model_dir}: there is no such folder; name the folder of DeepFaceLab's model files")
+        raise CheckpointError(
+            f"{model_dir}: there is no such folder; name the folder of DeepFaceLab's model files"
+        )
     found = sorted(path.name.removesuffix("encoder.npy") for path in model_dir.glob("*encoder.npy"))
     convertible = [prefix for prefix in found if not prefix.endswith(OTHER_CLASSES)]
-    if (model_dir / f"{XSEG}{SIDE}.npy").is_file() and (name == XSEG_NAME or (name is None and not convertible)):
+    if (model_dir / f"{XSEG}{SIDE}.npy").is_file() and (
+        name == XSEG_NAME or (name is None and not convertible)
+    ):
         return Folder(model_dir, XSEG)
     chosen = convertible
     if name is not None:
-        chosen = [prefix for prefix in convertible if name in (prefix.rstrip("_"), prefix.partition("_")[0])]
+        chosen = [
+            prefix
+            for prefix in convertible
+            if name in (prefix.rstrip("_"), prefix.partition("_")[0])
+        ]
     if len(chosen) == 1:
         return Folder(model_dir, chosen[0])
     raise CheckpointError(f"{model_dir} {explain_choice(model_dir, found, convertible, name)}")
 
 
-def explain_choice(model_dir: Path, found: list[str], convertible: list[str], name: str | None) -> str:
+def explain_choice(
+    model_dir: Path, found: list[str], convertible: list[str], name: str | None
+) -> str:
     """Return the reason if a folder's files do not determine one model."""
     named = ", ".join(prefix.rstrip("_") for prefix in convertible)
     if name is not None and convertible:
@@ -120,7 +130,9 @@ def model_files(folder: Folder) -> list[Path]:
     names = re.compile(re.escape(folder.prefix) + rf"({networks}|data\.dat|summary\.txt)")
     if not folder.path.is_dir():
         return []
-    return sorted(path for path in folder.path.iterdir() if names.fullmatch(path.name) and path.is_file())
+    return sorted(
+        path for path in folder.path.iterdir() if names.fullmatch(path.name) and path.is_file()
+    )
 
 
 def returned_iteration(step: int) -> int:
@@ -131,7 +143,9 @@ def returned_iteration(step: int) -> int:
 def refuse_later(model: str, iterations: int, step: int, otherwise: str) -> None:
     """Raise CheckpointError for a model, named in words, that is further trained than the run that would replace it."""
     if iterations > returned_iteration(step):
-        raise CheckpointError(f"{model} at iteration {iterations}, which is later than this run's {step}; {otherwise}")
+        raise CheckpointError(
+            f"{model} at iteration {iterations}, which is later than this run's {step}; {otherwise}"
+        )
 
 
 def keep_others(folder: Folder, kept: Path, used: set[Path]) -> None:
@@ -151,7 +165,9 @@ def is_harmless(path: Path) -> bool:
         if path.suffix == ".npy":
             read_arrays(path)
         elif path.suffix == ".dat":
-            read_options(path) if path.name.endswith("_default_options.dat") else read_model_data(path)
+            read_options(path) if path.name.endswith("_default_options.dat") else read_model_data(
+                path
+            )
     except CheckpointError as error:
         print(f"left out: {error}")
         return False
@@ -175,7 +191,9 @@ def keep_for_next(kept: Folder, target: Path) -> None:
     data = kept.read_data() or {}
     with failures_explained(target):
         shutil.copytree(kept.path, target)
-        write_atomically(Folder(target, kept.prefix).data_path, write_plain({**data, "loss_history": []}))
+        write_atomically(
+            Folder(target, kept.prefix).data_path, write_plain({**data, "loss_history": []})
+        )
 
 
 def kept_folder(path: Path) -> Folder | None:
@@ -189,7 +207,9 @@ def model_prefix(name: str) -> str:
     kind = QUICK if name.endswith(QUICK.rstrip("_")) else "_SAEHD_"
     name = name.removesuffix(kind.rstrip("_"))
     if not re.fullmatch(r"[^_/\\\0]{1,100}", name) or name.startswith("."):
-        raise ConfigError(f"--name: {name!r} is no model's name; DeepFaceLab ends it at the first '_'")
+        raise ConfigError(
+            f"--name: {name!r} is no model's name; DeepFaceLab ends it at the first '_'"
+        )
     return f"{name}{kind}"
 
 
@@ -197,16 +217,26 @@ def write_file(path: Path, arrays: Arrays) -> None:
     """Write one new file of arrays and sync it. Raises CheckpointError for numbers that are not finite."""
     wrong = next((key for key, array in arrays.items() if not np.isfinite(array).all()), None)
     if wrong is not None:
-        raise CheckpointError(f"{path.name}: {wrong} is not finite (NaN) in this run; name an earlier checkpoint")
-    with failures_explained(path, sum(array.nbytes for array in arrays.values())), new_file(path) as file:
+        raise CheckpointError(
+            f"{path.name}: {wrong} is not finite (NaN) in this run; name an earlier checkpoint"
+        )
+    with (
+        failures_explained(path, sum(array.nbytes for array in arrays.values())),
+        new_file(path) as file,
+    ):
         # DeepFaceLab's own counts are scalars.
-        write_arrays(file, {key: array if array.ndim else array[()] for key, array in arrays.items()})
+        write_arrays(
+            file, {key: array if array.ndim else array[()] for key, array in arrays.items()}
+        )
 
 
 def write_options(folder: Folder, content: Mapping[str, Any]) -> None:
     """Write `_data.dat` and the summary."""
     lines = [f"== {key}: {value} ==" for key, value in content["options"].items()]
-    heading = [f"== Model name: {folder.prefix.rstrip('_')} ==", f"== Current iteration: {content['iter']} =="]
+    heading = [
+        f"== Model name: {folder.prefix.rstrip('_')} ==",
+        f"== Current iteration: {content['iter']} ==",
+    ]
     summary = "\n".join([*heading, *lines]) + "\n"
     files = {folder.data_path: write_plain(content)}
     files[folder.path / f"{folder.prefix}summary.txt"] = summary.encode(errors="backslashreplace")

@@ -46,7 +46,9 @@ def replacing(folder: Folder) -> Iterator[Folder]:
     """
     target = folder.path.resolve()
     if os.path.ismount(target):
-        raise InputOutputError(f"{target} is a mount point, which cannot be switched: name a folder inside of it")
+        raise InputOutputError(
+            f"{target} is a mount point, which cannot be switched: name a folder inside of it"
+        )
     with failures_explained(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     with held(target):
@@ -77,7 +79,9 @@ def held(target: Path) -> Iterator[None]:
             try:
                 lock(parent)
             except BlockingIOError as error:
-                raise InputOutputError(f"{target}: another process returns a model there; wait for its end") from error
+                raise InputOutputError(
+                    f"{target}: another process returns a model there; wait for its end"
+                ) from error
             except OSError:  # a file system without locks
                 pass
         yield
@@ -155,7 +159,12 @@ def write_note(folder: Folder, workplace: Path) -> None:
     """Write down which folder is to be replaced, and its contents when it was linked."""
     files = {path.name: signature(path) for path in folder.path.iterdir() if path.is_file()}
     replaced = [path.name for path in model_files(folder)]
-    note = {"folder": identity(folder.path), "files": files, "replaced": replaced, "backup": newest_backup(folder)}
+    note = {
+        "folder": identity(folder.path),
+        "files": files,
+        "replaced": replaced,
+        "backup": newest_backup(folder),
+    }
     path = workplace / NOTE
     path.write_text(json.dumps(note))
     sync_file(path)

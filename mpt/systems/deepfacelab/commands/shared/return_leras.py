@@ -50,7 +50,12 @@ from mpt.systems.deepfacelab.data.leras.model_data import (
     plain,
     update_options,
 )
-from mpt.systems.deepfacelab.nn.weights.leras_weights import Arrays, network_to_leras, optimizer_to_leras, recognize
+from mpt.systems.deepfacelab.nn.weights.leras_weights import (
+    Arrays,
+    network_to_leras,
+    optimizer_to_leras,
+    recognize,
+)
 
 KINDS = {"adabelief": ("ms", "vs"), "rmsprop_leras": ("acc",)}
 """State of DeepFaceLab's optimizers for every weight."""
@@ -79,7 +84,9 @@ def torch_to_leras(
     config = load_config(directory.config_path)
     if config.model.name not in ("saehd", "xseg"):
         model = config.model.name
-        raise ConfigError(f"{directory.path}: its model is {model}; only saehd and xseg have a form in DeepFaceLab")
+        raise ConfigError(
+            f"{directory.path}: its model is {model}; only saehd and xseg have a form in DeepFaceLab"
+        )
     loaded = checkpoint.load(chosen or directory)
     tell_notes(loaded)
     if config.model.name == "xseg":
@@ -91,14 +98,20 @@ def torch_to_leras(
         refuse_replacing(target, config, loaded.step)
     has_backup = bool(model_files(target))
     content = model_data(kept, config, directory, loaded.step)
-    modules = build_networks(config, read_layout(directory.data_path) or data_layout(config), fake=True)
+    modules = build_networks(
+        config, read_layout(directory.data_path) or data_layout(config), fake=True
+    )
     with replacing(target) as folder:
         write_networks(folder, modules, loaded.state["modules"])
         write_optimizers(folder, modules, loaded.state["optimizers"], config.optimizer.name)
         write_options(folder, content)
         if kept is not None:
             absent = {part for module, (part, _) in DISCRIMINATORS.items() if module in modules}
-            restore_others(kept, folder, absent | {OPTIMIZERS[trained] for trained in loaded.state["optimizers"]})
+            restore_others(
+                kept,
+                folder,
+                absent | {OPTIMIZERS[trained] for trained in loaded.state["optimizers"]},
+            )
     model, name = config.model.settings, prefix.rstrip("_")
     print(f"wrote {output}: {name}, {model.archi} at {model.image_size} pixels, step {loaded.step}")
     if has_backup:
@@ -110,7 +123,9 @@ def refuse_replacing(target: Folder, config: Config, step: int) -> None:
     """Raise CheckpointError for a folder whose model of that name is another one, or further trained."""
     if not model_files(target):
         return
-    otherwise = "give --name, name another folder, or add --replace: the model there becomes a backup"
+    otherwise = (
+        "give --name, name another folder, or add --replace: the model there becomes a backup"
+    )
     try:
         shape, iterations = describe_model(target)
     except CheckpointError as error:
@@ -148,30 +163,43 @@ def comparable(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def write_networks(folder: Folder, modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+def write_networks(
+    folder: Folder, modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Tensor]]
+) -> None:
     """Write the networks' files."""
     for part, network in modules["autoencoder"].named_children():
-        state = {key: value for key, value in saved["autoencoder"].items() if key.startswith(f"{part}.")}
+        state = {
+            key: value for key, value in saved["autoencoder"].items() if key.startswith(f"{part}.")
+        }
         state = {key.removeprefix(f"{part}."): value for key, value in state.items()}
         write_file(folder.file(part), network_to_leras(network, state))
     for module_name, (part, _) in DISCRIMINATORS.items():
         if module_name in modules:
-            write_file(folder.file(part), network_to_leras(modules[module_name], saved[module_name]))
+            write_file(
+                folder.file(part), network_to_leras(modules[module_name], saved[module_name])
+            )
 
 
 def write_optimizers(
-    folder: Folder, modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Any]], name: str
+    folder: Folder,
+    modules: Mapping[str, nn.Module],
+    saved: Mapping[str, Mapping[str, Any]],
+    name: str,
 ) -> None:
     """Write the files of the optimizers' state, if DeepFaceLab has an optimizer of that name."""
     for trained, state in saved.items():
         if name not in KINDS:
             print(f"{OPTIMIZERS[trained]}: left out, for {name} has no counterpart in DeepFaceLab")
             continue
-        arrays = optimizer_arrays(modules[TRAINED.get(trained, trained)], trained, state, KINDS[name])
+        arrays = optimizer_arrays(
+            modules[TRAINED.get(trained, trained)], trained, state, KINDS[name]
+        )
         write_file(folder.file(OPTIMIZERS[trained]), arrays)
 
 
-def model_data(kept: Folder | None, config: Config, directory: RunDirectory, step: int) -> dict[str, Any]:
+def model_data(
+    kept: Folder | None, config: Config, directory: RunDirectory, step: int
+) -> dict[str, Any]:
     """Return a model's `_data.dat`: the one that came with the run with the changes, or a new one.
 
     One that is where the model goes is another training's, or of an earlier return: nothing of it is taken.
@@ -179,10 +207,17 @@ def model_data(kept: Folder | None, config: Config, directory: RunDirectory, ste
     settings = config.to_data()
     base = kept.read_data() if kept else None
     if base is None:
-        content: dict[str, Any] = {"iter": 1, "options": default_options(settings), "loss_history": []}
+        content: dict[str, Any] = {
+            "iter": 1,
+            "options": default_options(settings),
+            "loss_history": [],
+        }
         content |= {"sample_for_preview": None, "choosed_gpu_indexes": None}
     elif kept is not None and kept.is_quick:
-        content = {**base, "options": {**base["options"], "batch_size": settings["train"]["batch_size"]}}
+        content = {
+            **base,
+            "options": {**base["options"], "batch_size": settings["train"]["batch_size"]},
+        }
     else:
         content = {**base, "options": update_options(base["options"], settings)}
     content["iter"] = returned_iteration(step)
@@ -203,7 +238,11 @@ def logged_losses(directory: RunDirectory) -> list[tuple[int, list[float]]]:
         if not isinstance(losses, dict):
             continue
         source, destination = (
-            [float(losses[f"autoencoder/{name}"]) for name in names if f"autoencoder/{name}" in losses]
+            [
+                float(losses[f"autoencoder/{name}"])
+                for name in names
+                if f"autoencoder/{name}" in losses
+            ]
             for names in HISTORY
         )
         if source and destination:
@@ -211,7 +250,9 @@ def logged_losses(directory: RunDirectory) -> list[tuple[int, list[float]]]:
     return found
 
 
-def optimizer_arrays(module: nn.Module, trained: str, saved: Mapping[str, Any], kinds: Sequence[str]) -> Arrays:
+def optimizer_arrays(
+    module: nn.Module, trained: str, saved: Mapping[str, Any], kinds: Sequence[str]
+) -> Arrays:
     """Return an optimizer's saved state as leras keeps it."""
     tensors: Mapping[Any, Mapping[str, Tensor]] = saved["state"]
     order = [index for group in saved["param_groups"] for index in group["params"]]
@@ -219,7 +260,9 @@ def optimizer_arrays(module: nn.Module, trained: str, saved: Mapping[str, Any], 
     for (name, parameter), index in zip(module.named_parameters(), order, strict=True):
         # A part that was never trained (all before the first step, inter_AB without random warp) has no state yet;
         # DeepFaceLab has zeros.
-        zeros = {kind: torch.zeros(parameter.shape) for kind in kinds} if index not in tensors else {}
+        zeros = (
+            {kind: torch.zeros(parameter.shape) for kind in kinds} if index not in tensors else {}
+        )
         by_name[name] = tensors.get(index) or zeros
     states: dict[str, dict[str, Mapping[str, Tensor]]] = {}
     networks = networks_of(trained, module)

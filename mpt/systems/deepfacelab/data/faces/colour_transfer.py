@@ -41,7 +41,11 @@ class Normals(Protocol):
 
 
 def transfer(
-    mode: str, image: Picture, reference: Picture, numbers: Normals, directions: int = SOT_DIRECTIONS
+    mode: str,
+    image: Picture,
+    reference: Picture,
+    numbers: Normals,
+    directions: int = SOT_DIRECTIONS,
 ) -> Picture:
     """Return the image with the reference's colours, in [0, 1]. `mode` is one of the table's names.
 
@@ -54,7 +58,9 @@ def transfer(
     elif mode == "mkl":
         result = move_least(image, reference)
     elif mode == "idt":
-        result = iterate_distribution(image, reference, (random_rotation(numbers) for _ in range(IDT_ROTATIONS)))
+        result = iterate_distribution(
+            image, reference, (random_rotation(numbers) for _ in range(IDT_ROTATIONS))
+        )
     elif mode == "mix":
         result = mix(image, reference, numbers)
     else:
@@ -76,13 +82,16 @@ def reinhard(
     """
     cv2 = opencv()
     target, source = (
-        cv2.cvtColor(np.ascontiguousarray(one, np.float32), cv2.COLOR_BGR2LAB) for one in (image, reference)
+        cv2.cvtColor(np.ascontiguousarray(one, np.float32), cv2.COLOR_BGR2LAB)
+        for one in (image, reference)
     )
     counted = []
     for values, mask in ((target, image_mask), (source, reference_mask)):
         known = values if mask is None else np.where(mask < cutoff, np.float32(0), values)
         counted.append(known.reshape(-1, 3).astype(np.float64))
-    (mean, deviation), (wanted_mean, wanted) = ((values.mean(axis=0), values.std(axis=0)) for values in counted)
+    (mean, deviation), (wanted_mean, wanted) = (
+        (values.mean(axis=0), values.std(axis=0)) for values in counted
+    )
     matched = (target - mean) * (wanted / np.maximum(deviation, TINY)) + wanted_mean
     matched = matched.clip([0, -127, -127], [100, 127, 127]).astype(np.float32)
     return np.asarray(cv2.cvtColor(matched, cv2.COLOR_LAB2BGR).clip(0, 1))
@@ -109,7 +118,9 @@ def move_least(image: Picture, reference: Picture) -> Picture:
     root = symmetric_root(covariance)
     inverse = np.linalg.pinv(root)
     matrix = inverse @ symmetric_root(root @ wanted_covariance @ root) @ inverse
-    matched: Picture = ((points - points.mean(axis=0)) @ matrix.T + wanted.mean(axis=0)).reshape(image.shape)
+    matched: Picture = ((points - points.mean(axis=0)) @ matrix.T + wanted.mean(axis=0)).reshape(
+        image.shape
+    )
     return matched
 
 
@@ -120,19 +131,28 @@ def symmetric_root(matrix: Picture) -> Picture:
     return root
 
 
-def iterate_distribution(image: Picture, reference: Picture, rotations: Iterable[Picture]) -> Picture:
+def iterate_distribution(
+    image: Picture, reference: Picture, rotations: Iterable[Picture]
+) -> Picture:
     """Match the histograms along the axes of rotations (3, 3), one after another, each time a 20th of the way.
 
     The values in an axis' lowest bin are sent to zero, as in DeepFaceLab.
     """
-    points, wanted = image.reshape(-1, 3).astype(np.float64), reference.reshape(-1, 3).astype(np.float64)
+    points, wanted = (
+        image.reshape(-1, 3).astype(np.float64),
+        reference.reshape(-1, 3).astype(np.float64),
+    )
     for axes in rotations:
         turned, turned_wanted = points @ axes.T, wanted @ axes.T
         matched = np.empty_like(turned)
         for axis in range(3):
             ours, theirs = turned[:, axis], turned_wanted[:, axis]
-            edges = np.linspace(min(ours.min(), theirs.min()), max(ours.max(), theirs.max()), IDT_BINS + 1)
-            share, wanted_share = (np.histogram(v, edges)[0].cumsum() / len(v) for v in (ours, theirs))
+            edges = np.linspace(
+                min(ours.min(), theirs.min()), max(ours.max(), theirs.max()), IDT_BINS + 1
+            )
+            share, wanted_share = (
+                np.histogram(v, edges)[0].cumsum() / len(v) for v in (ours, theirs)
+            )
             mapped = np.interp(share, wanted_share, edges[1:])
             matched[:, axis] = np.interp(ours, edges[1:], mapped, left=0)
         points = points + (matched - turned) @ axes / IDT_ROTATIONS
@@ -140,7 +160,12 @@ def iterate_distribution(image: Picture, reference: Picture, rotations: Iterable
 
 
 def slice_transport(
-    image: Picture, reference: Picture, numbers: Normals, directions: int = SOT_DIRECTIONS, *, smoothed: bool = True
+    image: Picture,
+    reference: Picture,
+    numbers: Normals,
+    directions: int = SOT_DIRECTIONS,
+    *,
+    smoothed: bool = True,
 ) -> Picture:
     """Move the colours along random directions, sorted onto the reference's, and smooth the movement."""
     points, wanted = (picture.reshape(-1, 3).astype(np.float32) for picture in (image, reference))
@@ -161,7 +186,9 @@ def slice_transport(
     if not smoothed:
         return np.asarray(points.reshape(image.shape))
     change = np.ascontiguousarray((points - start).reshape(image.shape))
-    return np.asarray(start.reshape(image.shape) + opencv().bilateralFilter(change, 0, SOT_RANGE, SOT_SPACE))
+    return np.asarray(
+        start.reshape(image.shape) + opencv().bilateralFilter(change, 0, SOT_RANGE, SOT_SPACE)
+    )
 
 
 def mix(image: Picture, reference: Picture, numbers: Normals) -> Picture:
@@ -170,14 +197,19 @@ def mix(image: Picture, reference: Picture, numbers: Normals) -> Picture:
     It works on whole grey levels, so the filter's range is five of them.
     """
     cv2 = opencv()
-    lab = [cv2.cvtColor(whole_levels(picture * 255), cv2.COLOR_BGR2LAB) for picture in (image, reference)]
+    lab = [
+        cv2.cvtColor(whole_levels(picture * 255), cv2.COLOR_BGR2LAB)
+        for picture in (image, reference)
+    ]
     lightness = [picture[..., :1].astype(np.float32) / 255 for picture in lab]
     light = whole_levels(match_covariance(*lightness)[..., 0] * 255)
     colours = []
     for picture in lab:
         picture[..., 0] = MIX_LIGHTNESS
         colours.append(cv2.cvtColor(picture, cv2.COLOR_LAB2BGR).astype(np.float32))
-    moved = cv2.cvtColor(whole_levels(slice_transport(colours[0], colours[1], numbers)), cv2.COLOR_BGR2LAB)
+    moved = cv2.cvtColor(
+        whole_levels(slice_transport(colours[0], colours[1], numbers)), cv2.COLOR_BGR2LAB
+    )
     moved[..., 0] = light
     return np.asarray(cv2.cvtColor(moved, cv2.COLOR_LAB2BGR) / np.float32(255))
 

@@ -24,8 +24,21 @@ from torch import Tensor
 from mpt.data.pictures.decoding import turn_of
 from mpt.errors import DataError
 from mpt.foreign.files import LARGEST_PICTURE_BYTES, open_foreign, read_bytes
-from mpt.systems.deepfacelab.data.faces.face_geometry import NUMBERS, PADDING, TYPES, Matrix, Points, face_matrix
-from mpt.systems.deepfacelab.data.faces.face_masks import Mask, Polygon, draw_eyes_mouth, draw_hull, draw_polygons
+from mpt.systems.deepfacelab.data.faces.face_geometry import (
+    NUMBERS,
+    PADDING,
+    TYPES,
+    Matrix,
+    Points,
+    face_matrix,
+)
+from mpt.systems.deepfacelab.data.faces.face_masks import (
+    Mask,
+    Polygon,
+    draw_eyes_mouth,
+    draw_hull,
+    draw_polygons,
+)
 from mpt.systems.deepfacelab.data.faces.resampling import cut, resize
 from mpt.systems.deepfacelab.data.leras.restricted_pickle import read_pickle
 
@@ -90,8 +103,14 @@ class FaceFile:
         picture = picture.convert("RGB")
         image = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
         if self.mask_path is not None:
-            mask = upright(open_image(read_encoded(self.mask_path), str(self.mask_path))).convert("L")
-            mask = mask.resize(picture.size, Image.Resampling.BILINEAR) if mask.size != picture.size else mask
+            mask = upright(open_image(read_encoded(self.mask_path), str(self.mask_path))).convert(
+                "L"
+            )
+            mask = (
+                mask.resize(picture.size, Image.Resampling.BILINEAR)
+                if mask.size != picture.size
+                else mask
+            )
             masks = torch.from_numpy(np.array(mask, np.float32))[None] / 255
             masks = torch.cat((masks, torch.zeros_like(masks)))
         else:
@@ -99,7 +118,12 @@ class FaceFile:
         if face_type is None or face_type == self.kind or self.landmarks is None:
             return torch.cat((resize(image, size, "bicubic"), resize(masks, size, "bilinear")))
         matrix = face_matrix(self.landmarks, size, face_type)
-        return torch.cat((cut(image, matrix, size, "bicubic", "border"), cut(masks, matrix, size, "bilinear", "zeros")))
+        return torch.cat(
+            (
+                cut(image, matrix, size, "bicubic", "border"),
+                cut(masks, matrix, size, "bilinear", "zeros"),
+            )
+        )
 
     def draw_masks(self, side: int, rule: str = "painted") -> Tensor:
         """Return the face mask and the eyes-and-mouth region within it, float32 (2, side, side)."""
@@ -137,7 +161,9 @@ def list_faces(place: Path, side: str) -> list[FaceFile]:
     DataError for an empty folder, faces without metadata and masks, several face types, or damaged files.
     """
     if not place.exists():
-        raise DataError(f"dataset.{side}: {place} does not exist; name a folder of aligned faces or a faceset.pak")
+        raise DataError(
+            f"dataset.{side}: {place} does not exist; name a folder of aligned faces or a faceset.pak"
+        )
     if place.is_dir() and (place / "faceset.pak").is_file():
         place = place / "faceset.pak"
     if place.is_file():
@@ -146,7 +172,9 @@ def list_faces(place: Path, side: str) -> list[FaceFile]:
         paths = sorted(path for path in place.iterdir() if path.suffix.lower() in SUFFIXES)
         faces = [describe(path) for path in paths]
     if not faces:
-        raise DataError(f"dataset.{side}: {place} holds no faces; put aligned .jpg or .png images there")
+        raise DataError(
+            f"dataset.{side}: {place} holds no faces; put aligned .jpg or .png images there"
+        )
     bare = [face.name for face in faces if face.landmarks is None and face.mask_path is None]
     if bare:
         raise DataError(
@@ -166,7 +194,9 @@ def check_face_types(sides: Mapping[str, Sequence[FaceFile]], wanted: str | None
         for face in faces:
             first.setdefault(face.kind, (side, face.name))
     if wanted is None and len(first) > 1:
-        found = "; ".join(f"{kind or 'no type'} ({side}: {name})" for kind, (side, name) in first.items())
+        found = "; ".join(
+            f"{kind or 'no type'} ({side}: {name})" for kind, (side, name) in first.items()
+        )
         raise DataError(
             f"dataset: faces of several types do not fit one model: {found}; set dataset.face_type to the smallest of "
             "them, or extract all with one type"
@@ -196,10 +226,14 @@ def read_encoded(path: Path) -> bytes:
     try:
         return read_bytes(path, LARGEST_PICTURE_BYTES)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}); remove it or extract it again") from error
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror or error}); remove it or extract it again"
+        ) from error
 
 
-def with_metadata(face: FaceFile, data: bytes, settings: Mapping[str, Any] | None = None) -> FaceFile:
+def with_metadata(
+    face: FaceFile, data: bytes, settings: Mapping[str, Any] | None = None
+) -> FaceFile:
     """Return the face with its JPG's metadata, and a pack's settings if there are; unchanged without."""
     found = read_metadata(data, face.name)
     content = found or {}
@@ -232,7 +266,9 @@ def read_metadata(data: bytes, name: str) -> dict[str, Any] | None:
         return None
     content = read_pickle(segment, name, DataError, ENUMERATIONS)
     if not isinstance(content, dict):
-        raise DataError(f"{name}: its metadata are a {type(content).__name__}, not a dict; extract the face again")
+        raise DataError(
+            f"{name}: its metadata are a {type(content).__name__}, not a dict; extract the face again"
+        )
     return content
 
 
@@ -240,7 +276,9 @@ def read_face_type(value: Any, name: str) -> str:
     """Return a type's name in metadata, given by name or number; a full face if none is reported."""
     named = NUMBERS.get(value, str(value)) if isinstance(value, int) else str(value or "full_face")
     if named not in TYPES:
-        raise DataError(f"{name}: its face type is {named[:80]!r}; extract the face again as one of {', '.join(TYPES)}")
+        raise DataError(
+            f"{name}: its face type is {named[:80]!r}; extract the face again as one of {', '.join(TYPES)}"
+        )
     return named
 
 
@@ -250,7 +288,9 @@ def read_mask(value: Any, name: str) -> bytes | None:
         return value or None
     if isinstance(value, np.ndarray) and value.dtype == np.uint8:
         return value.tobytes() or None
-    raise DataError(f"{name}: its XSeg mask is a {type(value).__name__}, not an encoded image; apply the mask again")
+    raise DataError(
+        f"{name}: its XSeg mask is a {type(value).__name__}, not an encoded image; apply the mask again"
+    )
 
 
 def read_polygons(value: Any, name: str) -> tuple[Polygon, ...]:
@@ -263,7 +303,9 @@ def read_polygons(value: Any, name: str) -> tuple[Polygon, ...]:
         return ()
     found = []
     for entry in polys if isinstance(polys, list | tuple) else [None]:
-        kind, points = (entry.get("type"), entry.get("pts")) if isinstance(entry, dict) else (None, None)
+        kind, points = (
+            (entry.get("type"), entry.get("pts")) if isinstance(entry, dict) else (None, None)
+        )
         if isinstance(entry, list | tuple) and len(entry) == 2:
             kind, points = entry
         try:
@@ -277,7 +319,9 @@ def read_polygons(value: Any, name: str) -> tuple[Polygon, ...]:
     return tuple(sorted(found, key=lambda polygon: not polygon.includes))
 
 
-def read_numbers(value: Any, shape: tuple[int, ...], most: float = MOST_COORDINATE) -> np.ndarray[Any, Any] | None:
+def read_numbers(
+    value: Any, shape: tuple[int, ...], most: float = MOST_COORDINATE
+) -> np.ndarray[Any, Any] | None:
     """Return numbers of a shape, none of them beyond `most`; None for anything else."""
     try:
         array = np.asarray(value, dtype=np.float64)
@@ -314,7 +358,9 @@ def find_metadata(data: bytes, name: str) -> bytes | None:
         if marker == METADATA_MARKER and position + 2 + length <= len(data):
             return data[position + 4 : position + 2 + length]
         position += 2 + max(length, 2)
-    raise DataError(f"{name}: the JPG is cut off or damaged at byte {min(position, len(data))}; extract it again")
+    raise DataError(
+        f"{name}: the JPG is cut off or damaged at byte {min(position, len(data))}; extract it again"
+    )
 
 
 def read_pak(path: Path) -> Iterator[FaceFile]:
@@ -323,19 +369,25 @@ def read_pak(path: Path) -> Iterator[FaceFile]:
     with open_foreign(path) as file:
         version, length = struct.unpack("<QQ", file.read(16).ljust(16, b"\0"))
         if version != 1:
-            raise DataError(f"{path}: is a faceset of version {version}; only version 1 is known: pack it again")
+            raise DataError(
+                f"{path}: is a faceset of version {version}; only version 1 is known: pack it again"
+            )
         if length > size - 16:
             raise DataError(
                 f"{path}: is cut off: {length} bytes of settings are announced, {size - 16} follow; copy it again"
             )
         if length > LARGEST_SETTINGS_BYTES:
-            raise DataError(f"{path}: announces {length} bytes of settings, which no faceset has; pack it again")
+            raise DataError(
+                f"{path}: announces {length} bytes of settings, which no faceset has; pack it again"
+            )
         configs = read_pickle(file.read(length), str(path), DataError, ENUMERATIONS)
         if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
             raise DataError(f"{path}: its settings are no list of faces; pack it again")
         table = file.read(8 * (len(configs) + 1))
         if len(table) != 8 * (len(configs) + 1):
-            raise DataError(f"{path}: is cut off within its table of {len(configs)} faces; copy it again")
+            raise DataError(
+                f"{path}: is cut off within its table of {len(configs)} faces; copy it again"
+            )
         offsets = struct.unpack(f"<{len(configs) + 1}Q", table)
         start = 16 + length + len(table)
         # All offsets count from the first face but the last, which counts from the start of the file.
@@ -347,7 +399,9 @@ def read_pak(path: Path) -> Iterator[FaceFile]:
                 )
             name = f"{path}: {str(config.get('filename') or index)[:200]}"
             if edges[index + 1] - edges[index] > LARGEST_PICTURE_BYTES:
-                raise DataError(f"{path}: face {index} of {len(configs)} is larger than any picture; pack it again")
+                raise DataError(
+                    f"{path}: face {index} of {len(configs)} is larger than any picture; pack it again"
+                )
             file.seek(edges[index])
             data = file.read(edges[index + 1] - edges[index])
             yield with_metadata(FaceFile(path, name, edges[index], len(data)), data, config)
@@ -370,8 +424,19 @@ def open_image(data: bytes, name: str, most_pixels: int = MOST_PIXELS) -> Image.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             picture = Image.open(io.BytesIO(data))
         if picture.width * picture.height > most_pixels:
-            raise DataError(f"{name}: has {picture.width}x{picture.height} pixels; at most {most_pixels} are read")
+            raise DataError(
+                f"{name}: has {picture.width}x{picture.height} pixels; at most {most_pixels} are read"
+            )
         picture.load()
-    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError, Warning) as error:
-        raise DataError(f"{name}: cannot be decoded ({error}); remove it or extract it again") from error
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        struct.error,
+        Image.DecompressionBombError,
+        Warning,
+    ) as error:
+        raise DataError(
+            f"{name}: cannot be decoded ({error}); remove it or extract it again"
+        ) from error
     return picture

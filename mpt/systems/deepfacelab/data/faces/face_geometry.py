@@ -30,7 +30,13 @@ TYPES = {
     "head_no_align": "head",
 }
 """A type's name in metadata -> its name in options. "no_align" squares are upright, as landmarks show as well."""
-NUMBERS = {0: "half_face", 1: "midfull_face", 2: "full_face", 3: "full_face_no_align", 4: "whole_face"}
+NUMBERS = {
+    0: "half_face",
+    1: "midfull_face",
+    2: "full_face",
+    3: "full_face_no_align",
+    4: "whole_face",
+}
 NUMBERS |= {10: "head", 20: "head_no_align", 100: "mark_only"}
 """The members of DeepFaceLab's enumeration of types."""
 USED = [*range(17, 49), 54]

@@ -127,7 +127,11 @@ def blur(image: Mask, taps: int) -> Mask:
     sigma = 0.3 * ((taps - 1) * 0.5 - 1) + 0.8
     small = {1: [1], 3: [1, 2, 1], 5: [1, 4, 6, 4, 1], 7: [2, 7, 14, 18, 14, 7, 2]}
     distance = np.arange(taps) - taps // 2
-    kernel = np.array(small[taps], np.float64) if taps in small else np.exp(-(distance**2) / (2 * sigma**2))
+    kernel = (
+        np.array(small[taps], np.float64)
+        if taps in small
+        else np.exp(-(distance**2) / (2 * sigma**2))
+    )
     kernel = (kernel / kernel.sum()).astype(np.float32)
     rows = ndimage.correlate1d(image, kernel, axis=0, mode="mirror")
     return np.asarray(ndimage.correlate1d(rows, kernel, axis=1, mode="mirror"), np.float32)
@@ -145,11 +149,15 @@ def fill(side: int, outlines: Iterable[list[tuple[int, int]]]) -> Mask:
         first, last = np.full(side, side), np.full(side, -1)
         for start, end in zip(corners, np.roll(corners, -1, axis=0)):
             steps = max(1, int(np.abs(end - start).max()))
-            line = np.floor(start + (end - start) * (np.arange(steps + 1) / steps)[:, None] + 0.5).astype(int)
+            line = np.floor(
+                start + (end - start) * (np.arange(steps + 1) / steps)[:, None] + 0.5
+            ).astype(int)
             line = line[(line[:, 1] >= 0) & (line[:, 1] < side)]
             np.minimum.at(first, line[:, 1], line[:, 0])
             np.maximum.at(last, line[:, 1], line[:, 0])
-        rows = slice(*(np.flatnonzero(last >= 0)[[0, -1]] + (0, 1)) if (last >= 0).any() else (0, 0))
+        rows = slice(
+            *(np.flatnonzero(last >= 0)[[0, -1]] + (0, 1)) if (last >= 0).any() else (0, 0)
+        )
         canvas[rows] |= (columns >= first[rows, None]) & (columns <= last[rows, None])
     return canvas.astype(np.float32)
 

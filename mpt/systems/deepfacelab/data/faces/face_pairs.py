@@ -100,20 +100,33 @@ class FacePairs(Dataset):
                 inputs, target = self.colour(faces.image, indices, epoch)
                 faces = faces._replace(image=target)
             if self.augmentation == NONE:
-                warped, target, masks = faces.image, faces.image, torch.cat((faces.mask, faces.eyes_mouth), dim=1)
+                warped, target, masks = (
+                    faces.image,
+                    faces.image,
+                    torch.cat((faces.mask, faces.eyes_mouth), dim=1),
+                )
             else:
                 numbers = draw_numbers(self.seed, stream, epoch, indices)
-                warps = draw_warps(numbers, self.size, self.augmentation.transform, self.flips[side])
+                warps = draw_warps(
+                    numbers, self.size, self.augmentation.transform, self.flips[side]
+                )
                 masks = torch.cat((faces.mask, faces.eyes_mouth), dim=1)
-                warped, target, masks = warp(faces.image, masks, warps, self.augmentation.warp, inputs)
+                warped, target, masks = warp(
+                    faces.image, masks, warps, self.augmentation.warp, inputs
+                )
             batch[f"{side}_warped"], batch[f"{side}_target"] = warped, target
-            batch[f"{side}_mask"], batch[f"{side}_eyes_mouth"] = masks[:, :1], normalize(masks[:, 1:])
+            batch[f"{side}_mask"], batch[f"{side}_eyes_mouth"] = (
+                masks[:, :1],
+                normalize(masks[:, 1:]),
+            )
             if side == "dst" and self.swaps is not None:
                 swap = self.swaps.faces(chosen)
                 batch["swap_target"], batch["swap_mask"] = swap.image, swap.mask
         return batch
 
-    def colour(self, images: Tensor, indices: Sequence[int], epoch: int) -> tuple[Tensor | None, Tensor]:
+    def colour(
+        self, images: Tensor, indices: Sequence[int], epoch: int
+    ) -> tuple[Tensor | None, Tensor]:
         """Return the source's images as the network gets them, None for the same, and as it is to draw them."""
         inputs, ways = None, self.augmentation
         if ways.colours != "none":
@@ -123,7 +136,9 @@ class FacePairs(Dataset):
             images = self.recolour(images, indices, epoch, call=0)
         if ways.hsv_power:
             shifts = draw_numbers(self.seed, COLOUR_STREAM, epoch, indices)[:, :3]
-            inputs = shift_hues((images if inputs is None else inputs).clamp(0, 1), shifts, ways.hsv_power)
+            inputs = shift_hues(
+                (images if inputs is None else inputs).clamp(0, 1), shifts, ways.hsv_power
+            )
         return inputs, images
 
     def recolour(self, images: Tensor, indices: Sequence[int], epoch: int, call: int) -> Tensor:
@@ -131,7 +146,9 @@ class FacePairs(Dataset):
         results = []
         for image, index in zip(images, indices):
             key = [self.seed % 2**64, epoch % 2**64]
-            numbers = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, index % 2**64, COLOUR_STREAM + 64]))
+            numbers = np.random.Generator(
+                np.random.Philox(key=key, counter=[0, 0, index % 2**64, COLOUR_STREAM + 64])
+            )
             other = int(numbers.integers(len(self.identities["dst"])))
             reference = self.identities["dst"].faces([other]).image[0]
             if call:
@@ -171,7 +188,9 @@ def bin_yaws(yaws: Sequence[float]) -> list[list[int]]:
     return [bins[key] for key in sorted(bins)]
 
 
-def describe_pairs(size: int, count: int, with_swaps: bool = False, extra: Mapping[str, Any] | None = None) -> DataSpec:
+def describe_pairs(
+    size: int, count: int, with_swaps: bool = False, extra: Mapping[str, Any] | None = None
+) -> DataSpec:
     """Return the layout of pairs of faces with sides of `size` pixels."""
     image = FieldSpec((3, size, size), torch.float32, "image")
     mask = FieldSpec((1, size, size), torch.float32, "mask")
@@ -187,7 +206,9 @@ def describe_pairs(size: int, count: int, with_swaps: bool = False, extra: Mappi
 def check_settings(channels: int | None, augment: Sequence[object]) -> None:
     """Refuse anything but colour, and changes that would move a face away from its mask."""
     if channels not in (None, 3):
-        raise ConfigError(f"dataset.channels is {channels}; faces are colour images: leave it out or write 3")
+        raise ConfigError(
+            f"dataset.channels is {channels}; faces are colour images: leave it out or write 3"
+        )
     if augment:
         raise ConfigError(
             "dataset.augment: faces are changed together with their masks, by random_warp, random_transform, "

@@ -54,18 +54,26 @@ def draw_numbers(seed: int, stream: int, epoch: int, indices: Sequence[int]) -> 
     """Return `NUMBERS` uniform numbers in [0, 1) for each sample, float64; streams are independent of each other."""
     rows = []
     for index in indices:
-        generator = np.random.Philox(key=[seed % 2**64, epoch % 2**64], counter=[0, 0, index % 2**64, stream])
+        generator = np.random.Philox(
+            key=[seed % 2**64, epoch % 2**64], counter=[0, 0, index % 2**64, stream]
+        )
         rows.append(np.random.Generator(generator).random(NUMBERS))
     return torch.from_numpy(np.stack(rows))
 
 
-def draw_warps(numbers: Tensor, size: int, transform: bool, flip_chance: float, reach: Reach = FACE) -> Warps:
+def draw_warps(
+    numbers: Tensor, size: int, transform: bool, flip_chance: float, reach: Reach = FACE
+) -> Warps:
     """Turn uniform numbers (b, `NUMBERS`) into maps of images with sides of `size` pixels."""
     rotation = (numbers[:, 0] * 2 - 1) * reach.rotation
     scale = 1 / reach.scale + numbers[:, 1] * (reach.scale - 1 / reach.scale)
     shift = (numbers[:, 2:4] * 2 - 1) * reach.shift * size
     if not transform:
-        rotation, scale, shift = torch.zeros_like(rotation), torch.ones_like(scale), torch.zeros_like(shift)
+        rotation, scale, shift = (
+            torch.zeros_like(rotation),
+            torch.ones_like(scale),
+            torch.zeros_like(shift),
+        )
     # OpenCV's rotation about the middle pixel: input p goes to scale R (p - centre) + centre + shift. Here its inverse.
     cosine, sine = rotation.cos() / scale, rotation.sin() / scale
     matrix = torch.stack((torch.stack((cosine, -sine), 1), torch.stack((sine, cosine), 1)), 1)
@@ -98,7 +106,11 @@ def node_offsets(jitters_b2nn: Tensor) -> Tensor:
 
 
 def warp(
-    images_b3hw: Tensor, masks_bchw: Tensor, warps: Warps, bend: bool, inputs_b3hw: Tensor | None = None
+    images_b3hw: Tensor,
+    masks_bchw: Tensor,
+    warps: Warps,
+    bend: bool,
+    inputs_b3hw: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the bent images, the images that were only moved, and the moved masks. Images are cut to [0, 1].
 
@@ -116,7 +128,9 @@ def warp(
     target = sample(images_b3hw, moved_grid, "border").clamp_(0, 1)
     masks = F.grid_sample(masks_bchw, moved_grid, padding_mode="zeros", align_corners=False)
     if not bend:
-        moved_inputs = target if inputs_b3hw is None else sample(inputs, moved_grid, "border").clamp_(0, 1)
+        moved_inputs = (
+            target if inputs_b3hw is None else sample(inputs, moved_grid, "border").clamp_(0, 1)
+        )
         return moved_inputs, target, masks
     bent = sample(inputs, _normalized(bend_map(warps.offsets, size), size), "zeros")
     return sample(bent, moved_grid, "border").clamp_(0, 1), target, masks

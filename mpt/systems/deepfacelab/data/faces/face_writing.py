@@ -16,12 +16,23 @@ import numpy as np
 from mpt.errors import DataError
 from mpt.run.process.files import write_atomically
 from mpt.systems.deepfacelab.data.faces.face_files import find_metadata
-from mpt.systems.deepfacelab.data.faces.face_geometry import Points, face_matrix, invert, transform_points
+from mpt.systems.deepfacelab.data.faces.face_geometry import (
+    Points,
+    face_matrix,
+    invert,
+    transform_points,
+)
 from mpt.systems.deepfacelab.data.faces.opencv import opencv
 from mpt.systems.deepfacelab.data.leras.leras_pickle import write_plain
 
 Picture = np.ndarray[Any, np.dtype[Any]]
-NAMES = {"h": "half_face", "mf": "midfull_face", "f": "full_face", "wf": "whole_face", "head": "head"}
+NAMES = {
+    "h": "half_face",
+    "mf": "midfull_face",
+    "f": "full_face",
+    "wf": "whole_face",
+    "head": "head",
+}
 CHECKED = ("h", "mf", "f")
 """Types of which a face is dropped whose square is too large for the box in which it was found."""
 MOST_AREA = 4.0
@@ -77,7 +88,9 @@ def with_segment(jpg: bytes, metadata: dict[str, Any], name: str) -> bytes:
         jpg = jpg[:start] + jpg[start + 4 + len(before) :]
     content = write_plain(metadata)
     if len(content) > LARGEST_SEGMENT:
-        raise DataError(f"{name}: its metadata have {len(content)} bytes, and a JPG has room for {LARGEST_SEGMENT}")
+        raise DataError(
+            f"{name}: its metadata have {len(content)} bytes, and a JPG has room for {LARGEST_SEGMENT}"
+        )
     place = 2
     if jpg[2:4] == b"\xff\xe0":  # behind JFIF's own segment
         place += 2 + struct.unpack(">H", jpg[4:6])[0]

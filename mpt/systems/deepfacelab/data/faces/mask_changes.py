@@ -74,13 +74,17 @@ def blend_background(picture: Picture, mask: Picture, other: Labelled, numbers: 
     around = (shift_colours if numbers.random() < 0.5 else shift_levels)(around, numbers)
     kept = (1 - (1 - covered) * (1 - mask))[..., None]
     own = LEAST_OF_BACKGROUND + numbers.random() * (1 - LEAST_OF_BACKGROUND)
-    return np.asarray(picture * kept + (picture * own + around * (1 - own)) * (1 - kept), np.float32)
+    return np.asarray(
+        picture * kept + (picture * own + around * (1 - own)) * (1 - kept), np.float32
+    )
 
 
 def move(face: Labelled, numbers: Numbers, reach: Reach, bends: bool) -> tuple[Picture, Picture]:
     """Return picture and mask after one random affine map, before which both are bent if `bends` is set."""
     size = len(face.mask)
-    warps = draw_warps(torch.from_numpy(numbers.random((1, NUMBERS))), size, True, FLIP_CHANCE, reach)
+    warps = draw_warps(
+        torch.from_numpy(numbers.random((1, NUMBERS))), size, True, FLIP_CHANCE, reach
+    )
     picture = move_one(face.picture, warps, bends, repeats_edge=True)
     return picture, move_one(face.mask, warps, bends, repeats_edge=False)
 
@@ -93,7 +97,9 @@ def move_one(image: Picture, warps: Warps, bends: bool, repeats_edge: bool) -> P
         image = cv2.remap(image, x, y, cv2.INTER_CUBIC)
     border = cv2.BORDER_REPLICATE if repeats_edge else cv2.BORDER_CONSTANT
     flags = cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP
-    image = cv2.warpAffine(image, warps.affine[0].double().numpy(), (size, size), flags=flags, borderMode=border)
+    image = cv2.warpAffine(
+        image, warps.affine[0].double().numpy(), (size, size), flags=flags, borderMode=border
+    )
     return np.asarray(image[:, ::-1] if warps.flipped[0] else image)
 
 
@@ -107,7 +113,9 @@ def glow(part: Picture, numbers: Numbers) -> Picture:
 def shift_colours(picture: Picture, numbers: Numbers) -> Picture:
     """Return a picture with any hue, and with saturation and value moved by up to a half."""
     cv2 = opencv()
-    hue, saturation, value = cv2.split(cv2.cvtColor(np.asarray(picture, np.float32), cv2.COLOR_BGR2HSV))
+    hue, saturation, value = cv2.split(
+        cv2.cvtColor(np.asarray(picture, np.float32), cv2.COLOR_BGR2HSV)
+    )
     hue = (hue + numbers.integers(360)) % 360
     saturation, value = ((part + numbers.random() - 0.5).clip(0, 1) for part in (saturation, value))
     moved = cv2.merge([part.astype(np.float32) for part in (hue, saturation, value)])
@@ -120,7 +128,9 @@ def shift_levels(picture: Picture, numbers: Numbers) -> Picture:
     gamma = 0.5 + numbers.random(3)
     lowest, highest = numbers.random(3) * LEVELS, 1 - numbers.random(3) * LEVELS
     stretched = ((picture - black) / (white - black)).clip(0, 1)
-    return np.asarray((stretched ** (1 / gamma) * (highest - lowest) + lowest).clip(0, 1), np.float32)
+    return np.asarray(
+        (stretched ** (1 / gamma) * (highest - lowest) + lowest).clip(0, 1), np.float32
+    )
 
 
 def filtered(picture: Picture, numbers: Numbers) -> Picture:
@@ -144,7 +154,10 @@ def sharpened(picture: Picture, numbers: Numbers) -> Picture:
     if numbers.random() < 0.5:
         amount, blurred = float(numbers.integers(BOX_AMOUNT)), cv2.blur(picture, (width, width))
     else:
-        amount, blurred = numbers.integers(GAUSSIAN_AMOUNT) / 2, cv2.GaussianBlur(picture, (width, width), 0)
+        amount, blurred = (
+            numbers.integers(GAUSSIAN_AMOUNT) / 2,
+            cv2.GaussianBlur(picture, (width, width), 0),
+        )
     return np.asarray(picture + amount * (picture - blurred), np.float32)
 
 
@@ -153,7 +166,9 @@ def blurred_along(picture: Picture, numbers: Numbers) -> Picture:
     cv2, size = opencv(), int(numbers.integers(1, LARGEST_KERNEL + 1))
     line = np.zeros((size, size), np.float32)
     line[(size - 1) // 2] = 1
-    turn = cv2.getRotationMatrix2D((size / 2 - 0.5, size / 2 - 0.5), float(numbers.integers(360)), 1.0)
+    turn = cv2.getRotationMatrix2D(
+        (size / 2 - 0.5, size / 2 - 0.5), float(numbers.integers(360)), 1.0
+    )
     line = cv2.warpAffine(line, turn, (size, size))
     return np.asarray(cv2.filter2D(picture, -1, line / line.sum()))
 
@@ -170,7 +185,9 @@ def coarser(picture: Picture, numbers: Numbers) -> Picture:
     small = size - int(numbers.random() * int(size * (1 - SMALLEST_SHARE)))
     way = cv2.INTER_NEAREST if numbers.random() < 0.5 else cv2.INTER_LINEAR
     return np.asarray(
-        cv2.resize(cv2.resize(picture, (small, small), interpolation=way), (size, size), interpolation=way)
+        cv2.resize(
+            cv2.resize(picture, (small, small), interpolation=way), (size, size), interpolation=way
+        )
     )
 
 
@@ -179,7 +196,9 @@ def compress(picture: Picture, numbers: Numbers) -> Picture:
     if numbers.random() >= FILTER_CHANCE:
         return picture
     cv2, quality = opencv(), int(numbers.integers(WORST_JPEG, 101))
-    _, data = cv2.imencode(".jpg", (picture * 255).astype(np.uint8), [int(cv2.IMWRITE_JPEG_QUALITY), quality])
+    _, data = cv2.imencode(
+        ".jpg", (picture * 255).astype(np.uint8), [int(cv2.IMWRITE_JPEG_QUALITY), quality]
+    )
     decoded = cv2.imdecode(data, cv2.IMREAD_COLOR).astype(np.float32) / 255
     return within_circle(picture, decoded, numbers)
 

@@ -13,7 +13,13 @@ import numpy as np
 import torch
 
 from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
-from mpt.systems.deepfacelab.data.faces.mask_changes import FACE, Labelled, change, draw_background, move
+from mpt.systems.deepfacelab.data.faces.mask_changes import (
+    FACE,
+    Labelled,
+    change,
+    draw_background,
+    move,
+)
 from mpt.systems.deepfacelab.data.faces.opencv import opencv
 
 STREAM = 6
@@ -32,7 +38,12 @@ class MaskedFaces(Dataset):
     """A data set of faces and their masks. `changes` says that they are training faces."""
 
     def __init__(
-        self, faces: LabelledFaces, size: int, seed: int, changes: bool, extra: Mapping[str, Any] | None = None
+        self,
+        faces: LabelledFaces,
+        size: int,
+        seed: int,
+        changes: bool,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.faces, self.size, self.seed, self.changes = faces, size, seed, changes
         self.extra = dict(extra or {})
@@ -43,20 +54,33 @@ class MaskedFaces(Dataset):
         chosen = [self.sample(index, epoch) for index in indices]
         pictures = np.stack([one.picture[..., ::-1] for one in chosen]).transpose(0, 3, 1, 2)
         masks = np.stack([one.mask for one in chosen])[:, None]
-        return {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in (("face", pictures), ("mask", masks))}
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(v))
+            for name, v in (("face", pictures), ("mask", masks))
+        }
 
     def sample(self, index: int, epoch: int) -> Labelled:
         """Return one sample. All that is random in it depends on (seed, epoch, index)."""
         face = self.faces.load(index)
         if not self.changes:
-            mask = grey(face.picture) if self.extra.get("pretrain") else (face.mask >= 0.5).astype(np.float32)
+            mask = (
+                grey(face.picture)
+                if self.extra.get("pretrain")
+                else (face.mask >= 0.5).astype(np.float32)
+            )
             return Labelled(face.picture.clip(0, 1), mask)
         key = [self.seed % 2**64, epoch % 2**64]
-        numbers = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, index % 2**64, STREAM]))
+        numbers = np.random.Generator(
+            np.random.Philox(key=key, counter=[0, 0, index % 2**64, STREAM])
+        )
         if self.extra.get("pretrain"):
             picture = move(face, numbers, FACE, bends=True)[0].clip(0, 1)
             return Labelled(picture, grey(picture))
-        other = self.faces.load(int(numbers.integers(len(self.faces)))) if draw_background(numbers) else None
+        other = (
+            self.faces.load(int(numbers.integers(len(self.faces))))
+            if draw_background(numbers)
+            else None
+        )
         return change(face, other, numbers)
 
 

@@ -23,7 +23,9 @@ def resize(image_chw: Tensor, size: int, mode: str) -> Tensor:
     return F.interpolate(image_chw[None], (size, size), mode=mode, align_corners=False)[0]
 
 
-def cut(image_chw: Tensor, matrix: Matrix, size: int | tuple[int, int], mode: str, beyond: str) -> Tensor:
+def cut(
+    image_chw: Tensor, matrix: Matrix, size: int | tuple[int, int], mode: str, beyond: str
+) -> Tensor:
     """Return the image mapped by a matrix onto `size` (height, width) pixels.
 
     `beyond` its borders there is its edge ("border") or zero ("zeros").
@@ -35,4 +37,6 @@ def cut(image_chw: Tensor, matrix: Matrix, size: int | tuple[int, int], mode: st
     sides = np.array([image_chw.shape[-1], image_chw.shape[-2]])
     grid = (grid * 2 + 1) / sides - 1
     sampled = torch.from_numpy(grid).to(image_chw)[None]
-    return F.grid_sample(image_chw[None], sampled, mode=mode, padding_mode=beyond, align_corners=False)[0]
+    return F.grid_sample(
+        image_chw[None], sampled, mode=mode, padding_mode=beyond, align_corners=False
+    )[0]

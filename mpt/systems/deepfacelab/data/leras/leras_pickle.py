@@ -57,7 +57,12 @@ def _numpy(value: np.ndarray[Any, Any] | np.generic) -> Iterator[bytes | memoryv
     """Yield the pieces of an array's or a scalar's pickle; a large array's bytes are not copied."""
     if isinstance(value, np.generic):
         data = value.tobytes()
-        yield b"cnumpy.core.multiarray\nscalar\n" + _dtype(value.dtype) + b"C" + struct.pack("<B", len(data))
+        yield (
+            b"cnumpy.core.multiarray\nscalar\n"
+            + _dtype(value.dtype)
+            + b"C"
+            + struct.pack("<B", len(data))
+        )
         yield data + b"\x86R"
         return
     fortran = value.flags.f_contiguous and not value.flags.c_contiguous

@@ -79,9 +79,13 @@ def read_model_data(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     if not isinstance(content, dict) or not isinstance(content.get("options"), dict):
-        raise CheckpointError(f"{path}: holds no options; it is no _data.dat of a DeepFaceLab model")
+        raise CheckpointError(
+            f"{path}: holds no options; it is no _data.dat of a DeepFaceLab model"
+        )
     if not isinstance(content.get("iter"), int | np.integer):
-        raise CheckpointError(f"{path}: holds no iteration; it is no _data.dat of a DeepFaceLab model")
+        raise CheckpointError(
+            f"{path}: holds no iteration; it is no _data.dat of a DeepFaceLab model"
+        )
     check_options(content["options"], str(path))
     return content
 
@@ -100,7 +104,9 @@ def check_options(options: Mapping[Any, Any], where: str) -> None:
         value = plain(options.get(name))
         wanted = int | float | None if name == "target_iter" else int | float | str | None
         if not isinstance(value, wanted):
-            raise CheckpointError(f"{where}: its option {name} is a {type(value).__name__}; no DeepFaceLab writes that")
+            raise CheckpointError(
+                f"{where}: its option {name} is a {type(value).__name__}; no DeepFaceLab writes that"
+            )
 
 
 def plain(value: Any) -> Any:
@@ -111,29 +117,39 @@ def plain(value: Any) -> Any:
 def read_settings(data: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
     """Return the sections of a configuration that a model's options ask for."""
     options = {key: plain(value) for key, value in data["options"].items()}
-    sections: dict[str, dict[str, Any]] = {name: {} for name in ("model", "task", "dataset", "optimizer", "train")}
+    sections: dict[str, dict[str, Any]] = {
+        name: {} for name in ("model", "task", "dataset", "optimizer", "train")
+    }
     for option, (section, key) in MAPPED.items():
         if options.get(option) is not None:
             sections[section][key] = options[option]
     for needed in ("resolution", "archi", "ae_dims", "e_dims", "d_dims", "d_mask_dims"):
         if needed not in options:
-            raise CheckpointError(f"{where}: its options do not say {needed}; it is no model of SAEHD")
+            raise CheckpointError(
+                f"{where}: its options do not say {needed}; it is no model of SAEHD"
+            )
     if "df" not in str(options["archi"]):
         sections["model"]["true_face_power"] = 0.0
     if not sections["model"].get("gan_power"):
         sections["model"].pop("gan_patch_size", None)
-    sections["optimizer"]["name"] = "adabelief" if options.get("adabelief", True) else "rmsprop_leras"
+    sections["optimizer"]["name"] = (
+        "adabelief" if options.get("adabelief", True) else "rmsprop_leras"
+    )
     pretrains = bool(options.get("pretrain"))
     if options.get("lr_dropout", "n") in ("y", "cpu", True) and not pretrains:
         sections["optimizer"] |= DROPOUT
     if options.get("clipgrad"):
         sections["optimizer"]["clip_grad_norm"] = 1.0
     target = options.get("target_iter") or 0
-    sections["train"]["steps"] = target if target > int(data["iter"]) else int(data["iter"]) + FURTHER_STEPS
+    sections["train"]["steps"] = (
+        target if target > int(data["iter"]) else int(data["iter"]) + FURTHER_STEPS
+    )
     return sections
 
 
-def update_options(options: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def update_options(
+    options: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return a model's options with the changes of the configuration (as plain data); types and order are kept.
 
     A value that means the same as before is left as it is, so that nothing changes on a round trip.
@@ -168,7 +184,9 @@ def default_options(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return update_options(options, config)
 
 
-def extend_history(history: list[Any], iterations: int, losses: list[tuple[int, list[float]]]) -> list[Any]:
+def extend_history(
+    history: list[Any], iterations: int, losses: list[tuple[int, list[float]]]
+) -> list[Any]:
     """Return a loss history of one entry per iteration, [source, destination] or an XSeg's [loss], grown to
     `iterations`.
 

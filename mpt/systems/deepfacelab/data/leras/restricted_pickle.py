@@ -89,14 +89,17 @@ def read_pickle(
         return value
     except ValueError as failure:
         reason = str(failure)[:160]
-        raise error(f"{where}: refused at byte {machine.position}: {reason}; not loaded") from failure
+        raise error(
+            f"{where}: refused at byte {machine.position}: {reason}; not loaded"
+        ) from failure
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Return a DeepFaceLab weights file: a dict of arrays by name. CheckpointError for anything else."""
     free = available_bytes()
     try:
-        data = read_bytes(path, LARGEST_BYTES if free is None else free // 2)  # the arrays are a second copy
+        # the arrays are a second copy
+        data = read_bytes(path, LARGEST_BYTES if free is None else free // 2)
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot be read ({error.strerror}); name a folder of DeepFaceLab models"
@@ -109,7 +112,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     for name, value in content.items():
         if isinstance(value, np.generic):
             content[name] = value = np.asarray(value)
-        if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
+        if (
+            not isinstance(name, str)
+            or not isinstance(value, np.ndarray)
+            or value.dtype.kind not in "fiu"
+        ):
             raise CheckpointError(
                 f"{path}: entry {str(name)[:80]!r} is a {type(value).__name__}; only arrays of numbers are weights"
             )
@@ -142,20 +149,28 @@ class ArrayMachine(PickleMachine):
                 raise ValueError(f"containers nest deeper than {MOST_DEPTH}")
             self.spend(len(one))
             items = one.values() if isinstance(one, dict) else one
-            waiting += [(item, depth + 1) for item in items if not isinstance(item, int | float | str | bytes)]
+            waiting += [
+                (item, depth + 1)
+                for item in items
+                if not isinstance(item, int | float | str | bytes)
+            ]
 
     def check_sharing(self, value: Any) -> None:
         """Allow names, numbers and texts to be used again, and short tuples of them."""
         flat = isinstance(value, tuple) and len(value) <= MOST_FLAT
         flat = flat and all(isinstance(item, int | float | str | bytes | None) for item in value)
-        if isinstance(value, list | dict | EmptyArray | np.ndarray) or (isinstance(value, tuple) and not flat):
+        if isinstance(value, list | dict | EmptyArray | np.ndarray) or (
+            isinstance(value, tuple) and not flat
+        ):
             kind = "array" if isinstance(value, EmptyArray | np.ndarray) else type(value).__name__
             raise ValueError(f"a {kind} is used twice, which plain data never needs")
 
     def name(self, module: str, attribute: str) -> Recognised:
         """Return the object for a recognised name."""
         if (module, attribute) not in self.allowed:
-            raise ValueError(f"the file names {f'{module}.{attribute}'[:90]!r}; only arrays may be named")
+            raise ValueError(
+                f"the file names {f'{module}.{attribute}'[:90]!r}; only arrays may be named"
+            )
         return Recognised(self.allowed[(module, attribute)])
 
     def call(self, function: Any, arguments: Any) -> Any:
@@ -179,7 +194,11 @@ class ArrayMachine(PickleMachine):
 
     def reconstruct(self, arguments: tuple[Any, ...]) -> EmptyArray:
         """Return an array that waits for its content."""
-        if len(arguments) != 3 or type(arguments[0]) is not Recognised or arguments[0].role != "ndarray":
+        if (
+            len(arguments) != 3
+            or type(arguments[0]) is not Recognised
+            or arguments[0].role != "ndarray"
+        ):
             raise ValueError("an array is not made of ndarray")
         if arguments[1] != (0,):
             raise ValueError("an array must start empty")
@@ -188,7 +207,11 @@ class ArrayMachine(PickleMachine):
     def dtype(self, arguments: tuple[Any, ...]) -> DtypeState:
         """Return a dtype of plain numbers."""
         code = arguments[0] if arguments else None
-        if type(code) is not str or code not in DTYPES or arguments[1:] not in ((), (False, True), (0, 1)):
+        if (
+            type(code) is not str
+            or code not in DTYPES
+            or arguments[1:] not in ((), (False, True), (0, 1))
+        ):
             found = code[:10] if isinstance(code, str) else type(code).__name__
             raise ValueError(f"dtype {found!r} is not one of plain numbers")
         return DtypeState(code)
@@ -204,7 +227,11 @@ class ArrayMachine(PickleMachine):
 
     def scalar(self, arguments: tuple[Any, ...]) -> np.generic:
         """Return a scalar from its dtype and bytes."""
-        if len(arguments) != 2 or not isinstance(arguments[0], DtypeState) or not isinstance(arguments[1], bytes):
+        if (
+            len(arguments) != 2
+            or not isinstance(arguments[0], DtypeState)
+            or not isinstance(arguments[1], bytes)
+        ):
             raise ValueError("a scalar is not a dtype and bytes")
         dtype = arguments[0].dtype()
         if len(arguments[1]) != dtype.itemsize:
@@ -218,7 +245,11 @@ class ArrayMachine(PickleMachine):
         if type(state) is not tuple:
             raise ValueError(f"a {type(state).__name__} stands where a tuple should")
         if isinstance(target, DtypeState):
-            if len(state) != 8 or state[1] not in ("<", ">", "|", "=") or state[2:5] != (None, None, None):
+            if (
+                len(state) != 8
+                or state[1] not in ("<", ">", "|", "=")
+                or state[2:5] != (None, None, None)
+            ):
                 raise ValueError("a dtype with fields, subarrays or metadata")
             target.order = state[1]
         elif isinstance(target, EmptyArray):
@@ -229,13 +260,24 @@ class ArrayMachine(PickleMachine):
 
 def build_array(state: tuple[Any, ...]) -> np.ndarray[Any, Any]:
     """Return an array from exactly the bytes that its shape and dtype ask for."""
-    if len(state) != 5 or state[0] != 1 or not isinstance(state[2], DtypeState) or not isinstance(state[4], bytes):
+    if (
+        len(state) != 5
+        or state[0] != 1
+        or not isinstance(state[2], DtypeState)
+        or not isinstance(state[4], bytes)
+    ):
         raise ValueError("an array whose state is not (1, shape, dtype, order, bytes)")
     shape, dtype = state[1], state[2].dtype()
-    if type(shape) is not tuple or len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
+    if (
+        type(shape) is not tuple
+        or len(shape) > 8
+        or not all(type(n) is int and 0 <= n < 2**40 for n in shape)
+    ):
         raise ValueError("an array's shape is not of at most 8 sizes")
     wanted = math.prod(shape) * dtype.itemsize
     if wanted != len(state[4]):
-        raise ValueError(f"an array of shape {shape} needs {wanted} bytes, and {len(state[4])} are there")
+        raise ValueError(
+            f"an array of shape {shape} needs {wanted} bytes, and {len(state[4])} are there"
+        )
     flat = np.frombuffer(state[4], dtype)
     return flat.reshape(shape, order="F" if state[3] else "C")

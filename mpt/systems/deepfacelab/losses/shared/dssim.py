@@ -64,7 +64,9 @@ def formula(first: Tensor, second: Tensor, size: int) -> Tensor:
 
 def similarity(first: Tensor, second: Tensor, size: int) -> Tensor:
     """Return the map of SSIM at every position of the whole window."""
-    means = _window_means(torch.cat((first, second, first * second, first.square() + second.square()), dim=1), size)
+    means = _window_means(
+        torch.cat((first, second, first * second, first.square() + second.square()), dim=1), size
+    )
     first_mean, second_mean, product_mean, square_mean = means.chunk(4, dim=1)
     product = first_mean * second_mean * 2
     squares = first_mean.square() + second_mean.square()
@@ -78,9 +80,14 @@ def spare(size: int) -> int:
     return max(0, math.floor((size - 1) / 2 - REACH))
 
 
-def window(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
+def window(
+    size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64
+) -> Tensor:
     """Return one side of the separable window, of which the outer product is the window itself."""
-    distance = torch.arange(size, device=device, dtype=torch.promote_types(dtype, torch.float32)) - (size - 1) / 2
+    distance = (
+        torch.arange(size, device=device, dtype=torch.promote_types(dtype, torch.float32))
+        - (size - 1) / 2
+    )
     return torch.softmax(-0.5 * distance.square() / SIGMA**2, dim=0).to(dtype)
 
 
@@ -91,5 +98,7 @@ def _window_means(maps_bchw: Tensor, size: int) -> Tensor:
     if border:
         maps_bchw = maps_bchw[..., border:-border, border:-border]
     channels = maps_bchw.shape[1]
-    rows = F.conv2d(maps_bchw, taps.view(1, 1, kept, 1).expand(channels, 1, kept, 1), groups=channels)
+    rows = F.conv2d(
+        maps_bchw, taps.view(1, 1, kept, 1).expand(channels, 1, kept, 1), groups=channels
+    )
     return F.conv2d(rows, taps.view(1, 1, 1, kept).expand(channels, 1, 1, kept), groups=channels)

@@ -48,7 +48,9 @@ def style_error(drawn: Tensor, style: Tensor) -> Tensor:
     """Return how far the channels' means and deviations are apart, both pictures blurred over an eighth of the side."""
     drawn, style = (blur(picture, picture.shape[-1] // 8) for picture in (drawn, style))
     means = [picture.mean(dim=(2, 3)) for picture in (drawn, style)]
-    deviations = [(picture.var(dim=(2, 3), correction=0) + 1e-5).sqrt() for picture in (drawn, style)]
+    deviations = [
+        (picture.var(dim=(2, 3), correction=0) + 1e-5).sqrt() for picture in (drawn, style)
+    ]
     difference = (means[0] - means[1]).square() + (deviations[0] - deviations[1]).square()
     return STYLE * difference.mean(dim=1)
 

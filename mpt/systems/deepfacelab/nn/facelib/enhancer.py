@@ -41,7 +41,11 @@ class Enhancer(nn.Module):
         for level in reversed(range(len(WIDTHS))):
             self.add_pair(f"d{level}", before + WIDTHS[level], UP_WIDTHS[level])
             before = UP_WIDTHS[level]
-        for name, width, enlarged in (("1x", before, 0), ("2x", before, before), ("4x", 72, before)):
+        for name, width, enlarged in (
+            ("1x", before, 0),
+            ("2x", before, before),
+            ("4x", 72, before),
+        ):
             if enlarged:
                 self.add_pair(f"dec{name}", enlarged, width)
             self.add_module(f"out{name}_conv0", convolution(width, width // 2))
@@ -90,7 +94,9 @@ def convolution(before: int, after: int) -> nn.Conv2d:
 def double(x_bchw: Tensor) -> Tensor:
     """Double the sides: a pixel, then the mean of it and the next, as TensorFlow 1 resizes bilinearly."""
     for dim in (2, 3):
-        following = torch.cat((x_bchw.narrow(dim, 1, x_bchw.shape[dim] - 1), x_bchw.narrow(dim, -1, 1)), dim)
+        following = torch.cat(
+            (x_bchw.narrow(dim, 1, x_bchw.shape[dim] - 1), x_bchw.narrow(dim, -1, 1)), dim
+        )
         x_bchw = torch.stack((x_bchw, (x_bchw + following) / 2), dim + 1).flatten(dim, dim + 1)
     return x_bchw
 
@@ -105,11 +111,15 @@ def starts(length: int) -> Iterator[int]:
 
 
 @torch.no_grad()
-def enlarge(network: nn.Module, face_hwc: np.ndarray[Any, Any], device: torch.device | str = "cpu") -> Any:
+def enlarge(
+    network: nn.Module, face_hwc: np.ndarray[Any, Any], device: torch.device | str = "cpu"
+) -> Any:
     """Return a face (h, w, 3), B, G, R in [0, 1], with four times its sides. Values may leave [0, 1]."""
     height, width = face_hwc.shape[:2]
     missing = [max(0, PATCH - side) for side in (height, width)]
-    padded = np.pad(face_hwc, [*((less // 2, less - less // 2) for less in missing), (0, 0)]).astype(np.float32)
+    padded = np.pad(
+        face_hwc, [*((less // 2, less - less // 2) for less in missing), (0, 0)]
+    ).astype(np.float32)
     whole = torch.from_numpy(np.ascontiguousarray(padded.transpose(2, 0, 1)))[None].to(device)
     rise = torch.linspace(0, 1, PATCH * FACTOR // 2, dtype=torch.float64, device=device)
     line = torch.cat((rise, rise.flip(0)))

@@ -39,7 +39,9 @@ class Block(nn.Module):
     def forward(self, x_bchw: Tensor) -> Tensor:
         parts, part = [], x_bchw
         for number in (1, 2, 3):
-            part = self.get_submodule(f"conv{number}")(F.relu(self.get_submodule(f"bn{number}")(part)))
+            part = self.get_submodule(f"conv{number}")(
+                F.relu(self.get_submodule(f"bn{number}")(part))
+            )
             parts.append(part)
         if hasattr(self, "down_bn1"):
             x_bchw = self.down_conv1(F.relu(self.down_bn1(x_bchw)))
@@ -93,7 +95,9 @@ class FAN(nn.Module):
 def centre_and_scale(box: tuple[float, float, float, float]) -> tuple[Points, float]:
     """Return the middle of a face's box and how large it is."""
     left, top, right, bottom = box
-    return np.array([(left + right) / 2, (top + bottom) / 2]), (right - left + bottom - top) / REFERENCE
+    return np.array([(left + right) / 2, (top + bottom) / 2]), (
+        right - left + bottom - top
+    ) / REFERENCE
 
 
 def to_picture(point: Points, centre: Points, scale: float, side: int) -> Points:
@@ -104,7 +108,9 @@ def to_picture(point: Points, centre: Points, scale: float, side: int) -> Points
 def crop(picture: Picture, centre: Points, scale: float) -> Picture:
     """Return the square around a face, (256, 256, 3); beyond the picture it is black."""
     cv2 = opencv()
-    start, end = (to_picture(np.full(2, at), centre, scale, SIDE).astype(int) for at in (1.0, float(SIDE)))
+    start, end = (
+        to_picture(np.full(2, at), centre, scale, SIDE).astype(int) for at in (1.0, float(SIDE))
+    )
     square = np.zeros((*(end - start)[::-1], 3), picture.dtype)
     limits = np.array(picture.shape[1::-1])
     first, last = np.maximum(start, 0), np.minimum(end, limits)
@@ -130,7 +136,10 @@ def points_of(heat: Picture, centre: Points, scale: float) -> Points:
 
 
 def find_landmarks(
-    draw: Callable[[Picture], Picture], picture: Picture, box: tuple[float, float, float, float], around: bool = False
+    draw: Callable[[Picture], Picture],
+    picture: Picture,
+    box: tuple[float, float, float, float],
+    around: bool = False,
 ) -> Points:
     """Return a face's landmarks (68, 2) in a picture (h, w, 3), R, G, B, uint8.
 
@@ -139,4 +148,6 @@ def find_landmarks(
     centre, scale = centre_and_scale(box)
     centres = [centre + np.array(step) for step in (AROUND if around else AROUND[:1])]
     heats = draw(np.stack([crop(picture, one, scale) for one in centres]) / np.float32(255))
-    return np.asarray(np.mean([points_of(heat, one, scale) for heat, one in zip(heats, centres)], axis=0))
+    return np.asarray(
+        np.mean([points_of(heat, one, scale) for heat, one in zip(heats, centres)], axis=0)
+    )

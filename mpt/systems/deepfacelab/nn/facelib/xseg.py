@@ -27,7 +27,10 @@ class Response(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.weight, self.bias = (
+            nn.Parameter(torch.ones(channels)),
+            nn.Parameter(torch.zeros(channels)),
+        )
         self.eps = nn.Parameter(torch.full((1,), 1e-6))
 
     def forward(self, x_bchw: Tensor) -> Tensor:
@@ -54,7 +57,11 @@ class Block(nn.Module):
     def __init__(self, before: int, after: int, doubles: bool = False) -> None:
         super().__init__()
         self.doubles = doubles
-        self.conv: nn.Module = nn.ConvTranspose2d(before, after, 3, 2) if doubles else nn.Conv2d(before, after, 3, 1, 1)
+        self.conv: nn.Module = (
+            nn.ConvTranspose2d(before, after, 3, 2)
+            if doubles
+            else nn.Conv2d(before, after, 3, 1, 1)
+        )
         self.frn, self.tlu = Response(after), Threshold(after)
 
     def forward(self, x_bchw: Tensor) -> Tensor:
@@ -115,12 +122,20 @@ def blur_pool(x_bchw: Tensor, taps: int) -> Tensor:
     before, after = (taps - 1) // 2, taps // 2
     padded = F.pad(x_bchw, (before, after, before, after))
     channels = x_bchw.shape[1]
-    return F.conv2d(padded, (kernel / kernel.sum()).expand(channels, 1, taps, taps), stride=2, groups=channels)
+    return F.conv2d(
+        padded, (kernel / kernel.sum()).expand(channels, 1, taps, taps), stride=2, groups=channels
+    )
 
 
 @torch.no_grad()
-def draw_mask(network: nn.Module, face_hwc: np.ndarray[Any, Any], device: torch.device | str = "cpu") -> Any:
+def draw_mask(
+    network: nn.Module, face_hwc: np.ndarray[Any, Any], device: torch.device | str = "cpu"
+) -> Any:
     """Return the mask (256, 256) of a face (256, 256, 3), B, G, R."""
-    face = torch.from_numpy(np.ascontiguousarray(face_hwc, np.float32)).permute(2, 0, 1)[None].to(device)
+    face = (
+        torch.from_numpy(np.ascontiguousarray(face_hwc, np.float32))
+        .permute(2, 0, 1)[None]
+        .to(device)
+    )
     mask = torch.sigmoid(network(face))[0, 0].float().cpu().numpy()
     return np.where(mask < FAINT, np.float32(0), mask)

@@ -32,10 +32,13 @@ class PatchDiscriminator(nn.Module):
         deepest = len(strides) - 1
         self.in_conv = Convolution(channels, widths[0], 1)
         self.convs = nn.ModuleList(
-            Convolution(widths[index], widths[index + 1], 3, stride) for index, stride in enumerate(strides)
+            Convolution(widths[index], widths[index + 1], 3, stride)
+            for index, stride in enumerate(strides)
         )
         self.upconvs = nn.ModuleList(
-            TransposedConvolution(widths[index + 1] * (1 if index == deepest else 2), widths[index], strides[index])
+            TransposedConvolution(
+                widths[index + 1] * (1 if index == deepest else 2), widths[index], strides[index]
+            )
             for index in range(deepest, -1, -1)
         )
         self.out_conv = Convolution(widths[0] * 2, 1, 1)

@@ -26,22 +26,32 @@ COUNTER = "num_batches_tracked"
 def load_network(network: Network, path: Path) -> Network:
     """Fill a network from a file and return it, ready to infer. CheckpointError for any other file."""
     if not path.is_file():
-        raise CheckpointError(f"{path}: there is no such file; name the folder in which DeepFaceLab has it")
+        raise CheckpointError(
+            f"{path}: there is no such file; name the folder in which DeepFaceLab has it"
+        )
     return fill_network(network, read_arrays(path), str(path))
 
 
 def fill_network(network: Network, arrays: Arrays, where: str) -> Network:
     """Fill a network from leras's arrays. CheckpointError when they are another network's, or not finite."""
-    state = {name: value for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
+    state = {
+        name: value for name, value in network.state_dict().items() if not name.endswith(COUNTER)
+    }
     missing = sorted(set(map(key_of, state)) - set(arrays))
     if missing:
-        raise CheckpointError(f"{where}: holds no {missing[0]}: these are weights of another network")
+        raise CheckpointError(
+            f"{where}: holds no {missing[0]}: these are weights of another network"
+        )
     with torch.no_grad():
         for name, value in state.items():
             array = arrays[key_of(name)]
             found = to_torch(array)
-            if found.numel() != value.numel() or (found.ndim == value.ndim and found.shape != value.shape):
-                raise CheckpointError(f"{where}: {key_of(name)} has shape {array.shape}: another network's")
+            if found.numel() != value.numel() or (
+                found.ndim == value.ndim and found.shape != value.shape
+            ):
+                raise CheckpointError(
+                    f"{where}: {key_of(name)} has shape {array.shape}: another network's"
+                )
             if not np.isfinite(array).all():
                 raise CheckpointError(f"{where}: {key_of(name)} is not finite; get the file anew")
             value.copy_(found.reshape(value.shape))
@@ -50,7 +60,9 @@ def fill_network(network: Network, arrays: Arrays, where: str) -> Network:
 
 def network_arrays(state: Mapping[str, Tensor]) -> Arrays:
     """Return a network's state as leras keeps its weights, in its order."""
-    return {key_of(name): to_leras(value) for name, value in state.items() if not name.endswith(COUNTER)}
+    return {
+        key_of(name): to_leras(value) for name, value in state.items() if not name.endswith(COUNTER)
+    }
 
 
 def read_averages(network: nn.Module, arrays: Arrays, scope: str, where: str) -> dict[str, Tensor]:
@@ -62,10 +74,14 @@ def read_averages(network: nn.Module, arrays: Arrays, scope: str, where: str) ->
     for name, parameter in network.named_parameters():
         key = optimizer_key("acc", scope, key_of(name))
         if key not in arrays:
-            raise CheckpointError(f"{where}: holds no {key}: this is the state of another network, or optimizer")
+            raise CheckpointError(
+                f"{where}: holds no {key}: this is the state of another network, or optimizer"
+            )
         value = to_torch(arrays[key])
         if value.shape != parameter.shape or not np.isfinite(arrays[key]).all():
-            raise CheckpointError(f"{where}: {key} has shape {arrays[key].shape} or is not finite; get the file anew")
+            raise CheckpointError(
+                f"{where}: {key} has shape {arrays[key].shape} or is not finite; get the file anew"
+            )
         found[name] = value.contiguous()
     return found
 

@@ -22,7 +22,10 @@ from torch import Tensor, nn
 
 from mpt.errors import CheckpointError
 from mpt.systems.deepfacelab.nn.saehd import Decoder, Encoder
-from mpt.systems.deepfacelab.nn.shared.patch_discriminator import PatchDiscriminator, TransposedConvolution
+from mpt.systems.deepfacelab.nn.shared.patch_discriminator import (
+    PatchDiscriminator,
+    TransposedConvolution,
+)
 from mpt.systems.deepfacelab.nn.shared.saehd_layers import Convolution, Dense, Upscale
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -76,7 +79,9 @@ def slots(network: nn.Module) -> Iterator[Slot]:
             axes: tuple[int, ...] = (1, 0)
         else:
             axes = (2, 3, 1, 0)  # HWIO of torch's OIHW, and HWOI of its transposed IOHW
-        takes_colours = isinstance(network, Encoder | PatchDiscriminator) and layer.weight.shape[1] == 3
+        takes_colours = (
+            isinstance(network, Encoder | PatchDiscriminator) and layer.weight.shape[1] == 3
+        )
         takes_colours = takes_colours and isinstance(layer, Convolution)
         gives_colours = isinstance(network, Decoder) and layer.weight.shape[0] == 3
         folded = isinstance(parent, Upscale)
@@ -98,7 +103,9 @@ def network_from_leras(network: nn.Module, arrays: Arrays, where: str) -> dict[s
     for key, slot in expected.items():
         wanted, found = slot.shape(parameters[slot.name]), arrays[key].shape
         if wanted != found:
-            raise CheckpointError(f"{where}: {key} has shape {found}; this architecture wants {wanted}")
+            raise CheckpointError(
+                f"{where}: {key} has shape {found}; this architecture wants {wanted}"
+            )
     return {slot.name: slot.to_torch(arrays[slot.key]).float() for slot in expected.values()}
 
 
@@ -108,7 +115,9 @@ def check_keys(expected: set[str], found: set[str], where: str) -> None:
     if missing or unknown:
         parts = [f"{len(missing)} weights are missing, such as {missing[0]}"] if missing else []
         parts += [f"{len(unknown)} are unknown, such as {unknown[0][:80]}"] if unknown else []
-        raise CheckpointError(f"{where}: {' and '.join(parts)}: these are weights of another architecture")
+        raise CheckpointError(
+            f"{where}: {' and '.join(parts)}: these are weights of another architecture"
+        )
 
 
 def optimizer_key(kind: str, scope: str, key: str) -> str:
@@ -117,11 +126,15 @@ def optimizer_key(kind: str, scope: str, key: str) -> str:
 
 
 def optimizer_to_leras(
-    networks: Mapping[str, nn.Module], states: Mapping[str, Mapping[str, Mapping[str, Tensor]]], iterations: int
+    networks: Mapping[str, nn.Module],
+    states: Mapping[str, Mapping[str, Mapping[str, Tensor]]],
+    iterations: int,
 ) -> Arrays:
     """Return an optimizer's state by leras key. `states[scope][parameter name]` holds tensors by kind."""
     arrays: Arrays = {"iters:0": np.asarray(iterations, dtype=np.int64)}
-    kinds: Sequence[str] = sorted({kind for state in states.values() for tensors in state.values() for kind in tensors})
+    kinds: Sequence[str] = sorted(
+        {kind for state in states.values() for tensors in state.values() for kind in tensors}
+    )
     for kind in kinds:
         for scope, network in networks.items():
             for slot in slots(network):
@@ -172,7 +185,9 @@ def recognize(files: Mapping[str, Arrays]) -> dict[str, Any]:
         encoder, inter = files["encoder"], files["inter_AB" if family == "liae" else "inter"]
         decoder = files["decoder" if family == "liae" else "decoder_src"]
         deep = "down1/conv1/weight:0" in encoder
-        e_dims = encoder["down1/conv1/weight:0" if deep else "down1/downs_0/conv1/weight:0"].shape[3]
+        e_dims = encoder["down1/conv1/weight:0" if deep else "down1/downs_0/conv1/weight:0"].shape[
+            3
+        ]
         features, ae_dims = inter["dense1/weight:0"].shape
         side = round((features / (e_dims * 8)) ** 0.5)
         d_dims = decoder["upscale0/conv1/weight:0"].shape[3] // 32

@@ -28,12 +28,17 @@ class LerasOptimizer(OwnUpdate):
     takes_tensors = True
     state_names: tuple[str, ...] = ()
 
-    def __init__(self, parameters: Parameters, lr: float, lr_dropout: float, lr_cos: int, **defaults: float) -> None:
+    def __init__(
+        self, parameters: Parameters, lr: float, lr_dropout: float, lr_cos: int, **defaults: float
+    ) -> None:
         super().__init__(
-            parameters, {"lr": lr, "lr_dropout": lr_dropout, "lr_cos": lr_cos, "iterations": 0, **defaults}
+            parameters,
+            {"lr": lr, "lr_dropout": lr_dropout, "lr_cos": lr_cos, "iterations": 0, **defaults},
         )
 
-    def change(self, group: dict[str, Any], gradient: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def change(
+        self, group: dict[str, Any], gradient: Tensor, state: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Update the state in place and return numerator and denominator (a fresh tensor) of the step."""
         raise NotImplementedError
 
@@ -43,7 +48,9 @@ class LerasOptimizer(OwnUpdate):
             group["iterations"] += 1
             rate = group["lr"]
             if group["lr_cos"]:
-                rate = rate * (math.cos(2 * math.pi * group["iterations"] / group["lr_cos"]) + 1) / 2
+                rate = (
+                    rate * (math.cos(2 * math.pi * group["iterations"] / group["lr_cos"]) + 1) / 2
+                )
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -58,7 +65,8 @@ class LerasOptimizer(OwnUpdate):
                         # A weight that is not drawn stays unchanged; its state is updated all the same.
                         kept = torch.empty_like(denominator).bernoulli_(group["lr_dropout"])
                         numerator = numerator * kept
-                    if isinstance(rate, Tensor):  # of a recorded update, which reads it on the device
+                    # of a recorded update, which reads it on the device
+                    if isinstance(rate, Tensor):
                         piece.sub_(denominator.reciprocal_().mul_(numerator).mul_(rate))
                     else:
                         piece.addcdiv_(numerator, denominator, value=-rate)

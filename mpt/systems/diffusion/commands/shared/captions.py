@@ -48,22 +48,34 @@ def find_pictures(
     folder = folder.expanduser()
     if not folder.is_dir():
         raise DataError(f"{where}: there is no folder {folder}")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
+    )
     images = [path for path in files if path.suffix.lower() in EXTENSIONS]
     pictures = [path for path in images if not path.stem.endswith(MASK_END)]
     if not pictures:
         raise DataError(f"{where}: {folder} holds no pictures ({', '.join(EXTENSIONS)})")
     stems = {path.with_suffix("") for path in pictures}
-    alone = [path for path in files if path.suffix.lower() == ".txt" and path.with_suffix("") not in stems]
+    alone = [
+        path
+        for path in files
+        if path.suffix.lower() == ".txt" and path.with_suffix("") not in stems
+    ]
     if alone:
-        raise DataError(f"{where}: {listed(alone)} is a caption without a picture; add the picture, or remove it")
+        raise DataError(
+            f"{where}: {listed(alone)} is a caption without a picture; add the picture, or remove it"
+        )
     without = [path for path in pictures if not path.with_suffix(".txt").is_file()]
     if without and common is None:
         wanted = without[0].with_suffix(".txt").name
         raise DataError(
             f"{where}: {listed(without)} has no caption ({wanted}); write one, or give all such one with --caption"
         )
-    known = {path.with_name(path.stem.removesuffix(MASK_END)): path for path in images if path not in pictures}
+    known = {
+        path.with_name(path.stem.removesuffix(MASK_END)): path
+        for path in images
+        if path not in pictures
+    }
     return [
         Captioned(
             path,
@@ -86,10 +98,18 @@ def mask_in(folder: Path | None, picture: Path) -> Path | None:
     return found
 
 
-def with_prior(train: Sequence[Captioned], prior: Sequence[Captioned], weight: float) -> list[Captioned]:
+def with_prior(
+    train: Sequence[Captioned], prior: Sequence[Captioned], weight: float
+) -> list[Captioned]:
     """Return the pictures to train on and as many of the class, which come again, or are left out, to that number."""
     order = sorted(prior, key=lambda one: one.place)
-    return [*train, *(replace(order[number % len(order)], weight=weight, mask=None) for number in range(len(train)))]
+    return [
+        *train,
+        *(
+            replace(order[number % len(order)], weight=weight, mask=None)
+            for number in range(len(train))
+        ),
+    ]
 
 
 def read_caption(picture: Path) -> str:
@@ -108,7 +128,9 @@ def repeats_of(picture: Path, root: Path) -> int:
     return max(int(found[-1][1]), 1) if found else 1
 
 
-def split(pictures: Sequence[Captioned], share: float, least: int) -> tuple[list[Captioned], list[Captioned]]:
+def split(
+    pictures: Sequence[Captioned], share: float, least: int
+) -> tuple[list[Captioned], list[Captioned]]:
     """Return the pictures to train on, repeats included, and those held out: a share, `least` at least.
 
     Raises DataError if nothing is left to train on.
@@ -116,7 +138,9 @@ def split(pictures: Sequence[Captioned], share: float, least: int) -> tuple[list
     order = sorted(pictures, key=lambda one: one.place)
     count = max(round(share * len(order)), least)
     if len(order) <= count:
-        raise DataError(f"PICTURES: {len(order)} pictures, of which {count} are held out; give more")
+        raise DataError(
+            f"PICTURES: {len(order)} pictures, of which {count} are held out; give more"
+        )
     test = set(order[:count])
     train = [one for one in pictures if one not in test for _ in range(one.repeats)]
     return train, [one for one in pictures if one in test]

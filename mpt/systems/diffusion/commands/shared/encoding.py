@@ -20,8 +20,18 @@ from mpt.data.pictures.decoding import BadImageError, decode_bytes, upright_size
 from mpt.engine.building.devices import choose_device
 from mpt.errors import ConfigError, DataError
 from mpt.run.process.files import failures_explained, write_atomically
-from mpt.systems.diffusion.commands.shared.captions import Captioned, find_pictures, split, with_prior
-from mpt.systems.diffusion.commands.shared.pipelines import Pipeline, encoder_files, hash_of, open_pipeline
+from mpt.systems.diffusion.commands.shared.captions import (
+    Captioned,
+    find_pictures,
+    split,
+    with_prior,
+)
+from mpt.systems.diffusion.commands.shared.pipelines import (
+    Pipeline,
+    encoder_files,
+    hash_of,
+    open_pipeline,
+)
 
 MOST_PIXELS = 178_000_000
 LEAST_TEST = 2
@@ -54,14 +64,18 @@ def prepare(wish: Wish) -> None:
     pictures = find_pictures(wish.pictures, wish.caption, wish.masks)
     train, test = split(pictures, wish.test_fraction, LEAST_TEST)
     if wish.prior is not None:
-        train = with_prior(train, find_pictures(wish.prior, None, where="--prior"), wish.prior_weight)
+        train = with_prior(
+            train, find_pictures(wish.prior, None, where="--prior"), wish.prior_weight
+        )
     pipeline = open_pipeline(wish.pipeline, choose_device(wish.device))
     if wish.width % pipeline.side or wish.height % pipeline.side:
         raise ConfigError(
             f"--size: {wish.width}x{wish.height}; sides of a {pipeline.kind} are multiples of {pipeline.side}"
         )
     if wish.buckets is not None and wish.buckets % pipeline.side:
-        raise ConfigError(f"--buckets: {wish.buckets}; sides of a {pipeline.kind} are multiples of {pipeline.side}")
+        raise ConfigError(
+            f"--buckets: {wish.buckets}; sides of a {pipeline.kind} are multiples of {pipeline.side}"
+        )
     output = wish.output.expanduser()
     with failures_explained(output):
         output.mkdir(parents=True, exist_ok=True)
@@ -78,14 +92,18 @@ def write_split(path: Path, pipeline: Pipeline, pictures: Sequence[Captioned], w
     pictures = sorted(pictures, key=lambda one: size_for(one, wish)[::-1])
     made_by = made_of(pipeline, pictures, wish)
     if hash_in(path) == made_by:
-        print(f"kept {path}: {len(pictures)} samples, made of the same pictures, captions and encoders")
+        print(
+            f"kept {path}: {len(pictures)} samples, made of the same pictures, captions and encoders"
+        )
         return
     tensors = encode(pipeline, pictures, wish)
     if wish.buckets is not None:
         print(f"{path.name}: {sizes_in_words(pictures, wish)}")
     with failures_explained(path):
         write_atomically(path, save(tensors, {"classes": "[]", "made_by": made_by}))
-    shapes = ", ".join(f"{key} {'x'.join(map(str, value.shape[1:]))}" for key, value in tensors.items())
+    shapes = ", ".join(
+        f"{key} {'x'.join(map(str, value.shape[1:]))}" for key, value in tensors.items()
+    )
     print(f"wrote {path}: {len(pictures)} samples ({shapes})")
 
 
@@ -93,7 +111,9 @@ def made_of(pipeline: Pipeline, pictures: Sequence[Captioned], wish: Wish) -> st
     """Return the hash of the encoders, the pictures, their captions and their preparation."""
     files = encoder_files(pipeline.folder, pipeline.kind)
     files |= {f"picture {number}": one.path for number, one in enumerate(pictures)}
-    files |= {f"mask {number}": one.mask for number, one in enumerate(pictures) if one.mask is not None}
+    files |= {
+        f"mask {number}": one.mask for number, one in enumerate(pictures) if one.mask is not None
+    }
     captions, weights = [one.caption for one in pictures], [one.weight for one in pictures]
     settings = {"size": [wish.width, wish.height], "seed": wish.seed, "kind": pipeline.kind}
     more: dict[str, Any] = {"buckets": wish.buckets} if wish.buckets else {}
@@ -126,7 +146,9 @@ def encode(pipeline: Pipeline, pictures: Sequence[Captioned], wish: Wish) -> dic
     for sample in samples:
         end = "" if wish.buckets is None else "_{}x{}".format(*sample["latent"].shape[1:])
         for name, value in sample.items():
-            together.setdefault(name + end if name in ("latent", "mask") else name, []).append(value)
+            together.setdefault(name + end if name in ("latent", "mask") else name, []).append(
+                value
+            )
     stacked = {name: torch.stack(values) for name, values in together.items()}
     if any(one.weight != 1.0 for one in pictures):
         stacked["weight"] = torch.tensor([one.weight for one in pictures])
@@ -141,15 +163,22 @@ def encode_one(pipeline: Pipeline, one: Captioned, wish: Wish) -> dict[str, Tens
         image = decode_bytes(one.path, 3, (height, width), MOST_PIXELS)
     except BadImageError as error:
         raise DataError(str(error)) from error
-    number = int.from_bytes(hashlib.sha256(f"{wish.seed} {one.path.name}".encode()).digest()[:8], "big") >> 1
+    number = (
+        int.from_bytes(hashlib.sha256(f"{wish.seed} {one.path.name}".encode()).digest()[:8], "big")
+        >> 1
+    )
     latent = pipeline.encode_pictures(image[None], torch.Generator().manual_seed(number))[0]
-    text = pipeline.tokens(one.caption) if wish.text_encoders else pipeline.encode_caption(one.caption)
+    text = (
+        pipeline.tokens(one.caption) if wish.text_encoders else pipeline.encode_caption(one.caption)
+    )
     fields = {"latent": latent, **text}
     if pipeline.kind == "StableDiffusionXLPipeline":
         fields["sizes"] = torch.tensor(sizes_of(whole.shape[1], whole.shape[2], width, height))
     bad = [name for name, value in fields.items() if not bool(value.isfinite().all())]
     if bad:
-        raise DataError(f"{one.path}: its {bad[0]} is not finite in {latent.dtype}; its encoder overflows")
+        raise DataError(
+            f"{one.path}: its {bad[0]} is not finite in {latent.dtype}; its encoder overflows"
+        )
     return {name: value.detach().cpu().contiguous() for name, value in fields.items()}
 
 
@@ -182,18 +211,30 @@ def nearest_size(proportion: float, width: int, height: int, step: int) -> tuple
     Sides are multiples of `step`, from half to twice the side of a square of as many pixels.
     """
     area = width * height
-    least, most = math.ceil(area**0.5 / 2 / step) * step, max(int(2 * area**0.5) // step * step, step)
-    wide = [(side, min(area // side // step * step, most)) for side in range(max(least, step), most + step, step)]
+    least, most = (
+        math.ceil(area**0.5 / 2 / step) * step,
+        max(int(2 * area**0.5) // step * step, step),
+    )
+    wide = [
+        (side, min(area // side // step * step, most))
+        for side in range(max(least, step), most + step, step)
+    ]
     sizes = [(a, b) for a, b in wide if b >= max(least, step)]
     if not sizes:
-        raise ConfigError(f"--buckets: no size of multiples of {step} has at most {width}x{height} pixels")
-    return min(sizes, key=lambda one: (abs(math.log(one[0] / one[1] / proportion)), -one[0] * one[1]))
+        raise ConfigError(
+            f"--buckets: no size of multiples of {step} has at most {width}x{height} pixels"
+        )
+    return min(
+        sizes, key=lambda one: (abs(math.log(one[0] / one[1] / proportion)), -one[0] * one[1])
+    )
 
 
 def sizes_in_words(pictures: Sequence[Captioned], wish: Wish) -> str:
     """Return how many pictures have which size."""
     counts = Counter(size_for(one, wish) for one in pictures)
-    return ", ".join(f"{count} of {width}x{height}" for (width, height), count in sorted(counts.items()))
+    return ", ".join(
+        f"{count} of {width}x{height}" for (width, height), count in sorted(counts.items())
+    )
 
 
 def sizes_of(rows: int, columns: int, width: int, height: int) -> list[float]:
@@ -203,12 +244,23 @@ def sizes_of(rows: int, columns: int, width: int, height: int) -> list[float]:
     """
     scale = max(width / columns, height / rows)
     top, left = (rows * scale - height) / 2, (columns * scale - width) / 2
-    return [float(rows), float(columns), float(round(top)), float(round(left)), float(height), float(width)]
+    return [
+        float(rows),
+        float(columns),
+        float(round(top)),
+        float(round(left)),
+        float(height),
+        float(width),
+    ]
 
 
 def configuration(wish: Wish, pipeline: Pipeline, output: Path) -> str:
     """Return a configuration that trains a LoRA on the files."""
-    model: dict[str, Any] = {"name": "diffusers", "folder": str(pipeline.folder), "weights": str(pipeline.weights())}
+    model: dict[str, Any] = {
+        "name": "diffusers",
+        "folder": str(pipeline.folder),
+        "weights": str(pipeline.weights()),
+    }
     if wish.text_encoders:
         model |= {"text_encoders": True, "weights": str(pipeline.folder)}
     data: dict[str, Any] = {

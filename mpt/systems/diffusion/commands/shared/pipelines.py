@@ -51,10 +51,20 @@ FAMILIES = {
         "unet", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 1, 2, BOTH
     ),
     "StableDiffusion3Pipeline": Family(
-        "transformer", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 2, 3, BOTH, True
+        "transformer",
+        ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"),
+        2,
+        3,
+        BOTH,
+        True,
     ),
     "FluxPipeline": Family(
-        "transformer", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 2, 2, BOTH[:1], True
+        "transformer",
+        ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"),
+        2,
+        2,
+        BOTH[:1],
+        True,
     ),
 }
 
@@ -101,7 +111,9 @@ class Pipeline:
         if self.kind == "FluxPipeline":
             text, pooled, _ = self.parts.encode_prompt(*texts, device=device)
         else:
-            text, _, pooled, _ = self.parts.encode_prompt(*texts, device=device, do_classifier_free_guidance=False)
+            text, _, pooled, _ = self.parts.encode_prompt(
+                *texts, device=device, do_classifier_free_guidance=False
+            )
         return {"text": text[0], "pooled": pooled[0]}
 
     def tokens(self, caption: str) -> dict[str, Tensor]:
@@ -110,7 +122,13 @@ class Pipeline:
         for name in self.family.tokenizers:
             reader = getattr(self.parts, name)
             length = reader.model_max_length
-            made = reader(caption, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+            made = reader(
+                caption,
+                padding="max_length",
+                max_length=length,
+                truncation=True,
+                return_tensors="pt",
+            )
             found[name.replace("tokenizer", "tokens")] = made.input_ids[0]
         return found
 
@@ -131,7 +149,9 @@ class Pipeline:
         kinds = {"epsilon": "epsilon", "v_prediction": "v"}
         kind = kinds.get(settings.get("prediction_type", "epsilon"))
         if kind is None:
-            raise ConfigError(f"PIPELINE: {path} has prediction_type {settings['prediction_type']!r}, not known here")
+            raise ConfigError(
+                f"PIPELINE: {path} has prediction_type {settings['prediction_type']!r}, not known here"
+            )
         return {
             "objective": kind,
             "noise_steps": int(settings.get("num_train_timesteps", 1000)),
@@ -164,12 +184,18 @@ def open_pipeline(folder: Path, device: torch.device, whole: bool = False) -> Pi
         raise ConfigError(f"PIPELINE: {folder} is a {kind}; known here are {', '.join(FAMILIES)}")
     missing = [name for name in family.encoders if not (folder / name).is_dir()]
     if missing:
-        raise ConfigError(f"PIPELINE: {folder} lacks {', '.join(missing)}, without which nothing can be encoded")
+        raise ConfigError(
+            f"PIPELINE: {folder} lacks {', '.join(missing)}, without which nothing can be encoded"
+        )
     library = import_library()
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     without: dict[str, Any] = {} if whole else {family.network: None}
     if kind == "StableDiffusionPipeline":
-        without |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+        without |= {
+            "safety_checker": None,
+            "feature_extractor": None,
+            "requires_safety_checker": False,
+        }
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -177,7 +203,9 @@ def open_pipeline(folder: Path, device: torch.device, whole: bool = False) -> Pi
                 str(folder), local_files_only=True, torch_dtype=dtype, **without
             )
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"PIPELINE: diffusers cannot open {folder}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(
+            f"PIPELINE: diffusers cannot open {folder}: {str(error).splitlines()[0]}"
+        ) from error
     return Pipeline(folder, kind, parts.to(device))
 
 
@@ -185,8 +213,11 @@ def import_library() -> Any:
     """Return diffusers. Raises ConfigError if it, or transformers, is not installed."""
     from mpt import vision_ops
 
-    vision_ops.import_torchvision()  # transformers imports it, and fails if its binary does not fit torch
-    missing = [name for name in ("diffusers", "transformers") if importlib.util.find_spec(name) is None]
+    # transformers imports it, and fails if its binary does not fit torch
+    vision_ops.import_torchvision()
+    missing = [
+        name for name in ("diffusers", "transformers") if importlib.util.find_spec(name) is None
+    ]
     if missing:
         raise ConfigError(
             f"mpt diffusion prepare: {' and '.join(missing)} not installed; "
@@ -210,5 +241,7 @@ def encoder_files(folder: Path, kind: str) -> dict[str, Path]:
     """Return the files that encoding depends on, by their paths in the folder."""
     names = [name for name in FAMILIES[kind].encoders if (folder / name).is_dir()]
     names += [name for name in ("text_encoder_3", "tokenizer_3") if (folder / name).is_dir()]
-    found = (path for name in names for path in sorted((folder / name).rglob("*")) if path.is_file())
+    found = (
+        path for name in names for path in sorted((folder / name).rglob("*")) if path.is_file()
+    )
     return {str(path.relative_to(folder)): path for path in found}

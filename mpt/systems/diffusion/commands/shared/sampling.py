@@ -48,7 +48,9 @@ def make_pictures(pipeline: Pipeline, wanted: Wanted, folder: Path, count: int) 
                 generator=torch.Generator().manual_seed(wanted.seed * 1_000_003 + number),
             ).images[0]
         except ValueError as error:
-            raise ConfigError(f"--size: {wanted.width}x{wanted.height}: {str(error).splitlines()[0]}") from error
+            raise ConfigError(
+                f"--size: {wanted.width}x{wanted.height}: {str(error).splitlines()[0]}"
+            ) from error
         image.save(picture, format="PNG")
         with failures_explained(path):
             write_atomically(path, picture.getvalue())

@@ -13,5 +13,7 @@ def read_size(text: str) -> tuple[int, int]:
     """Return the width and height of "512" or "832x1216". Raises ConfigError for anything else."""
     match = SIZE.fullmatch(text)
     if match is None:
-        raise ConfigError(f"--size: found {text!r}; write a side or WIDTHxHEIGHT, such as 512 or 832x1216")
+        raise ConfigError(
+            f"--size: found {text!r}; write a side or WIDTHxHEIGHT, such as 512 or 832x1216"
+        )
     return int(match[1]), int(match[2] or match[1])

@@ -60,7 +60,9 @@ class Objective:
         """Return the clean pictures that the network's answer implies."""
         raise NotImplementedError
 
-    def advance(self, noisy: Tensor, direction: Tensor, level_b: Tensor, next_b: Tensor | None) -> Tensor:
+    def advance(
+        self, noisy: Tensor, direction: Tensor, level_b: Tensor, next_b: Tensor | None
+    ) -> Tensor:
         """Return pictures of the next level, or with None those without noise."""
         raise NotImplementedError
 
@@ -146,7 +148,9 @@ class Ddpm(Objective):
             return alpha * noisy - sigma * answer
         return (noisy - sigma * answer) / alpha
 
-    def advance(self, noisy: Tensor, direction: Tensor, level_b: Tensor, next_b: Tensor | None) -> Tensor:
+    def advance(
+        self, noisy: Tensor, direction: Tensor, level_b: Tensor, next_b: Tensor | None
+    ) -> Tensor:
         """Return DDIM's deterministic step."""
         alpha, sigma = self.at(level_b, noisy)
         clean = (noisy - sigma * direction) / alpha
@@ -219,7 +223,9 @@ class Edm(Objective):
         """Return the noise that the answer implies."""
         return (noisy - self.denoised(noisy, answer, level_b)) / beside(level_b, noisy)
 
-    def advance(self, noisy: Tensor, direction: Tensor, level_b: Tensor, next_b: Tensor | None) -> Tensor:
+    def advance(
+        self, noisy: Tensor, direction: Tensor, level_b: Tensor, next_b: Tensor | None
+    ) -> Tensor:
         """Return Euler's step in sigma."""
         change = -level_b if next_b is None else next_b - level_b
         return noisy + beside(change, noisy) * direction
@@ -245,9 +251,18 @@ class Flow(Objective):
     """Straight lines from data to noise: (1 - sigma) x + sigma n; the network answers n - x."""
 
     def __init__(
-        self, times: Literal["uniform", "logit_normal"], logit_mean: float, logit_std: float, shift: float
+        self,
+        times: Literal["uniform", "logit_normal"],
+        logit_mean: float,
+        logit_std: float,
+        shift: float,
     ) -> None:
-        self.times, self.logit_mean, self.logit_std, self.shift = times, logit_mean, logit_std, shift
+        self.times, self.logit_mean, self.logit_std, self.shift = (
+            times,
+            logit_mean,
+            logit_std,
+            shift,
+        )
 
     def shifted(self, sigma_b: Tensor) -> Tensor:
         """Return sigmas moved towards noise, as larger pictures need it."""
@@ -259,7 +274,9 @@ class Flow(Objective):
         """Return sigmas: uniform ones, or the logistic function of normal numbers."""
         if self.times == "uniform":
             return self.shifted(torch.rand(count, device=device))
-        return self.shifted((self.logit_mean + self.logit_std * torch.randn(count, device=device)).sigmoid())
+        return self.shifted(
+            (self.logit_mean + self.logit_std * torch.randn(count, device=device)).sigmoid()
+        )
 
     def noisy(self, clean: Tensor, noise: Tensor, level_b: Tensor) -> Tensor:
         """Return (1 - sigma) x + sigma n."""
@@ -278,7 +295,9 @@ class Flow(Objective):
         """Return the end of the line at the data."""
         return noisy - beside(level_b, noisy) * answer
 
-    def advance(self, noisy: Tensor, direction: Tensor, level_b: Tensor, next_b: Tensor | None) -> Tensor:
+    def advance(
+        self, noisy: Tensor, direction: Tensor, level_b: Tensor, next_b: Tensor | None
+    ) -> Tensor:
         """Return Euler's step in sigma."""
         change = -level_b if next_b is None else next_b - level_b
         return noisy + beside(change, noisy) * direction
@@ -296,7 +315,9 @@ class Flow(Objective):
         return self.shifted((self.logit_mean + self.logit_std * normal).sigmoid())
 
 
-def betas(schedule: BetaSchedule, steps: int, start: float, end: float, device: torch.device) -> Tensor:
+def betas(
+    schedule: BetaSchedule, steps: int, start: float, end: float, device: torch.device
+) -> Tensor:
     """Return the variances (steps,) that the steps of DDPM add, in float32."""
     if schedule == "linear":
         return torch.linspace(start, end, steps, device=device)
@@ -306,5 +327,7 @@ def betas(schedule: BetaSchedule, steps: int, start: float, end: float, device: 
     def kept(share: float) -> float:
         return math.cos((share + 0.008) / 1.008 * math.pi / 2) ** 2
 
-    values = [min(1 - kept((step + 1) / steps) / kept(step / steps), 0.999) for step in range(steps)]
+    values = [
+        min(1 - kept((step + 1) / steps) / kept(step / steps), 0.999) for step in range(steps)
+    ]
     return torch.tensor(values, dtype=torch.float32, device=device)

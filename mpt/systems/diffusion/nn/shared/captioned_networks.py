@@ -46,7 +46,10 @@ class Captioned(LibraryDenoiser):
         """Return the states before the last layer of both encoders, side by side, and their answers."""
         first = self.text_encoder(tokens.clamp(min=0), output_hidden_states=True)
         second = self.text_encoder_2(tokens_2.clamp(min=0), output_hidden_states=True)
-        return torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1), (first[0], second[0])
+        return torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1), (
+            first[0],
+            second[0],
+        )
 
 
 class CaptionedUnet(Captioned, TextUnet):
@@ -111,14 +114,18 @@ def kept(encoded: Tensor, tokens_bn: Tensor) -> Tensor:
     return encoded * is_there.view(-1, *(1,) * (encoded.dim() - 1)).to(encoded.dtype)
 
 
-def wrap_with_encoders(inner: Any, classes: int, build: Callable[[str], nn.Module]) -> LibraryDenoiser:
+def wrap_with_encoders(
+    inner: Any, classes: int, build: Callable[[str], nn.Module]
+) -> LibraryDenoiser:
     """Return a network of diffusers with the text encoders that `build` makes by their names.
 
     Raises ConfigError for a network without text.
     """
     kind = CAPTIONED.get(type(wrap(inner, classes)))
     if kind is None:
-        raise ConfigError(f"model.text_encoders: a {type(inner).__name__} reads no text; leave it out")
+        raise ConfigError(
+            f"model.text_encoders: a {type(inner).__name__} reads no text; leave it out"
+        )
     net = kind(inner, classes)
     for name in kind.encoders:
         setattr(net, name, build(name))

@@ -11,7 +11,8 @@ def import_diffusers(reader: str) -> Any:
     """Return the package diffusers. Raises ConfigError if it is not installed."""
     from mpt import vision_ops
 
-    vision_ops.import_torchvision()  # transformers imports it, and fails if its binary does not fit torch
+    # transformers imports it, and fails if its binary does not fit torch
+    vision_ops.import_torchvision()
     try:
         import diffusers
     except ImportError as error:

@@ -72,7 +72,9 @@ class Dit(LibraryDenoiser):
 
     def forward(self, noisy_bchw: Tensor, ticks_b: Tensor, *conditions: Tensor) -> Tensor:
         (label,) = conditions
-        answer: Tensor = self.inner(noisy_bchw, from_ticks(ticks_b), class_labels=label, return_dict=False)[0]
+        answer: Tensor = self.inner(
+            noisy_bchw, from_ticks(ticks_b), class_labels=label, return_dict=False
+        )[0]
         return answer[:, : self.channels]
 
 
@@ -98,9 +100,9 @@ class TextAndSizeUnet(LibraryDenoiser):
     def forward(self, noisy_bchw: Tensor, ticks_b: Tensor, *conditions: Tensor) -> Tensor:
         text, pooled, sizes = conditions
         added = {"text_embeds": pooled, "time_ids": sizes}
-        answer: Tensor = self.inner(noisy_bchw, from_ticks(ticks_b), text, added_cond_kwargs=added, return_dict=False)[
-            0
-        ]
+        answer: Tensor = self.inner(
+            noisy_bchw, from_ticks(ticks_b), text, added_cond_kwargs=added, return_dict=False
+        )[0]
         return answer
 
 
@@ -134,7 +136,11 @@ class Flux(LibraryDenoiser):
     def forward(self, noisy_bchw: Tensor, ticks_b: Tensor, *conditions: Tensor) -> Tensor:
         text, pooled = conditions
         height, width = noisy_bchw.shape[2] // 2, noisy_bchw.shape[3] // 2
-        guidance = noisy_bchw.new_full((len(noisy_bchw),), self.GUIDANCE) if self.inner.config.guidance_embeds else None
+        guidance = (
+            noisy_bchw.new_full((len(noisy_bchw),), self.GUIDANCE)
+            if self.inner.config.guidance_embeds
+            else None
+        )
         answer = self.inner(
             pack(noisy_bchw),
             encoder_hidden_states=text,
@@ -151,7 +157,9 @@ class Flux(LibraryDenoiser):
 def pack(latent_bchw: Tensor) -> Tensor:
     """Return squares of 2 x 2 latents as tokens (b, h w / 4, 4 c)."""
     batch, channels, height, width = latent_bchw.shape
-    squares = latent_bchw.view(batch, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    squares = latent_bchw.view(batch, channels, height // 2, 2, width // 2, 2).permute(
+        0, 2, 4, 1, 3, 5
+    )
     return squares.reshape(batch, (height // 2) * (width // 2), channels * 4)
 
 

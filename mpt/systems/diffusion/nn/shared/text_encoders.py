@@ -30,7 +30,11 @@ HOW_NUMBERS_ARE_STORED = ("dtype", "torch_dtype")
 
 def build_encoder(folder: str | None, shape: str | None, name: str) -> nn.Module:
     """Return a text encoder with random weights. Raises ConfigError if there is none, or one of another kind."""
-    config = read_config(Path(str(folder)).expanduser() / name) if shape is None else shape_of(shape, name)
+    config = (
+        read_config(Path(str(folder)).expanduser() / name)
+        if shape is None
+        else shape_of(shape, name)
+    )
     kind = str((config.get("architectures") or [""])[0])
     if kind not in KINDS:
         raise ConfigError(
@@ -45,7 +49,9 @@ def build_encoder(folder: str | None, shape: str | None, name: str) -> nn.Module
 def shape_of(shape: str, name: str) -> dict[str, Any]:
     """Return the settings of a published network's text encoder."""
     if name not in TEXT_SHAPES.get(shape, {}):
-        raise ConfigError(f"model.text_encoders: shape {shape} has none that is trained; {', '.join(TEXT_SHAPES)} have")
+        raise ConfigError(
+            f"model.text_encoders: shape {shape} has none that is trained; {', '.join(TEXT_SHAPES)} have"
+        )
     return dict(TEXT_SHAPES[shape][name])
 
 
@@ -89,14 +95,20 @@ def read_pipeline(folder: Path) -> dict[str, Tensor]:
     """
     files = [file for name in NETWORKS if (file := network_file(folder / name)) is not None]
     if not files:
-        raise CheckpointError(f"model.weights: {folder} has no {FILES[0]} in {' or '.join(NETWORKS)}")
-    tensors = {f"inner.{name}": value for name, value in read_weights_file(files[0]).tensors.items()}
+        raise CheckpointError(
+            f"model.weights: {folder} has no {FILES[0]} in {' or '.join(NETWORKS)}"
+        )
+    tensors = {
+        f"inner.{name}": value for name, value in read_weights_file(files[0]).tensors.items()
+    }
     for name in NAMES:
         if not (folder / name / "config.json").is_file():
             continue
         kind = str((read_config(folder / name).get("architectures") or [""])[0])
         if kind in KINDS:
-            tensors |= {f"{name}.{key}": value for key, value in read_encoder(folder / name, kind).items()}
+            tensors |= {
+                f"{name}.{key}": value for key, value in read_encoder(folder / name, kind).items()
+            }
     return tensors
 
 
@@ -108,7 +120,9 @@ def read_encoder(folder: Path, kind: str) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")
             encoder = getattr(library, kind).from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"model.weights: {folder} cannot be read: {str(error).splitlines()[0]}") from error
+        raise CheckpointError(
+            f"model.weights: {folder} cannot be read: {str(error).splitlines()[0]}"
+        ) from error
     tensors: dict[str, Tensor] = encoder.state_dict()
     return tensors
 

@@ -21,7 +21,9 @@ class Decoder:
         if field != "latent":
             raise ConfigError("task.decoder: the data are pictures, not latents; leave it out")
         if not (self.folder / "config.json").is_file():
-            raise ConfigError(f"task.decoder: {self.folder} has no config.json; expected is an AutoencoderKL's folder")
+            raise ConfigError(
+                f"task.decoder: {self.folder} has no config.json; expected is an AutoencoderKL's folder"
+            )
 
     def images(self, latent_bchw: Tensor) -> Tensor:
         """Return images (b, 3, h, w) in [0, 1], one by one, of latents as the network sees them."""

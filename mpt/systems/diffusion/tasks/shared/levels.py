@@ -31,7 +31,12 @@ def section(levels: Sequence[float], losses_nl: Tensor, targets_nl: Tensor) -> d
         "Unexplained is the squared error over the target's mean square: 1 for a network that answers 0.",
         "table": {"head": ["quantile", "level", "squared error", "unexplained"], "rows": rows},
         "charts": [
-            {"title": "Unexplained share of the target", "x": "quantile of the noise level", "y": "", "lines": [line]}
+            {
+                "title": "Unexplained share of the target",
+                "x": "quantile of the noise level",
+                "y": "",
+                "lines": [line],
+            }
         ],
         "matrix": {"title": "", "names": [], "counts": [], "totals": []},
     }

@@ -56,7 +56,9 @@ def ask(answer: Answer, objective: Objective, noisy: Tensor, level_b: Tensor) ->
     return answer(objective.network_input(noisy, level_b), objective.network_time(level_b))
 
 
-def integrate_by_library(answer: Answer, scheduler: Any, noise: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+def integrate_by_library(
+    answer: Answer, scheduler: Any, noise: Tensor, steps: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield after each step of diffusers' scheduler the pictures, and the clean ones if it names them.
 
     A scheduler's random numbers come from a generator of its own with a fixed seed.
@@ -65,7 +67,11 @@ def integrate_by_library(answer: Answer, scheduler: Any, noise: Tensor, steps: i
     drawn = torch.Generator(noise.device).manual_seed(0)
     noisy = noise * scheduler.init_noise_sigma if hasattr(scheduler, "init_noise_sigma") else noise
     for time in scheduler.timesteps:
-        seen = scheduler.scale_model_input(noisy, time) if hasattr(scheduler, "scale_model_input") else noisy
+        seen = (
+            scheduler.scale_model_input(noisy, time)
+            if hasattr(scheduler, "scale_model_input")
+            else noisy
+        )
         said = answer(seen, time.to(noise.device).expand(len(noise)))
         random = {"generator": drawn} if type(scheduler).__name__ != "HeunDiscreteScheduler" else {}
         made = scheduler.step(said, time, noisy, **random)
@@ -94,7 +100,11 @@ def scheduler_settings(name: str, objective: Objective, betas: dict[str, Any]) -
     if isinstance(objective, Flow):
         if name == "FlowMatchEulerDiscreteScheduler":
             return {"shift": objective.shift}
-        return {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": objective.shift}
+        return {
+            "prediction_type": "flow_prediction",
+            "use_flow_sigmas": True,
+            "flow_shift": objective.shift,
+        }
     if isinstance(objective, Edm):
         return {
             "sigma_min": objective.sigma_min,

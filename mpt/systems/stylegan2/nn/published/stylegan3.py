@@ -32,10 +32,18 @@ class Features(nn.Module):
     def __init__(self, state: State, style_size: int, size: int) -> None:
         super().__init__()
         channels = int(state["channels"])
-        self.size, self.rate, self.bandwidth = size, float(state["sampling_rate"]), float(state["bandwidth"])
+        self.size, self.rate, self.bandwidth = (
+            size,
+            float(state["sampling_rate"]),
+            float(state["bandwidth"]),
+        )
         self.weight = nn.Parameter(torch.empty(channels, channels))
         self.affine = EqualLinear(style_size, 4)
-        for name, shape in (("transform", (3, 3)), ("freqs", (channels, 2)), ("phases", (channels,))):
+        for name, shape in (
+            ("transform", (3, 3)),
+            ("freqs", (channels, 2)),
+            ("phases", (channels,)),
+        ):
             self.register_buffer(name, torch.empty(shape))
 
     def forward(self, style_bd: Tensor) -> Tensor:
@@ -49,7 +57,9 @@ class Features(nn.Module):
         freqs_bcx = self.freqs @ moved[:, :2, :2]
         beyond = (freqs_bcx.norm(dim=2) - self.bandwidth) / (self.rate / 2 - self.bandwidth)
         amplitudes_bc = (1 - beyond).clamp(0, 1)
-        place = (torch.arange(self.size, device=style_bd.device) + 0.5) / self.rate - 0.5 * self.size / self.rate
+        place = (
+            torch.arange(self.size, device=style_bd.device) + 0.5
+        ) / self.rate - 0.5 * self.size / self.rate
         grid_hwx = torch.stack(torch.meshgrid(place, place, indexing="xy"), -1)
         angle = torch.einsum("hwx,bcx->bhwc", grid_hwx, freqs_bcx) + phases_bc[:, None, None]
         waves = torch.sin(2 * math.pi * angle) * amplitudes_bc[:, None, None]
@@ -66,7 +76,9 @@ class Layer(nn.Module):
 
     def __init__(self, state: State, style_size: int, filters: Mapping[str, Tensor | None]) -> None:
         super().__init__()
-        inputs, outputs, kernel = (int(state[name]) for name in ("in_channels", "out_channels", "conv_kernel"))
+        inputs, outputs, kernel = (
+            int(state[name]) for name in ("in_channels", "out_channels", "conv_kernel")
+        )
         self.is_image, self.clamp = bool(state["is_torgb"]), state["conv_clamp"]
         self.up, self.down = int(state["up_factor"]), int(state["down_factor"])
         self.padding = [int(side) for side in state["padding"]]
@@ -86,7 +98,9 @@ class Layer(nn.Module):
         else:
             weight = weight * weight.square().mean((1, 2, 3), keepdim=True).rsqrt()
             y = style = style * style.square().mean().rsqrt()
-        x = F.conv2d(x_bchw * (y * self.magnitude_ema.rsqrt())[:, :, None, None], weight, padding=kernel - 1)
+        x = F.conv2d(
+            x_bchw * (y * self.magnitude_ema.rsqrt())[:, :, None, None], weight, padding=kernel - 1
+        )
         if not self.is_image:
             energy_oi = weight.square().sum((2, 3))
             x = x * (style.square() @ energy_oi.T + 1e-8).rsqrt()[:, :, None, None]
@@ -102,9 +116,13 @@ class Layer(nn.Module):
 class AliasFreeGenerator(nn.Module):
     """StyleGAN3: latents to images, with `mapping` and `synthesis` apart as truncation and mixing need them."""
 
-    def __init__(self, arguments: State, states: Mapping[str, State], tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, arguments: State, states: Mapping[str, State], tensors: Mapping[str, Tensor]
+    ) -> None:
         super().__init__()
-        style_size, self.latent_size, self.classes = (arguments[name] for name in ("w_dim", "z_dim", "c_dim"))
+        style_size, self.latent_size, self.classes = (
+            arguments[name] for name in ("w_dim", "z_dim", "c_dim")
+        )
         mapping, synthesis = states["mapping"], states["synthesis"]
         sizes = (self.latent_size, style_size, int(mapping["num_layers"]))
         self.mapping = StyleMapping(*sizes, classes=self.classes, tracks_mean=True)
@@ -114,7 +132,9 @@ class AliasFreeGenerator(nn.Module):
         margin = 2 * int(synthesis["margin_size"])
         self.features = Features(first, style_size, int(float(first["sampling_rate"])) + margin)
         self.layers = nn.ModuleList(
-            Layer(states[f"synthesis.{name}"], style_size, filters_of(tensors, f"synthesis.{name}."))
+            Layer(
+                states[f"synthesis.{name}"], style_size, filters_of(tensors, f"synthesis.{name}.")
+            )
             for name in self.names
         )
 
@@ -134,7 +154,11 @@ def filters_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor |
 
 
 def resample(
-    x_bchw: Tensor, taps: Tensor | None, up: int = 1, down: int = 1, padding: list[int] | None = None
+    x_bchw: Tensor,
+    taps: Tensor | None,
+    up: int = 1,
+    down: int = 1,
+    padding: list[int] | None = None,
 ) -> Tensor:
     """Return x with zeros between its pixels, padded (left, right, top, bottom; cropped below 0), filtered and thinned.
 
@@ -164,7 +188,10 @@ def matrix(rows: list[list[Tensor]]) -> Tensor:
 def to_ours(tensors: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
     """Return the original's tensors by our names."""
     renamed = {"mapping.w_avg": "mapping.average"}
-    places = {"synthesis.input.": "features.", **{f"synthesis.{one}.": f"layers.{i}." for i, one in enumerate(names)}}
+    places = {
+        "synthesis.input.": "features.",
+        **{f"synthesis.{one}.": f"layers.{i}." for i, one in enumerate(names)},
+    }
     found = {}
     for name, value in tensors.items():
         if name.startswith("mapping.fc"):

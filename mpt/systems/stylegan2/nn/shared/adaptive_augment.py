@@ -35,7 +35,8 @@ class AdaptiveAugment(nn.Module):
 
     def forward(self, image_bchw: Tensor, uniforms_bn: Tensor) -> Tensor:
         draws = Draws(uniforms_bn, self.probability)
-        with torch.autocast(image_bchw.device.type, enabled=False):  # coordinates have no digits to lose
+        # coordinates have no digits to lose
+        with torch.autocast(image_bchw.device.type, enabled=False):
             matrix = geometry(draws, image_bchw.shape[3])[:, :2]
             if self.taps is None:
                 return colour(sample_affine(image_bchw, matrix), draws)

@@ -25,7 +25,12 @@ class Mapping(nn.Module):
     average: Tensor | None
 
     def __init__(
-        self, latent_size: int, style_size: int, layers: int, classes: int = 0, tracks_mean: bool = False
+        self,
+        latent_size: int,
+        style_size: int,
+        layers: int,
+        classes: int = 0,
+        tracks_mean: bool = False,
     ) -> None:
         super().__init__()
         self.classes = classes

@@ -31,7 +31,9 @@ class Blur(nn.Module):
         kernel = torch.outer(taps, taps)
         self.register_buffer("kernel", kernel / kernel.sum(), persistent=False)
 
-    def filter(self, x_bchw: Tensor, pad: tuple[int, int, int, int], gain: float = 1.0, stride: int = 1) -> Tensor:
+    def filter(
+        self, x_bchw: Tensor, pad: tuple[int, int, int, int], gain: float = 1.0, stride: int = 1
+    ) -> Tensor:
         """Return x padded by (left, right, top, bottom), filtered per channel and strided."""
         channels = x_bchw.shape[1]
         kernel = (self.kernel * gain).to(x_bchw.dtype).expand(channels, 1, 4, 4)
@@ -73,11 +75,15 @@ class _FilterTransposed(torch.autograd.Function):
     """The adjoint of `_Filter`: spread each value over the pixels that it was made of."""
 
     @staticmethod
-    def forward(context: Any, slope: Tensor, kernel: Tensor, shape: torch.Size, stride: int) -> Tensor:
+    def forward(
+        context: Any, slope: Tensor, kernel: Tensor, shape: torch.Size, stride: int
+    ) -> Tensor:
         context.save_for_backward(kernel)
         context.stride = stride
         # Under autocast the forward ran in half, and so does this.
-        image: Tensor = conv2d_input(shape, kernel.to(slope.dtype), slope, stride=stride, groups=len(kernel))  # type: ignore[no-untyped-call]
+        image: Tensor = conv2d_input(
+            shape, kernel.to(slope.dtype), slope, stride=stride, groups=len(kernel)
+        )  # type: ignore[no-untyped-call]
         return image
 
     @staticmethod
@@ -93,7 +99,9 @@ class _Sample(torch.autograd.Function):
     def forward(context: Any, image: Tensor, grid: Tensor, corners: bool) -> Tensor:
         context.save_for_backward(grid)
         context.shape, context.corners = image.shape, corners
-        return F.grid_sample(image, grid, mode="bilinear", padding_mode="reflection", align_corners=corners)
+        return F.grid_sample(
+            image, grid, mode="bilinear", padding_mode="reflection", align_corners=corners
+        )
 
     @staticmethod
     def backward(context: Any, slope: Tensor) -> tuple[Tensor, None, None]:
@@ -105,7 +113,9 @@ class _SampleTransposed(torch.autograd.Function):
     """The adjoint of `_Sample`: spread each value over the pixels that it was read from."""
 
     @staticmethod
-    def forward(context: Any, slope: Tensor, grid: Tensor, shape: torch.Size, corners: bool) -> Tensor:
+    def forward(
+        context: Any, slope: Tensor, grid: Tensor, shape: torch.Size, corners: bool
+    ) -> Tensor:
         context.save_for_backward(grid)
         context.corners = corners
         slope = slope.to(grid.dtype)  # later operators may have run in half
@@ -130,8 +140,20 @@ def sample_affine(image_bchw: Tensor, matrix_b23: Tensor) -> Tensor:
 
 
 SYM6 = (
-    *(0.015404109327027373, 0.0034907120842174702, -0.11799011114819057, -0.048311742585633, 0.4910559419267466),
-    *(0.787641141030194, 0.3379294217276218, -0.07263752278646252, -0.021060292512300564, 0.04472490177066578),
+    *(
+        0.015404109327027373,
+        0.0034907120842174702,
+        -0.11799011114819057,
+        -0.048311742585633,
+        0.4910559419267466,
+    ),
+    *(
+        0.787641141030194,
+        0.3379294217276218,
+        -0.07263752278646252,
+        -0.021060292512300564,
+        0.04472490177066578,
+    ),
     *(0.0017677118642428036, -0.007800708325034148),
 )
 """Low-pass filter of the symlet of order 6 (Daubechies 1992), as PyWavelets lists it."""
@@ -163,11 +185,16 @@ def sample_affine_filtered(image_bchw: Tensor, matrix_b23: Tensor, taps: Tensor)
     count = 2 * (side + 2 * CUT)
     place = torch.arange(count, device=image.device) + 1.0 - count / 2
     grid_hwx = torch.stack(torch.meshgrid(place, place, indexing="xy"), -1) / side
-    read_bhwx = torch.einsum("bij,hwj->bhwi", matrix_b23[:, :, :2].float(), grid_hwx) + matrix_b23[:, None, None, :, 2]
+    read_bhwx = (
+        torch.einsum("bij,hwj->bhwi", matrix_b23[:, :, :2].float(), grid_hwx)
+        + matrix_b23[:, None, None, :, 2]
+    )
     index_bhwx = (read_bhwx * side + side - 1).remainder(period)
     sampled: Tensor = _Sample.apply(doubled, index_bhwx * (2 / period) - 1, True)  # type: ignore[no-untyped-call]
     border = 2 * CUT - 5
-    return filtered(sampled[..., border : count - border + 1, border : count - border + 1], taps)[..., ::2, ::2]
+    return filtered(sampled[..., border : count - border + 1, border : count - border + 1], taps)[
+        ..., ::2, ::2
+    ]
 
 
 def spread(image_bchw: Tensor) -> Tensor:

@@ -60,15 +60,27 @@ class EqualLinear(nn.Module):
     """A linear layer whose weight is stored with deviation 1 / lr_multiplier and scaled at run time."""
 
     def __init__(
-        self, inputs: int, outputs: int, lr_multiplier: float = 1.0, bias: float = 0.0, activated: bool = False
+        self,
+        inputs: int,
+        outputs: int,
+        lr_multiplier: float = 1.0,
+        bias: float = 0.0,
+        activated: bool = False,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs) / lr_multiplier)
         self.bias = nn.Parameter(torch.full((outputs,), bias / lr_multiplier))
-        self.gain, self.lr_multiplier, self.activated = lr_multiplier / math.sqrt(inputs), lr_multiplier, activated
+        self.gain, self.lr_multiplier, self.activated = (
+            lr_multiplier / math.sqrt(inputs),
+            lr_multiplier,
+            activated,
+        )
 
     def forward(self, x_bd: Tensor) -> Tensor:
-        weight, bias = (self.weight * self.gain).to(x_bd.dtype), (self.bias * self.lr_multiplier).to(x_bd.dtype)
+        weight, bias = (
+            (self.weight * self.gain).to(x_bd.dtype),
+            (self.bias * self.lr_multiplier).to(x_bd.dtype),
+        )
         y = F.linear(x_bd, weight, bias)
         return activate(y) if self.activated else y
 
@@ -110,7 +122,12 @@ class StyledConv(Convolution):
     """A modulated convolution, optionally to twice the size, with noise, bias and activation."""
 
     def __init__(
-        self, inputs: int, outputs: int, style_size: int, doubles: bool = False, clamp: float | None = None
+        self,
+        inputs: int,
+        outputs: int,
+        style_size: int,
+        doubles: bool = False,
+        clamp: float | None = None,
     ) -> None:
         super().__init__()
         self.affine = EqualLinear(style_size, inputs, bias=1.0)
@@ -125,7 +142,9 @@ class StyledConv(Convolution):
         if computes_in_float16(x_bchw):
             # Demodulation undoes both factors exactly; without them products of large styles leave float16's range.
             fan_in = weight_oikk[0].numel()
-            weight_oikk = weight_oikk / (math.sqrt(fan_in) * weight_oikk.abs().amax((1, 2, 3), keepdim=True))
+            weight_oikk = weight_oikk / (
+                math.sqrt(fan_in) * weight_oikk.abs().amax((1, 2, 3), keepdim=True)
+            )
             style_bi = style_bi / style_bi.abs().amax(1, keepdim=True)
         demodulation_bo = demodulate(weight_oikk, style_bi)
         x = x_bchw * style_bi.to(x_bchw.dtype)[:, :, None, None]
@@ -133,7 +152,9 @@ class StyledConv(Convolution):
         if self.blur is None:
             y = F.conv2d(x, weight, padding=1)
         else:
-            y = self.blur.filter(F.conv_transpose2d(x, weight.transpose(0, 1), stride=2), (1, 1, 1, 1), gain=4.0)
+            y = self.blur.filter(
+                F.conv_transpose2d(x, weight.transpose(0, 1), stride=2), (1, 1, 1, 1), gain=4.0
+            )
         y = y * demodulation_bo.to(y.dtype)[:, :, None, None]
         if noise_b1hw is not None:
             y = y + (noise_b1hw * self.noise_strength).to(y.dtype)
@@ -143,7 +164,9 @@ class StyledConv(Convolution):
 class ToImage(nn.Module):
     """A modulated 1x1 convolution to image channels, without demodulation; its output is float32."""
 
-    def __init__(self, inputs: int, channels: int, style_size: int, clamp: float | None = None) -> None:
+    def __init__(
+        self, inputs: int, channels: int, style_size: int, clamp: float | None = None
+    ) -> None:
         super().__init__()
         self.affine = EqualLinear(style_size, inputs, bias=1.0)
         self.weight = nn.Parameter(torch.randn(channels, inputs, 1, 1))
@@ -162,7 +185,9 @@ def demodulate(weight_oikk: Tensor, style_bi: Tensor) -> Tensor:
 
     A matrix product of squares; a kernel per sample would take b times the weight's memory for the same numbers.
     """
-    with torch.autocast(weight_oikk.device.type if weight_oikk.device.type != "meta" else "cpu", enabled=False):
+    with torch.autocast(
+        weight_oikk.device.type if weight_oikk.device.type != "meta" else "cpu", enabled=False
+    ):
         energy_oi = weight_oikk.float().square().sum((2, 3))
         return (style_bi.float().square() @ energy_oi.T + 1e-8).rsqrt()
 
@@ -261,5 +286,7 @@ def batch_deviation(x_bchw: Tensor, group: int = 4) -> Tensor:
     grouped = x_bchw.float().reshape(-1, size, *x_bchw.shape[1:])
     variance = (grouped - grouped.mean(1, keepdim=True)).square().mean(1)
     deviation = (variance + 1e-8).sqrt().mean((1, 2, 3))
-    plane = deviation.unsqueeze(1).expand(-1, size).reshape(-1, 1, 1, 1).expand(-1, 1, height, width)
+    plane = (
+        deviation.unsqueeze(1).expand(-1, size).reshape(-1, 1, 1, 1).expand(-1, 1, height, width)
+    )
     return torch.cat((x_bchw, plane.to(x_bchw.dtype)), dim=1)

@@ -24,9 +24,24 @@ DEFAULTS: dict[str, Any] = {
     "mbstd_num_channels": 1,
 }
 """Settings of the original that have one value here; the architecture depends on the network."""
-FREE = ("fp16_channels_last", "freeze_layers", "conv_clamp", "num_fp16_res", "class_name", "fused_modconv_default")
+FREE = (
+    "fp16_channels_last",
+    "freeze_layers",
+    "conv_clamp",
+    "num_fp16_res",
+    "class_name",
+    "fused_modconv_default",
+)
 """Settings that change no network that is read here."""
-OUTER = ("z_dim", "c_dim", "w_dim", "img_resolution", "img_channels", "mapping_kwargs", "synthesis_kwargs")
+OUTER = (
+    "z_dim",
+    "c_dim",
+    "w_dim",
+    "img_resolution",
+    "img_channels",
+    "mapping_kwargs",
+    "synthesis_kwargs",
+)
 """Arguments of a generator; stylegan3's version of it takes those of its synthesis network alongside them."""
 MAPPING_DEFAULTS = {"num_layers": 8, "embed_features": None, "layer_features": None}
 
@@ -43,12 +58,20 @@ def pairs(resolutions: Sequence[int]) -> Iterator[tuple[str, str]]:
     for number, size in enumerate(resolutions):
         for theirs, ours in LAYERS.items():
             for kind in CONVOLUTION:
-                yield f"G.synthesis.b{size}.{theirs}.{kind}", f"gen.synthesis.blocks.{number}.{ours}.{kind}"
+                yield (
+                    f"G.synthesis.b{size}.{theirs}.{kind}",
+                    f"gen.synthesis.blocks.{number}.{ours}.{kind}",
+                )
     for number, size in enumerate(reversed(resolutions[1:])):
         for theirs, ours in (("conv0", "first"), ("conv1", "second"), ("skip", "skip")):
             for kind in ("weight", "bias"):
                 yield f"D.b{size}.{theirs}.{kind}", f"disc.blocks.{number}.{ours}.{kind}"
-    ends = {f"b{resolutions[-1]}.fromrgb": "from_image", "b4.conv": "last", "b4.fc": "hidden", "b4.out": "score"}
+    ends = {
+        f"b{resolutions[-1]}.fromrgb": "from_image",
+        "b4.conv": "last",
+        "b4.fc": "hidden",
+        "b4.out": "score",
+    }
     for theirs, ours in ends.items():
         for kind in ("weight", "bias"):
             yield f"D.{theirs}.{kind}", f"disc.{ours}.{kind}"
@@ -73,7 +96,9 @@ def to_ours(resolutions: Sequence[int], tensors: Mapping[str, Tensor]) -> dict[s
                 found[f"{target}.{ours.partition('.')[2]}"] = tensors[name]
         noise = [f"{source}{name[1:]}" for name in noise_names(resolutions)] if kind == "G" else []
         if noise and all(name in tensors for name in noise):
-            found[f"{target}.synthesis.fixed_noise"] = torch.cat([tensors[name].flatten() for name in noise])
+            found[f"{target}.synthesis.fixed_noise"] = torch.cat(
+                [tensors[name].flatten() for name in noise]
+            )
     return found
 
 
@@ -85,11 +110,16 @@ def to_theirs(resolutions: Sequence[int], tensors: Mapping[str, Tensor]) -> dict
         names = noise_names(resolutions)
         sizes = [int(name.split(".b")[1].partition(".")[0]) for name in names]
         pieces = torch.split(noise, [size**2 for size in sizes])
-        found |= {name: piece.reshape(size, size) for name, piece, size in zip(names, pieces, sizes, strict=True)}
+        found |= {
+            name: piece.reshape(size, size)
+            for name, piece, size in zip(names, pieces, sizes, strict=True)
+        }
     return found
 
 
-def settings_of(generator: Mapping[str, Any], discriminator: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
+def settings_of(
+    generator: Mapping[str, Any], discriminator: Mapping[str, Any] | None, where: str
+) -> dict[str, Any]:
     """Return the settings of `model` for networks that were made with these arguments.
 
     Without a discriminator its own settings are left out. Raises CheckpointError for architectures that are not built.
@@ -97,9 +127,13 @@ def settings_of(generator: Mapping[str, Any], discriminator: Mapping[str, Any] |
     flat = {name: value for name, value in generator.items() if name not in OUTER}
     synthesis = {**flat, **(generator.get("synthesis_kwargs") or {})}
     mapping = {**MAPPING_DEFAULTS, **(generator.get("mapping_kwargs") or {})}
-    refuse_other({**synthesis, **mapping}, "skip", ("channel_base", "channel_max", *MAPPING_DEFAULTS), where)
+    refuse_other(
+        {**synthesis, **mapping}, "skip", ("channel_base", "channel_max", *MAPPING_DEFAULTS), where
+    )
     if not {mapping["embed_features"], mapping["layer_features"]} <= {None, generator["w_dim"]}:
-        raise CheckpointError(f"{where}: its mapping network has layers of several widths, which are not built here")
+        raise CheckpointError(
+            f"{where}: its mapping network has layers of several widths, which are not built here"
+        )
     settings = {
         "name": "stylegan2",
         "published": True,
@@ -119,7 +153,9 @@ def settings_of(generator: Mapping[str, Any], discriminator: Mapping[str, Any] |
     return settings
 
 
-def discriminator_settings(arguments: Mapping[str, Any], own: Mapping[str, Any], where: str) -> dict[str, Any]:
+def discriminator_settings(
+    arguments: Mapping[str, Any], own: Mapping[str, Any], where: str
+) -> dict[str, Any]:
     """Return the settings that a discriminator adds to a generator's. Raises CheckpointError if it is built unlike."""
     epilogue = {"mbstd_group_size": 4, **(arguments.get("epilogue_kwargs") or {})}
     block = arguments.get("block_kwargs") or {}
@@ -127,15 +163,22 @@ def discriminator_settings(arguments: Mapping[str, Any], own: Mapping[str, Any],
     outer = {"architecture": arguments.get("architecture", "resnet")}
     refuse_other({**epilogue, **block, **outer}, "resnet", ("mbstd_group_size",), where)
     refuse_other(mapping, "", tuple(MAPPING_DEFAULTS), where)
-    sizes = {"channel_base": arguments.get("channel_base", 32768), "channel_max": arguments.get("channel_max", 512)}
-    if mapping.get("num_layers", 8) != 8 or any(own[name] != value for name, value in sizes.items()):
+    sizes = {
+        "channel_base": arguments.get("channel_base", 32768),
+        "channel_max": arguments.get("channel_max", 512),
+    }
+    if mapping.get("num_layers", 8) != 8 or any(
+        own[name] != value for name, value in sizes.items()
+    ):
         raise CheckpointError(
             f"{where}: its discriminator has other widths than its generator, which is not built here"
         )
     return {"deviation_group": epilogue["mbstd_group_size"] or 1 << 20}
 
 
-def refuse_other(given: Mapping[str, Any], architecture: str, known: Sequence[str], where: str) -> None:
+def refuse_other(
+    given: Mapping[str, Any], architecture: str, known: Sequence[str], where: str
+) -> None:
     """Raise CheckpointError for a setting that these networks do not have, or have with one other value."""
     for name, value in given.items():
         if name in known or name in FREE:

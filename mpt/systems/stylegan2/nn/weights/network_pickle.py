@@ -24,7 +24,14 @@ from torch import Tensor
 from mpt.errors import CheckpointError
 from mpt.foreign.files import open_foreign, read_bytes
 from mpt.run.process.host_memory import available_bytes
-from mpt.weights.torch_pickle import MOST_WORK, Described, Foreign, GlobalName, Storage, TorchMachine
+from mpt.weights.torch_pickle import (
+    MOST_WORK,
+    Described,
+    Foreign,
+    GlobalName,
+    Storage,
+    TorchMachine,
+)
 from mpt.weights.weights_file import (
     MOST_DEPTH,
     MOST_ENTRIES,
@@ -39,7 +46,9 @@ PERSISTENT = "torch_utils.persistence _reconstruct_persistent_obj"
 FROM_BYTES = "torch.storage _load_from_bytes"
 SCALARS = ("numpy._core.multiarray scalar", "numpy.core.multiarray scalar")
 DTYPE = "numpy dtype"
-SCALAR_CODES = frozenset(f"{kind}{size}" for kind in "fiu" for size in (1, 2, 4, 8)) - {"f1"} | {"b1"}
+SCALAR_CODES = frozenset(f"{kind}{size}" for kind in "fiu" for size in (1, 2, 4, 8)) - {"f1"} | {
+    "b1"
+}
 MARK, TENSORFLOW = b"torch_utils.persistence", b"dnnlib.tflib.network"
 LOOKED_AT = 1 << 16
 """Bytes at a file's beginning in which its kind shows."""
@@ -63,7 +72,9 @@ class Network:
 class NetworkPickle:
     """Contents of a file: networks by name, whose tensors are made when they are asked for."""
 
-    def __init__(self, path: Path, networks: Mapping[str, Network], machine: NetworkMachine) -> None:
+    def __init__(
+        self, path: Path, networks: Mapping[str, Network], machine: NetworkMachine
+    ) -> None:
         self.path, self.networks, self._machine = path, networks, machine
 
     def described(self, names: tuple[str, ...] = NETWORKS) -> dict[str, Described]:
@@ -90,7 +101,9 @@ class NetworkPickle:
             one = described.get(name)
             if one is None or one.shape != tuple(value.shape):
                 found = f"of shape {one.shape}" if one is not None else "missing"
-                raise CheckpointError(f"{self.path}: its {name} is {found}, and {tuple(value.shape)} is to be written")
+                raise CheckpointError(
+                    f"{self.path}: its {name} is {found}, and {tuple(value.shape)} is to be written"
+                )
             numbers = self._machine.read(one.storage)
             realize(one, lambda storage, held=numbers: held, {}).copy_(value)  # type: ignore[misc]
             raw = numbers.numpy().tobytes()
@@ -154,7 +167,8 @@ class NetworkMachine(TorchMachine):
             storage, read = read_legacy(BytesIO(data), len(data), NESTED_WORK)
             if not isinstance(storage, Storage):
                 raise ValueError("its pickle has a tensor whose bytes are no storage")
-            own = Storage(f"{len(self.readers)}", storage.dtype, storage.count)  # keys were addresses, used again
+            # keys were addresses, used again
+            own = Storage(f"{len(self.readers)}", storage.dtype, storage.count)
             self.readers[own.key] = (storage, read)
             self.nested[id(data)] = own
             self.held.append(data)  # its number stays its own
@@ -180,7 +194,9 @@ def scalar(dtype: Any, data: Any) -> float | int | bool:
     if code not in SCALAR_CODES or type(data) is not bytes or len(data) != np.dtype(code).itemsize:
         raise ValueError("its pickle has a NumPy scalar that is none")
     order = dtype.state[1] if type(dtype.state) is tuple and len(dtype.state) > 1 else "<"
-    value: float | int | bool = np.frombuffer(data, np.dtype(f"{'>' if order == '>' else '<'}{code}"))[0].item()
+    value: float | int | bool = np.frombuffer(
+        data, np.dtype(f"{'>' if order == '>' else '<'}{code}")
+    )[0].item()
     return value
 
 
@@ -207,7 +223,9 @@ def read_network_pickle(path: Path) -> NetworkPickle:
         value = machine.run(BytesIO(data))
         if not isinstance(value, dict):
             raise ValueError("it does not hold networks by name")
-        networks = {name: network_of(value[name]) for name in NETWORKS if value.get(name) is not None}
+        networks = {
+            name: network_of(value[name]) for name in NETWORKS if value.get(name) is not None
+        }
         if "G_ema" not in networks:
             raise ValueError("it holds no G_ema, the generator that is used")
         return NetworkPickle(path, networks, machine)
@@ -251,7 +269,9 @@ def plain(value: Any, room: list[int], depth: int = 0) -> Any:
     if room[0] < 0 or depth > MOST_DEPTH:
         raise ValueError("its settings are nested without end")
     if isinstance(value, Foreign):
-        return plain(value.items, room, depth) if value.name == "dnnlib.util EasyDict" else value.name
+        return (
+            plain(value.items, room, depth) if value.name == "dnnlib.util EasyDict" else value.name
+        )
     if isinstance(value, dict):
         return {key: plain(one, room, depth + 1) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -30,7 +30,12 @@ from mpt.inference.inputs import Given, Sample, match_files, named
 from mpt.inference.trained import Trained
 from mpt.run.process.files import failures_explained
 from mpt.seams import Run
-from mpt.systems.yolofuse.data.shared.given_files import frame_picture, in_own_pixels, read_given, scene_of
+from mpt.systems.yolofuse.data.shared.given_files import (
+    frame_picture,
+    in_own_pixels,
+    read_given,
+    scene_of,
+)
 from mpt.systems.yolofuse.data.shared.scene_augmentation import Scene, as_arrays, letterbox
 from mpt.systems.yolofuse.data.shared.scene_dataset import canvas_of, levels_of
 from mpt.systems.yolofuse.metrics.shared.average_precision import overlaps
@@ -55,7 +60,9 @@ class Detected:
 def detector(run: Run) -> Detect:
     """Return a run's detection task. Raises ConfigError for a run of another task."""
     if not isinstance(run.task, Detect):
-        raise ConfigError(f"RUN: it trained {run.config.model.name}, which is no detector of yolofuse")
+        raise ConfigError(
+            f"RUN: it trained {run.config.model.name}, which is no detector of yolofuse"
+        )
     return run.task
 
 
@@ -63,7 +70,9 @@ def yolo_detector(run: Run, command: str) -> Detect:
     """Return a run's task if its network is one of yolofuse's own. Raises ConfigError for another detector."""
     task = detector(run)
     if task.gives_losses:
-        raise ConfigError(f"RUN: it trained {run.config.model.name}; `{command}` knows model yolofuse only")
+        raise ConfigError(
+            f"RUN: it trained {run.config.model.name}; `{command}` knows model yolofuse only"
+        )
     return task
 
 
@@ -78,7 +87,11 @@ def find_inputs(wanted: Sequence[str]) -> list[Given]:
         field, path = named(text)
         if not path.exists():
             raise DataError(f"--input: there is no file or folder {path}")
-        files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if is_picture(file)]
+        files = (
+            [path]
+            if path.is_file()
+            else [file for file in sorted(path.rglob("*")) if is_picture(file)]
+        )
         if not files:
             raise DataError(f"--input: no pictures in {path}; looked for {', '.join(EXTENSIONS)}")
         root = path if path.is_dir() else path.parent
@@ -101,7 +114,11 @@ def samples(trained: Trained, inputs: Sequence[Given]) -> Iterator[tuple[str, Sc
             streams = [read_frames(sample[camera]) for camera in task.cameras]
             for number, frames in enumerate(zip_longest(*streams)):
                 if None in frames:
-                    ended = [str(sample[c]) for c, frame in zip(task.cameras, frames, strict=True) if frame is None]
+                    ended = [
+                        str(sample[c])
+                        for c, frame in zip(task.cameras, frames, strict=True)
+                        if frame is None
+                    ]
                     print(
                         f"warning: {' and '.join(ended)} ended after {number} frames; the frames that another camera "
                         "has after that have no partner and were left out",
@@ -114,7 +131,10 @@ def samples(trained: Trained, inputs: Sequence[Given]) -> Iterator[tuple[str, Sc
                 ]
                 yield f"{first.stem}-{number:06d}", scene_of(str(first), pictures)
             continue
-        yield sample_name(first, inputs), read_given({camera: sample[camera] for camera in task.cameras}, levels)
+        yield (
+            sample_name(first, inputs),
+            read_given({camera: sample[camera] for camera in task.cameras}, levels),
+        )
 
 
 def sample_name(file: Path, inputs: Sequence[Given]) -> str:
@@ -125,7 +145,9 @@ def sample_name(file: Path, inputs: Sequence[Given]) -> str:
     return file.stem
 
 
-def detect(run: Run, scenes: Iterator[tuple[str, Scene]], batch_size: int) -> Iterator[tuple[Detected, Scene, float]]:
+def detect(
+    run: Run, scenes: Iterator[tuple[str, Scene]], batch_size: int
+) -> Iterator[tuple[Detected, Scene, float]]:
     """Yield the detections of each scene, the scene, and the seconds per sample of its batch."""
     task = detector(run)
     height, width = run.data.fields[task.cameras[0]].shape[1:]
@@ -142,7 +164,11 @@ def detect(run: Run, scenes: Iterator[tuple[str, Scene]], batch_size: int) -> It
         synchronize(run.device)
         spent = (time.perf_counter() - started) / len(chosen)
         for (name, scene), rows in zip(chosen, found, strict=True):
-            yield Detected(name, scene.size, in_own_pixels(rows, scene.size, (width, height), most)), scene, spent
+            yield (
+                Detected(name, scene.size, in_own_pixels(rows, scene.size, (width, height), most)),
+                scene,
+                spent,
+            )
 
 
 def write_labels(output: Path, one: Detected) -> None:
@@ -161,7 +187,10 @@ def write_labels(output: Path, one: Detected) -> None:
 
 def write_picture(output: Path, one: Detected, scene: Scene, classes: Sequence[str]) -> None:
     """Write the cameras side by side with the detected boxes."""
-    drawn = [np.asarray(draw_boxes(picture.convert("RGB"), one.rows, classes)) for picture in scene.pictures]
+    drawn = [
+        np.asarray(draw_boxes(picture.convert("RGB"), one.rows, classes))
+        for picture in scene.pictures
+    ]
     path = output / "pictures" / f"{one.name}.png"
     with failures_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +205,11 @@ def as_json(found: Sequence[Detected], classes: Sequence[str]) -> list[dict[str,
             "width": one.size[0],
             "height": one.size[1],
             "detections": [
-                {"class": classes[int(kind)], "score": round(score, 4), "box": [round(side, 2) for side in box]}
+                {
+                    "class": classes[int(kind)],
+                    "score": round(score, 4),
+                    "box": [round(side, 2) for side in box],
+                }
                 for *box, score, kind in one.rows.tolist()
             ],
         }
@@ -188,7 +221,9 @@ def compare(reference: Sequence[Detected], found: Sequence[Detected]) -> list[st
     """Return sentences on how detections in half agree with those in float32, matched box by box."""
     matched, scores, shared = 0, [], []
     for first, second in zip(reference, found, strict=True):
-        iou = overlaps(first.rows, second.rows) * (first.rows[:, None, 5] == second.rows[None, :, 5])
+        iou = overlaps(first.rows, second.rows) * (
+            first.rows[:, None, 5] == second.rows[None, :, 5]
+        )
         for place in np.argsort(-iou, axis=None, kind="stable") if iou.size else ():
             n, m = np.unravel_index(place, iou.shape)
             if iou[n, m] < SAME:
@@ -198,7 +233,9 @@ def compare(reference: Sequence[Detected], found: Sequence[Detected]) -> list[st
             scores.append(abs(float(first.rows[n, 4] - second.rows[m, 4])))
             iou[n, :], iou[:, m] = -1, -1
     wanted, given = (sum(len(one.rows) for one in many) for many in (reference, found))
-    said = [f"half against float32: {matched} of {wanted} boxes found again, {given - matched} more"]
+    said = [
+        f"half against float32: {matched} of {wanted} boxes found again, {given - matched} more"
+    ]
     if shared:
         said.append(
             f"matched boxes: IoU {statistics.mean(shared):.4f} on average, {min(shared):.4f} at least; scores differ "

@@ -26,7 +26,13 @@ from mpt.inference.export import as_half_network
 from mpt.inference.graphs.eight_bits import quantise_file
 from mpt.inference.trained import Trained
 from mpt.seams import Batch, Dataset, Run
-from mpt.systems.yolofuse.commands.shared.onnx_file import STACKED, Interface, call, session, write_plain
+from mpt.systems.yolofuse.commands.shared.onnx_file import (
+    STACKED,
+    Interface,
+    call,
+    session,
+    write_plain,
+)
 from mpt.systems.yolofuse.metrics.shared.suppression import Suppression
 from mpt.systems.yolofuse.tasks.detect import Detect
 from mpt.systems.yolofuse.tasks.shared.decoded import decoded_outputs
@@ -39,9 +45,14 @@ def write_half(path: Path, network: nn.Module, names: Interface, pictures: list[
     write_plain(path, as_half_network(network, torch.float16), names, pictures)
 
 
-def quantise(path: Path, names: Interface, trained: Trained, run: Run, task: Detect, count: int) -> None:
+def quantise(
+    path: Path, names: Interface, trained: Trained, run: Run, task: Detect, count: int
+) -> None:
     """Replace a file by its 8-bit version, calibrated on `count` training samples."""
-    prepared, finished = path.with_name(f"{path.name}.prepared"), path.with_name(f"{path.name}.int8")
+    prepared, finished = (
+        path.with_name(f"{path.name}.prepared"),
+        path.with_name(f"{path.name}.int8"),
+    )
     samples = batches(run, trained.train_data, min(count, len(trained.train_data)), 1)
     feeds = (named_feeds(batch, names, task) for batch in samples)
     try:
@@ -66,14 +77,22 @@ class Measured:
 
 def measured(path: Path, names: Interface, trained: Trained, run: Run, task: Detect) -> Measured:
     """Return a file's size, mAP on the run's test set and milliseconds per sample."""
-    return Measured(path.stat().st_size, measure_file(session(path), names, run, task, trained.test_data))
+    return Measured(
+        path.stat().st_size, measure_file(session(path), names, run, task, trained.test_data)
+    )
 
 
-def compare_measured(before: Measured, after: Measured, kind: str, samples: int, most_lost: float) -> None:
+def compare_measured(
+    before: Measured, after: Measured, kind: str, samples: int, most_lost: float
+) -> None:
     """Print a table of both. Raises GateError if mAP50 or mAP50-95 has fallen by more than `most_lost`."""
     print(f"{samples} test samples:\n| | float32 | {kind} |\n|---|---:|---:|")
     print(f"| file, MiB | {before.size_bytes / 2**20:.2f} | {after.size_bytes / 2**20:.2f} |")
-    for name, label in (("map50", "mAP50"), ("map50_95", "mAP50-95"), ("milliseconds", "ms per sample, CPU")):
+    for name, label in (
+        ("map50", "mAP50"),
+        ("map50_95", "mAP50-95"),
+        ("milliseconds", "ms per sample, CPU"),
+    ):
         print(f"| {label} | {before.figures[name]:.4f} | {after.figures[name]:.4f} |")
     for name, label in (("map50", "mAP50"), ("map50_95", "mAP50-95")):
         lost = before.figures[name] - after.figures[name]
@@ -88,7 +107,9 @@ def require_data(trained: Trained, option: str) -> None:
     """Raise DataError without the data that an export in fewer bits is measured on."""
     for data in (trained.train_data, trained.test_data):
         if isinstance(data, AbsentDataset):
-            raise DataError(f"{option} needs the run's data set, to calibrate and to measure; it is not here")
+            raise DataError(
+                f"{option} needs the run's data set, to calibrate and to measure; it is not here"
+            )
 
 
 def feeds_of(pictures: list[Tensor], names: Interface) -> list[Tensor]:
@@ -98,7 +119,10 @@ def feeds_of(pictures: list[Tensor], names: Interface) -> list[Tensor]:
 
 def named_feeds(batch: Batch, names: Interface, task: Detect) -> dict[str, Any]:
     """Return a batch's pictures by the names of a file's inputs."""
-    return {name: one.numpy() for name, one in zip(names.inputs, feeds_of(task.pictures(batch), names), strict=True)}
+    return {
+        name: one.numpy()
+        for name, one in zip(names.inputs, feeds_of(task.pictures(batch), names), strict=True)
+    }
 
 
 def batches(run: Run, data: Dataset, count: int, size: int) -> Iterator[Batch]:
@@ -118,7 +142,9 @@ def batches(run: Run, data: Dataset, count: int, size: int) -> Iterator[Batch]:
             data.changes = changes  # type: ignore[attr-defined]
 
 
-def measure_file(opened: Any, names: Interface, run: Run, task: Detect, data: Dataset) -> dict[str, float]:
+def measure_file(
+    opened: Any, names: Interface, run: Run, task: Detect, data: Dataset
+) -> dict[str, float]:
     """Return mAP of a file on a data set and the milliseconds per sample."""
     how = Suppression(0.001, 0.7, task.settings.agnostic, True, task.settings.most_detections)
     evidence, spent = [], 0.0
@@ -133,5 +159,7 @@ def measure_file(opened: Any, names: Interface, run: Run, task: Detect, data: Da
 
     for batch in batches(run, data, len(data), TEST_BATCH):
         found = task.chosen(*task.answer(look, batch), how, task.is_tiled(batch))
-        evidence.append({"found": found, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}})
+        evidence.append(
+            {"found": found, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}}
+        )
     return {**task.conclude(evidence), "milliseconds": spent / len(data) * 1e3}

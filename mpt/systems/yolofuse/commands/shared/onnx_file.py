@@ -76,9 +76,13 @@ class Stacked(nn.Module):
         (images,) = stacked
         boxes, scores = self.decoded(*torch.split(images, self.channels, 1))
         if self.best is not None:
-            return best_batch(boxes, scores.transpose(1, 2), Suppression(confidence=0.0, limit=self.best))
+            return best_batch(
+                boxes, scores.transpose(1, 2), Suppression(confidence=0.0, limit=self.best)
+            )
         first, second = boxes[..., :2], boxes[..., 2:]
-        return torch.cat((((first + second) / 2).transpose(1, 2), (second - first).transpose(1, 2), scores), 1)
+        return torch.cat(
+            (((first + second) / 2).transpose(1, 2), (second - first).transpose(1, 2), scores), 1
+        )
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,9 @@ def interface_of(task: Detect, is_stacked: bool) -> Interface:
 def example(run: Run, task: Detect) -> list[Tensor]:
     """Return two random samples of the run's layout."""
     numbers = torch.Generator().manual_seed(0)
-    return [torch.rand(2, *run.data.fields[camera].shape, generator=numbers) for camera in task.cameras]
+    return [
+        torch.rand(2, *run.data.fields[camera].shape, generator=numbers) for camera in task.cameras
+    ]
 
 
 def write_plain(path: Path, network: nn.Module, names: Interface, pictures: list[Tensor]) -> bool:
@@ -116,12 +122,20 @@ def write_plain(path: Path, network: nn.Module, names: Interface, pictures: list
         except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
             if shape is free:
                 continue
-            raise ConfigError(f"this network cannot be exported to ONNX: {str(error).splitlines()[0]}") from error
+            raise ConfigError(
+                f"this network cannot be exported to ONNX: {str(error).splitlines()[0]}"
+            ) from error
         return shape is free
     raise AssertionError("unreachable")
 
 
-def _write(path: Path, network: nn.Module, names: Interface, pictures: list[Tensor], shape: Mapping[int, Any]) -> None:
+def _write(
+    path: Path,
+    network: nn.Module,
+    names: Interface,
+    pictures: list[Tensor],
+    shape: Mapping[int, Any],
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own parts
         torch.onnx.export(
@@ -147,7 +161,9 @@ def describe(path: Path, texts: Mapping[str, str]) -> None:
     onnx.save(model, str(path))
 
 
-def texts_of(trained: Trained, task: Detect, dtype: str, outputs: Sequence[str], is_free: bool) -> dict[str, str]:
+def texts_of(
+    trained: Trained, task: Detect, dtype: str, outputs: Sequence[str], is_free: bool
+) -> dict[str, str]:
     """Return a file's metadata: for mpt, and in the keys that Ultralytics' programs read."""
     network = evaluated_module(task, "net")
     networks = [name for name, module in task.modules.items() if module is network]
@@ -158,7 +174,10 @@ def texts_of(trained: Trained, task: Detect, dtype: str, outputs: Sequence[str],
         "mpt_inside": "true",
         "mpt_outputs": " ".join(outputs),
         "mpt_ranges": json.dumps(
-            {camera: settings.get("ir_range") if camera == "ir" else None for camera in task.cameras}
+            {
+                camera: settings.get("ir_range") if camera == "ir" else None
+                for camera in task.cameras
+            }
         ),
         "task": "detect",
         "names": str(dict(enumerate(task.classes))),
@@ -175,7 +194,10 @@ def trtexec_line(path: Path, names: Interface, pictures: list[Tensor], is_free: 
     """Return the command that builds a TensorRT engine of a file. It has not been run here."""
     if not is_free:
         return f"trtexec --onnx={path} --fp16 --saveEngine={path.with_suffix('.engine')}"
-    sizes = {name: "x".join(map(str, one.shape[1:])) for name, one in zip(names.inputs, pictures, strict=True)}
+    sizes = {
+        name: "x".join(map(str, one.shape[1:]))
+        for name, one in zip(names.inputs, pictures, strict=True)
+    }
     shapes = (
         f"--{bound}Shapes={','.join(f'{name}:{count}x{size}' for name, size in sizes.items())}"
         for bound, count in (("min", 1), ("opt", 1), ("max", ENGINE_BATCH))
@@ -199,13 +221,17 @@ def call(opened: Any, names: Sequence[str], pictures: list[Tensor]) -> list[np.n
     return list(opened.run(None, feeds))
 
 
-def check_plain(path: Path, network: nn.Module, names: Interface, pictures: list[Tensor], is_free: bool) -> str:
+def check_plain(
+    path: Path, network: nn.Module, names: Interface, pictures: list[Tensor], is_free: bool
+) -> str:
     """Compare boxes and scores with the network's, at other batches and sides too. Raises CheckpointError."""
     opened = session(path)
     pixels = score = 0.0
     samples = [pictures, [picture[:1] for picture in pictures]]
     if is_free:
-        samples.append([functional.pad(picture[:1], (0, STRIDE, 0, 2 * STRIDE)) for picture in pictures])
+        samples.append(
+            [functional.pad(picture[:1], (0, STRIDE, 0, 2 * STRIDE)) for picture in pictures]
+        )
     for chosen in samples:
         with torch.no_grad():
             expected = network.eval()(*chosen)
@@ -213,7 +239,10 @@ def check_plain(path: Path, network: nn.Module, names: Interface, pictures: list
         if isinstance(expected, Tensor) and expected.shape[2] == ROW:
             check_rows(expected, found[0])
             continue
-        wanted, made = decoded_outputs([expected] if isinstance(expected, Tensor) else expected), decoded_outputs(found)
+        wanted, made = (
+            decoded_outputs([expected] if isinstance(expected, Tensor) else expected),
+            decoded_outputs(found),
+        )
         pixels = max(pixels, float((made.boxes - wanted.boxes).abs().max()))
         score = max(score, float((made.scores - wanted.scores).abs().max()))
     if pixels > TOLERANCE_PIXELS or score > TOLERANCE_SCORE:
@@ -235,7 +264,9 @@ def check_rows(expected: Tensor, found: Tensor) -> None:
         sure = rows[rows[:, 4] > rows[-1, 4] + SAME_SCORE]
         total, lost = total + len(sure), lost + without_partner(sure, own)
     if lost > UNEQUAL_SHARE * total:
-        raise CheckpointError(f"ONNX Runtime finds other boxes: {lost} of {total} have no partner; not kept")
+        raise CheckpointError(
+            f"ONNX Runtime finds other boxes: {lost} of {total} have no partner; not kept"
+        )
 
 
 def add_suppression(path: Path, task: Detect) -> None:
@@ -255,11 +286,17 @@ def add_suppression(path: Path, task: Detect) -> None:
         "second": np.array([1], np.int64),
         "last_axis": np.array([1], np.int64),
     }
-    graph.initializer.extend(onnx.numpy_helper.from_array(value, f"nms_{key}") for key, value in constants.items())
+    graph.initializer.extend(
+        onnx.numpy_helper.from_array(value, f"nms_{key}") for key, value in constants.items()
+    )
     node = helper.make_node
     graph.node.extend(
         [
-            node("NonMaxSuppression", ["boxes", "scores", "nms_most", "nms_iou", "nms_least"], ["nms_chosen"]),
+            node(
+                "NonMaxSuppression",
+                ["boxes", "scores", "nms_most", "nms_iou", "nms_least"],
+                ["nms_chosen"],
+            ),
             node("Gather", ["nms_chosen", "nms_sample_and_place"], ["nms_box_index"], axis=1),
             node("GatherND", ["boxes", "nms_box_index"], ["nms_boxes"]),
             node("GatherND", ["scores", "nms_chosen"], ["nms_scores"]),
@@ -267,7 +304,12 @@ def add_suppression(path: Path, task: Detect) -> None:
             node("Cast", ["nms_chosen"], ["nms_numbers"], to=TensorProto.FLOAT),
             node("Gather", ["nms_numbers", "nms_first"], ["nms_sample"], axis=1),
             node("Gather", ["nms_numbers", "nms_second"], ["nms_class"], axis=1),
-            node("Concat", ["nms_sample", "nms_boxes", "nms_score_column", "nms_class"], ["detections"], axis=1),
+            node(
+                "Concat",
+                ["nms_sample", "nms_boxes", "nms_score_column", "nms_class"],
+                ["detections"],
+                axis=1,
+            ),
         ]
     )
     del graph.output[:]
@@ -301,7 +343,9 @@ def check_suppression(path: Path, task: Detect, pictures: list[Tensor]) -> str:
         total += len(rows)
         lost += without_partner(rows, own) + without_partner(own, rows)
     if lost > UNEQUAL_SHARE * total:
-        raise CheckpointError(f"ONNX Runtime keeps other boxes: {lost} of {total} have no partner; not kept")
+        raise CheckpointError(
+            f"ONNX Runtime keeps other boxes: {lost} of {total} have no partner; not kept"
+        )
     return f"ONNX Runtime keeps the same boxes: {total - lost} of {total} in {len(expected)} random samples"
 
 

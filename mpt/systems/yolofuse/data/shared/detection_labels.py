@@ -38,9 +38,13 @@ def checked(rows: Sequence[Sequence[float]], classes: int) -> Rows:
         if not all(map(math.isfinite, (kind, left, top, right, bottom))):
             raise BadLabel(f"{where} has a value that is no number")
         if kind != int(kind) or not 0 <= kind < classes:
-            raise BadLabel(f"{where} is of class {kind:g}, and there are classes 0 to {classes - 1}")
+            raise BadLabel(
+                f"{where} is of class {kind:g}, and there are classes 0 to {classes - 1}"
+            )
         if min(left, top) < -SLACK or max(right, bottom) > 1 + SLACK:
-            raise BadLabel(f"{where} lies outside of the picture ({left:.4g} {top:.4g} to {right:.4g} {bottom:.4g})")
+            raise BadLabel(
+                f"{where} lies outside of the picture ({left:.4g} {top:.4g} to {right:.4g} {bottom:.4g})"
+            )
         if right <= left or bottom <= top:
             raise BadLabel(f"{where} has no area")
     table[:, 1:] = table[:, 1:].clip(0, 1)
@@ -59,13 +63,22 @@ def read_yolo(path: Path, classes: int) -> Rows:
         try:
             kind, *values = (float(word) for word in line.split())
         except ValueError as error:
-            raise BadLabel(f"line {number} holds something that is no number: {line.strip()[:40]!r}") from error
+            raise BadLabel(
+                f"line {number} holds something that is no number: {line.strip()[:40]!r}"
+            ) from error
         if len(values) == 4:
             x, y, width, height = values
             if not all(0 <= value <= 1 for value in values):
-                raise BadLabel(f"line {number} has values outside of [0, 1], which YOLO labels are relative to")
+                raise BadLabel(
+                    f"line {number} has values outside of [0, 1], which YOLO labels are relative to"
+                )
             # A centre at the edge gives a side outside of the picture, which is cut off as all readers do.
-            sides = [max(x - width / 2, 0), max(y - height / 2, 0), min(x + width / 2, 1), min(y + height / 2, 1)]
+            sides = [
+                max(x - width / 2, 0),
+                max(y - height / 2, 0),
+                min(x + width / 2, 1),
+                min(y + height / 2, 1),
+            ]
             rows.append([kind, *sides])
         elif len(values) >= 6 and len(values) % 2 == 0:
             across, down = values[::2], values[1::2]
@@ -84,10 +97,19 @@ def read_voc(path: Path, classes: Sequence[str]) -> tuple[Rows, Size]:
         for entry in tree.iter("object"):
             name = _find(entry, "name").strip()
             if name not in classes:
-                raise BadLabel(f"it names the class {name!r}; dataset.classes are {', '.join(classes)}")
-            sides = [float(_find(entry, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")]
+                raise BadLabel(
+                    f"it names the class {name!r}; dataset.classes are {', '.join(classes)}"
+                )
+            sides = [
+                float(_find(entry, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")
+            ]
             scale = (width, height, width, height)
-            rows.append([classes.index(name), *(side / size for side, size in zip(sides, scale, strict=True))])
+            rows.append(
+                [
+                    classes.index(name),
+                    *(side / size for side, size in zip(sides, scale, strict=True)),
+                ]
+            )
     except (ElementTree.ParseError, ValueError, ZeroDivisionError) as error:
         raise BadLabel(f"it is no VOC annotation ({error})") from error
     return checked(rows, len(classes)), (width, height)
@@ -104,7 +126,9 @@ def _text(path: Path) -> str:
     try:
         return read_text(path, LARGEST_RECORD_BYTES)
     except FileNotFoundError as error:
-        raise BadLabel("there is no such file; a picture without objects has an empty one") from error
+        raise BadLabel(
+            "there is no such file; a picture without objects has an empty one"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadLabel(f"it cannot be read ({error})") from error
 
@@ -141,7 +165,9 @@ class CocoLabels:
         most = max(shared.values(), default=0)
         best = [name for name in candidates if shared[name] == most]
         if len(best) > 1:
-            raise BadLabel(f"it may be {best[0]} or {best[1]} of the COCO file; their folders do not say which")
+            raise BadLabel(
+                f"it may be {best[0]} or {best[1]} of the COCO file; their folders do not say which"
+            )
         for name in best:
             parts = PurePosixPath(name).parts
             is_foreign = name.startswith("/") or name[1:3] == ":/"
@@ -186,7 +212,9 @@ def read_coco(path: Path) -> CocoLabels:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: it cannot be read ({error}); check dataset.labels") from error
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise DataError(f"{path}: it is no COCO instances file ({type(error).__name__}: {error})") from error
+        raise DataError(
+            f"{path}: it is no COCO instances file ({type(error).__name__}: {error})"
+        ) from error
     rows, bad = {}, {}
     for name, own in boxes.items():
         try:

@@ -53,7 +53,9 @@ def read_sample(data: DataSpec, files: Mapping[str, Path], settings: object) -> 
 def read_given(files: Mapping[str, Path], levels: Levels) -> Scene:
     """Return the scene of a file for each camera. Raises DataError."""
     try:
-        pictures = [read_picture(file, camera, MAX_PIXELS, levels) for camera, file in files.items()]
+        pictures = [
+            read_picture(file, camera, MAX_PIXELS, levels) for camera, file in files.items()
+        ]
     except BadImageError as error:
         raise DataError(f"--input: {error.path}: {error.reason}. Leave this file out") from error
     return scene_of(str(next(iter(files.values()))), pictures)
@@ -77,7 +79,9 @@ def scene_of(name: str, pictures: list[Image.Image]) -> Scene:
     return Scene(pictures, NO_ROWS)
 
 
-def in_own_pixels(rows: Rows, size: tuple[int, int], canvas: tuple[int, int], most: float = math.inf) -> Rows:
+def in_own_pixels(
+    rows: Rows, size: tuple[int, int], canvas: tuple[int, int], most: float = math.inf
+) -> Rows:
     """Return the real rows of a padded list, from the letterboxed picture's pixels to the picture's own."""
     own = rows[rows[:, 4] > 0].astype(np.float64)
     factor = letterbox_factor(size, canvas, most)

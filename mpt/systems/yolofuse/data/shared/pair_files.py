@@ -28,7 +28,10 @@ from mpt.systems.yolofuse.data.shared.scene_augmentation import Scene
 from mpt.systems.yolofuse.data.shared.scene_dataset import CHANNELS, Layout
 from mpt.systems.yolofuse.data.shared.yolo_data_file import beside, pictures_below
 
-SPLITS = {"train": ("train", "train2017"), "test": ("val", "test", "valid", "validation", "val2017")}
+SPLITS = {
+    "train": ("train", "train2017"),
+    "test": ("val", "test", "valid", "validation", "val2017"),
+}
 LAYOUTS = (
     ("images/{split}", "imagesIR/{split}", "labels/{split}"),
     ("visible/{split}", "infrared/{split}", "Annotations"),
@@ -87,14 +90,20 @@ def find_folders(search: Search, split: str) -> Folders:
         )
     tried = []
     for images, infrared, labels in LAYOUTS:
-        visible = search.images or (infrared if search.cameras == "ir" and search.infrared is None else images)
+        visible = search.images or (
+            infrared if search.cameras == "ir" and search.infrared is None else images
+        )
         if search.cameras == "ir":
             visible = search.infrared or infrared
         for name in SPLITS[split]:
             folder = root / _named(visible, name)
             tried.append(folder)
             if folder.is_dir():
-                partner = root / _named(search.infrared or infrared, name) if search.cameras == "pair" else None
+                partner = (
+                    root / _named(search.infrared or infrared, name)
+                    if search.cameras == "pair"
+                    else None
+                )
                 return Folders(folder, partner, root / _named(search.labels or labels, name))
     raise DataError(
         f"{root}: no {split} pictures; looked for {', '.join(str(path.relative_to(root)) for path in tried[:6])}, ... "
@@ -118,7 +127,9 @@ def has_folders(search: Search, split: str) -> bool:
 def holds_voc(folders: Folders) -> bool:
     """Return whether the labels are VOC's. Raises DataError for a folder that is not there."""
     if not folders.labels.is_dir():
-        raise DataError(f"no folder {folders.labels} with the labels of {folders.images}; set dataset.labels")
+        raise DataError(
+            f"no folder {folders.labels} with the labels of {folders.images}; set dataset.labels"
+        )
     return any(entry.suffix == ".xml" for entry in folders.labels.iterdir())
 
 
@@ -146,7 +157,9 @@ def coco_file(search: Search, split: str) -> Path | None:
     tried = [root / _named(search.labels, name) for name in SPLITS[split]]
     found = next((path for path in tried if path.is_file()), None)
     if found is None:
-        raise DataError(f"{tried[0]}: it cannot be read (there is no such file); check dataset.labels")
+        raise DataError(
+            f"{tried[0]}: it cannot be read (there is no such file); check dataset.labels"
+        )
     return found
 
 
@@ -182,7 +195,9 @@ def pictures_of_coco(coco: CocoLabels, folders: Sequence[Path], cameras: str) ->
     for name in coco.sizes:
         path = next((folder / name for folder in folders if (folder / name).is_file()), None)
         if path is None:
-            raise DataError(f"{folders[0] / name}: the COCO file lists it, and it is not there; set dataset.images")
+            raise DataError(
+                f"{folders[0] / name}: the COCO file lists it, and it is not there; set dataset.images"
+            )
         found.append(by_convention(path, cameras, has_labels=False))
     return found
 
@@ -218,7 +233,9 @@ class Nearby:
         """Return the picture at a path, whatever its suffix. Raises BadLabel if there is none."""
         if path.parent not in self.folders:
             entries = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
-            self.folders[path.parent] = {one.stem: one for one in entries if one.suffix.lower() in EXTENSIONS}
+            self.folders[path.parent] = {
+                one.stem: one for one in entries if one.suffix.lower() in EXTENSIONS
+            }
         found = self.folders[path.parent].get(path.stem)
         if found is None:
             raise BadLabel(f"no infrared partner {path.stem}.* in {path.parent}")
@@ -285,7 +302,9 @@ def read_scene(pair: Pair, layout: Layout, max_pixels: int, levels: Levels) -> S
         ) from error
     sizes = {picture.size for picture in pictures}
     if len(sizes) > 1:
-        found = " and ".join(f"{width}x{height}" for width, height in (picture.size for picture in pictures))
+        found = " and ".join(
+            f"{width}x{height}" for width, height in (picture.size for picture in pictures)
+        )
         raise DataError(
             f"{pair.paths[0]}: the cameras' pictures are {found} pixels; they must be registered to one size. Resize "
             "one, or set dataset.on_bad=skip"
@@ -298,7 +317,11 @@ def read_scene(pair: Pair, layout: Layout, max_pixels: int, levels: Levels) -> S
             "file, or set dataset.on_bad=skip"
         )
     factor = min(layout.width / width, layout.height / height)
-    if factor < 1:  # kept at the canvas's size: a mosaic is drawn from it, smaller or half as large again
+    # kept at the canvas's size: a mosaic is drawn from it, smaller or half as large again
+    if factor < 1:
         shape = (round(width * factor), round(height * factor))
-        pictures = [picture.resize(shape, Image.Resampling.BILINEAR, reducing_gap=2.0) for picture in pictures]
+        pictures = [
+            picture.resize(shape, Image.Resampling.BILINEAR, reducing_gap=2.0)
+            for picture in pictures
+        ]
     return Scene(pictures, pair.rows)

@@ -62,7 +62,10 @@ class Canvas:
 
     def __init__(self, cameras: list[Image.Image], width: int, height: int) -> None:
         self.size = (width, height)
-        self.pictures = [Image.new(one.mode, self.size, GREY if one.mode == "L" else (GREY,) * 3) for one in cameras]
+        self.pictures = [
+            Image.new(one.mode, self.size, GREY if one.mode == "L" else (GREY,) * 3)
+            for one in cameras
+        ]
         self.boxes = NO_ROWS
 
     def place(
@@ -92,7 +95,8 @@ class Canvas:
         box = ((first[0] - x) / factor, (first[1] - y) / factor)
         region = (*box, box[0] + shape[0] / factor, box[1] + shape[1] / factor)
         region = tuple(  # rounding may leave the picture by a fraction of a pixel
-            float(np.clip(side, 0, limit)) for side, limit in zip(region, (width, height) * 2, strict=True)
+            float(np.clip(side, 0, limit))
+            for side, limit in zip(region, (width, height) * 2, strict=True)
         )  # type: ignore[assignment]
         for ours, theirs in zip(self.pictures, scene.pictures, strict=True):
             ours.paste(theirs.resize(shape, Image.Resampling.BILINEAR, box=region), first)
@@ -102,7 +106,9 @@ class Canvas:
             before = areas(boxes)
             boxes[:, [1, 3]] = boxes[:, [1, 3]].clip(left, right)
             boxes[:, [2, 4]] = boxes[:, [2, 4]].clip(top, bottom)
-            self.boxes = np.concatenate((self.boxes, boxes if keeps_all else boxes[visible(boxes, before)]))
+            self.boxes = np.concatenate(
+                (self.boxes, boxes if keeps_all else boxes[visible(boxes, before)])
+            )
 
 
 def areas(boxes: Rows) -> Array:
@@ -115,7 +121,9 @@ def visible(boxes: Rows, before: Array) -> Array:
     width, height = boxes[:, 3] - boxes[:, 1], boxes[:, 4] - boxes[:, 2]
     aspect = np.maximum(width / np.maximum(height, 1e-9), height / np.maximum(width, 1e-9))
     enough = areas(boxes) > LEAST_AREA * before
-    return np.asarray((width > LEAST_PIXELS) & (height > LEAST_PIXELS) & enough & (aspect < LARGEST_ASPECT))
+    return np.asarray(
+        (width > LEAST_PIXELS) & (height > LEAST_PIXELS) & enough & (aspect < LARGEST_ASPECT)
+    )
 
 
 def letterbox(scene: Scene, width: int, height: int, most: float = math.inf) -> Canvas:
@@ -126,19 +134,28 @@ def letterbox(scene: Scene, width: int, height: int, most: float = math.inf) -> 
     canvas = Canvas(scene.pictures, width, height)
     x, y = letterbox_offset(scene.size, (width, height), most)
     everything = (0.0, 0.0, float(width), float(height))
-    canvas.place(scene, everything, letterbox_factor(scene.size, (width, height), most), x, y, keeps_all=True)
+    canvas.place(
+        scene, everything, letterbox_factor(scene.size, (width, height), most), x, y, keeps_all=True
+    )
     return canvas
 
 
-def letterbox_factor(size: tuple[int, int], canvas: tuple[int, int], most: float = math.inf) -> float:
+def letterbox_factor(
+    size: tuple[int, int], canvas: tuple[int, int], most: float = math.inf
+) -> float:
     """Return how a picture is enlarged so that it fits; sizes are width and height."""
     return min(canvas[0] / size[0], canvas[1] / size[1], most)
 
 
-def letterbox_offset(size: tuple[int, int], canvas: tuple[int, int], most: float = math.inf) -> tuple[float, float]:
+def letterbox_offset(
+    size: tuple[int, int], canvas: tuple[int, int], most: float = math.inf
+) -> tuple[float, float]:
     """Return the final place of a picture's left top corner, in whole pixels."""
     factor = letterbox_factor(size, canvas, most)
-    return (float(round((canvas[0] - size[0] * factor) / 2)), float(round((canvas[1] - size[1] * factor) / 2)))
+    return (
+        float(round((canvas[0] - size[0] * factor) / 2)),
+        float(round((canvas[1] - size[1] * factor) / 2)),
+    )
 
 
 def change(
@@ -155,14 +172,20 @@ def change(
     if draw.random() < how.mixup:
         other = _arranged(load, int(draw.integers(count)), count, width, height, how, draw)
         share = float(draw.beta(32.0, 32.0))
-        canvas.pictures = [Image.blend(b, a, share) for a, b in zip(canvas.pictures, other.pictures, strict=True)]
+        canvas.pictures = [
+            Image.blend(b, a, share) for a, b in zip(canvas.pictures, other.pictures, strict=True)
+        ]
         canvas.boxes = np.concatenate((canvas.boxes, other.boxes))
     _colour(canvas, how, draw)
     if draw.random() < how.flip_across:
-        canvas.pictures = [one.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for one in canvas.pictures]
+        canvas.pictures = [
+            one.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for one in canvas.pictures
+        ]
         canvas.boxes[:, [1, 3]] = width - canvas.boxes[:, [3, 1]]
     if draw.random() < how.flip_down:
-        canvas.pictures = [one.transpose(Image.Transpose.FLIP_TOP_BOTTOM) for one in canvas.pictures]
+        canvas.pictures = [
+            one.transpose(Image.Transpose.FLIP_TOP_BOTTOM) for one in canvas.pictures
+        ]
         canvas.boxes[:, [2, 4]] = height - canvas.boxes[:, [4, 2]]
     return canvas
 
@@ -181,12 +204,20 @@ def _arranged(
     canvas = Canvas(scene.pictures, width, height)
     is_mosaic = draw.random() < how.mosaic
     factor = float(draw.uniform(1 - how.scale, 1 + how.scale))
-    shift_x, shift_y = (side * float(draw.uniform(-how.translate, how.translate)) for side in (width, height))
+    shift_x, shift_y = (
+        side * float(draw.uniform(-how.translate, how.translate)) for side in (width, height)
+    )
     middle_x, middle_y = width / 2 + shift_x, height / 2 + shift_y
     if not is_mosaic:
         size = scene.size
         fit = min(width / size[0], height / size[1]) * factor
-        canvas.place(scene, (0, 0, width, height), fit, middle_x - size[0] * fit / 2, middle_y - size[1] * fit / 2)
+        canvas.place(
+            scene,
+            (0, 0, width, height),
+            fit,
+            middle_x - size[0] * fit / 2,
+            middle_y - size[1] * fit / 2,
+        )
         return canvas
     # The four meet at a point of a plane of twice the size; its middle comes to the canvas's middle.
     meet_x = middle_x + factor * width * float(draw.uniform(-0.5, 0.5))
@@ -232,4 +263,7 @@ def _colour(canvas: Canvas, how: Changes, draw: np.random.Generator) -> None:
 def as_arrays(canvas: Canvas) -> list[Array]:
     """Return the pictures as uint8 (c, h, w)."""
     arrays = [np.asarray(picture, np.uint8) for picture in canvas.pictures]
-    return [array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1)) for array in arrays]
+    return [
+        array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
+        for array in arrays
+    ]

@@ -52,7 +52,9 @@ class Layout:
     def spec(self, size: int) -> DataSpec:
         """Return the batch's layout."""
         shape, boxes = (self.height, self.width), self.most_boxes
-        fields = {name: FieldSpec((CHANNELS[name], *shape), torch.uint8, "image") for name in self.cameras}
+        fields = {
+            name: FieldSpec((CHANNELS[name], *shape), torch.uint8, "image") for name in self.cameras
+        }
         fields |= {
             "boxes": FieldSpec((boxes, 4), torch.float32, "boxes"),
             "classes": FieldSpec((boxes,), torch.int64),
@@ -79,9 +81,19 @@ class SceneDataset(Dataset):
     """Scenes, changed by chance in training and letterboxed in testing."""
 
     def __init__(
-        self, layout: Layout, size: int, changes: Changes | None, mosaic_epochs: int | None, seed: int
+        self,
+        layout: Layout,
+        size: int,
+        changes: Changes | None,
+        mosaic_epochs: int | None,
+        seed: int,
     ) -> None:
-        self.layout, self.changes, self.mosaic_epochs, self.seed = layout, changes, mosaic_epochs, seed
+        self.layout, self.changes, self.mosaic_epochs, self.seed = (
+            layout,
+            changes,
+            mosaic_epochs,
+            seed,
+        )
         self.spec = layout.spec(size)
         self.bad_files: dict[str, str] = {}
         """Skipped samples, and the reasons."""
@@ -98,9 +110,12 @@ class SceneDataset(Dataset):
         canvases = [self.canvas(index, epoch) for index in indices]
         pictures = zip(*(as_arrays(canvas) for canvas in canvases), strict=True)
         batch = {
-            name: torch.from_numpy(np.stack(arrays)) for name, arrays in zip(self.layout.cameras, pictures, strict=True)
+            name: torch.from_numpy(np.stack(arrays))
+            for name, arrays in zip(self.layout.cameras, pictures, strict=True)
         }
-        rows = [torch.from_numpy(canvas.boxes if len(canvas.boxes) else NO_ROWS) for canvas in canvases]
+        rows = [
+            torch.from_numpy(canvas.boxes if len(canvas.boxes) else NO_ROWS) for canvas in canvases
+        ]
         length = padded_length(max(map(len, rows)), self.layout.most_boxes)
         boxes, mask = pad_rows([own[:, 1:].float() for own in rows], length)
         kinds, _ = pad_rows([own[:, 0].long() for own in rows], length)
@@ -119,7 +134,9 @@ class SceneDataset(Dataset):
 
 def changes_of(settings: DatasetOptions) -> Changes:
     """Return the changes that a data set's settings name; those that it has no setting for change nothing."""
-    return Changes(**{name: value for name, value in settings if name in Changes.__dataclass_fields__})
+    return Changes(
+        **{name: value for name, value in settings if name in Changes.__dataclass_fields__}
+    )
 
 
 def levels_of(settings: object) -> Levels:
@@ -149,6 +166,10 @@ def check_common(image_size: int | None, height: int | None, canvas: int | None 
             f"{image_size}; choose more, or leave it out"
         )
     if image_size is None:
-        raise ConfigError("dataset.image_size is not set, and the model does not say what it wants: set it")
+        raise ConfigError(
+            "dataset.image_size is not set, and the model does not say what it wants: set it"
+        )
     if height is not None and height > image_size:
-        raise ConfigError(f"dataset.height={height} is above image_size={image_size}, which is the width")
+        raise ConfigError(
+            f"dataset.height={height} is above image_size={image_size}, which is the width"
+        )

@@ -17,7 +17,9 @@ class SceneOptions(DatasetOptions):
     ir_range: Literal["full", "picture", "percentile"] | list[float] | None = None
     """Numbers of an infrared file that become 0 and 255: two numbers are one range for all pictures; `percentile` and
     `picture` (least to largest) are each picture's own; `full` is 0 to 65535. null refuses more than 8 bits."""
-    ir_percentiles: list[float] = Field(default_factory=lambda: [1.0, 99.0], min_length=2, max_length=2)
+    ir_percentiles: list[float] = Field(
+        default_factory=lambda: [1.0, 99.0], min_length=2, max_length=2
+    )
     """The two percentiles of `ir_range: percentile`."""
     canvas: int | None = Field(None, ge=64)
     """Side in pixels up to which test pictures and given files keep their own size; the network looks at them in tiles
@@ -40,14 +42,20 @@ class SceneOptions(DatasetOptions):
     @model_validator(mode="after")
     def _keep_cameras_together(self) -> SceneOptions:
         if self.channels is not None:
-            raise ValueError("dataset.channels: the cameras have 3 channels (rgb) and 1 (ir); leave it out")
+            raise ValueError(
+                "dataset.channels: the cameras have 3 channels (rgb) and 1 (ir); leave it out"
+            )
         if self.augment:
             raise ValueError(
                 "dataset.augment: pictures are changed together with their boxes, by mosaic, mixup, flip_across, "
                 "flip_down, hue, saturation, brightness, translate and scale; leave augment out"
             )
-        if isinstance(self.ir_range, list) and (len(self.ir_range) != 2 or not self.ir_range[0] < self.ir_range[1]):
-            raise ValueError(f"dataset.ir_range is {self.ir_range}; write two numbers, the lower first")
+        if isinstance(self.ir_range, list) and (
+            len(self.ir_range) != 2 or not self.ir_range[0] < self.ir_range[1]
+        ):
+            raise ValueError(
+                f"dataset.ir_range is {self.ir_range}; write two numbers, the lower first"
+            )
         low, high = self.ir_percentiles
         if not 0 <= low < high <= 100:
             raise ValueError(

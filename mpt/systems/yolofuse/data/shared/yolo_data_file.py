@@ -42,12 +42,18 @@ class DataFile:
         for key in ("train",) if split == "train" else TEST_KEYS:
             if key in self.splits:
                 return tuple(self.found(entry) for entry in self.splits[key])
-        raise DataError(f"{self.path}: it has no {'train' if split == 'train' else 'val'}, which names a folder")
+        raise DataError(
+            f"{self.path}: it has no {'train' if split == 'train' else 'val'}, which names a folder"
+        )
 
     def found(self, entry: str) -> str:
         """Return a folder or list, without a `../` that is not meant."""
         shorter = entry.removeprefix("../")
-        return shorter if not (self.root / entry).exists() and (self.root / shorter).exists() else entry
+        return (
+            shorter
+            if not (self.root / entry).exists() and (self.root / shorter).exists()
+            else entry
+        )
 
     def pictures(self, split: str) -> list[Path]:
         """Return the picture files of a split, in the order of their paths. Raises DataError for anything that is not
@@ -60,7 +66,9 @@ class DataFile:
             elif place.is_file():
                 found |= dict.fromkeys(self.listed(place))
             else:
-                raise DataError(f"{self.path}: there is no {place}, which it names for {split}; check its path")
+                raise DataError(
+                    f"{self.path}: there is no {place}, which it names for {split}; check its path"
+                )
         if not found:
             raise DataError(f"{self.path}: no {split} pictures in {', '.join(self.entries(split))}")
         return sorted(found)
@@ -82,7 +90,9 @@ class DataFile:
                 places = [folder / text for folder in (self.root, file.parent, Path.cwd())]
             path = next((place for place in places if place.is_file()), None)
             if path is None:
-                raise DataError(f"{file}: line {number}: there is no picture {text}; looked for {places[0]}")
+                raise DataError(
+                    f"{file}: line {number}: there is no picture {text}; looked for {places[0]}"
+                )
             found.append(path)
         return found
 
@@ -91,7 +101,11 @@ def pictures_below(folder: Path) -> list[Path]:
     """Return the picture files in a folder and its sub-folders, links followed, in the order of their paths."""
     found = []
     for directory, _, files in sorted(os.walk(folder, followlinks=True)):
-        found += [Path(directory, file) for file in sorted(files) if Path(file).suffix.lower() in EXTENSIONS]
+        found += [
+            Path(directory, file)
+            for file in sorted(files)
+            if Path(file).suffix.lower() in EXTENSIONS
+        ]
     return found
 
 
@@ -112,15 +126,21 @@ def read_data_file(path: Path) -> DataFile:
     node, problems = read_file(path)
     content: Any = node.plain()
     if problems or not isinstance(content, dict):
-        raise DataError(f"{path}: {problems[0] if problems else 'it is no mapping of path, train, val and names'}")
+        raise DataError(
+            f"{path}: {problems[0] if problems else 'it is no mapping of path, train, val and names'}"
+        )
     splits = {key: content[key] for key in ("train", *TEST_KEYS) if content.get(key) is not None}
     entries: dict[str, tuple[str, ...]] = {}
     for key, value in splits.items():
         named = value if isinstance(value, list) else [value]
         if not named or not all(isinstance(entry, str) for entry in named):
-            raise DataError(f"{path}: {key} is {value!r}; write a folder, a text file of pictures, or a list of these")
+            raise DataError(
+                f"{path}: {key} is {value!r}; write a folder, a text file of pictures, or a list of these"
+            )
         entries[key] = tuple(named)
-    return DataFile(path, find_root(path, content.get("path"), entries), entries, read_names(path, content))
+    return DataFile(
+        path, find_root(path, content.get("path"), entries), entries, read_names(path, content)
+    )
 
 
 def find_root(path: Path, wanted: Any, splits: Mapping[str, tuple[str, ...]]) -> Path:
@@ -133,7 +153,9 @@ def find_root(path: Path, wanted: Any, splits: Mapping[str, tuple[str, ...]]) ->
     if any((path.parent / entry).exists() for named in splits.values() for entry in named):
         return path.parent
     looked = ", ".join(map(str, tried))
-    raise DataError(f"{path}: its path is {wanted}, and there is no such folder; looked for {looked}")
+    raise DataError(
+        f"{path}: its path is {wanted}, and there is no such folder; looked for {looked}"
+    )
 
 
 def read_names(path: Path, content: Mapping[str, Any]) -> tuple[str, ...]:

@@ -78,8 +78,12 @@ def ciou(first: Tensor, second: Tensor) -> Tensor:
     hull_width = torch.maximum(right1, right2) - torch.minimum(left1, left2)
     hull_height = torch.maximum(bottom1, bottom2) - torch.minimum(top1, top2)
     diagonal = hull_width.square() + hull_height.square() + EPSILON
-    apart = ((left2 + right2 - left1 - right1).square() + (top2 + bottom2 - top1 - bottom1).square()) / 4
-    aspect = (4 / math.pi**2) * (torch.atan(width2 / height2) - torch.atan(width1 / height1)).square()
+    apart = (
+        (left2 + right2 - left1 - right1).square() + (top2 + bottom2 - top1 - bottom1).square()
+    ) / 4
+    aspect = (4 / math.pi**2) * (
+        torch.atan(width2 / height2) - torch.atan(width1 / height1)
+    ).square()
     with torch.no_grad():
         share = aspect / (aspect - iou + (1 + EPSILON))
     return iou - (apart / diagonal + aspect * share)
@@ -127,7 +131,11 @@ def assign(
     foreground = chosen.any(1)
     matched = chosen.to(torch.uint8).argmax(1)
     alignment, overlap = alignment * chosen, overlap * chosen
-    rank = alignment * overlap.amax(2, keepdim=True) / (alignment.amax(2, keepdim=True) + BACKGROUND_EPSILON)
+    rank = (
+        alignment
+        * overlap.amax(2, keepdim=True)
+        / (alignment.amax(2, keepdim=True) + BACKGROUND_EPSILON)
+    )
     strength = rank.amax(1) * foreground
     kinds = true_classes_bm.gather(1, matched)
     scores = functional.one_hot(kinds, classes).to(strength.dtype) * strength[..., None]
@@ -176,7 +184,9 @@ def detection_sums(
         choice,
     )
     weight = target.scores_bpc.sum(2)
-    kind = functional.binary_cross_entropy_with_logits(class_logits, target.scores_bpc, reduction="sum")
+    kind = functional.binary_cross_entropy_with_logits(
+        class_logits, target.scores_bpc, reduction="sum"
+    )
     # The background gets a unit box about the place: its weight is 0, and so are its gradients, as long as they are
     # finite.
     around = torch.cat((centres - 0.5, centres + 0.5), 1)

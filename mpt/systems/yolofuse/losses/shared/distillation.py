@@ -28,7 +28,11 @@ class TeacherSums(NamedTuple):
 
 
 def teacher_sums(
-    raw: Sequence[Tensor], taught: Sequence[Tensor], strides: Sequence[int], bins: int, teacher_bins: int
+    raw: Sequence[Tensor],
+    taught: Sequence[Tensor],
+    strides: Sequence[int],
+    bins: int,
+    teacher_bins: int,
 ) -> TeacherSums:
     """Return the distance of a network's raw maps from the teacher's; the teacher's pass no gradient."""
     boxes, kinds = flatten(raw, bins)
@@ -36,13 +40,17 @@ def teacher_sums(
     probabilities_bpc = true_kinds.sigmoid()
     kind = functional.binary_cross_entropy_with_logits(kinds, probabilities_bpc, reduction="sum")
     # Cross-entropy less the teacher's own entropy: the rest is 0 if the network answers as the teacher.
-    own = functional.binary_cross_entropy_with_logits(true_kinds, probabilities_bpc, reduction="sum")
+    own = functional.binary_cross_entropy_with_logits(
+        true_kinds, probabilities_bpc, reduction="sum"
+    )
     confidence_bp = probabilities_bpc.amax(2)
     if bins == teacher_bins > 1:
         apart_bp = divergence(boxes, true_boxes, bins)
     else:
         centres, _ = places(raw, strides)
-        apart_bp = 1 - ciou(corners(boxes, centres, bins), corners(true_boxes, centres, teacher_bins))
+        apart_bp = 1 - ciou(
+            corners(boxes, centres, bins), corners(true_boxes, centres, teacher_bins)
+        )
     return TeacherSums(kind - own, (apart_bp * confidence_bp).sum())
 
 

@@ -136,7 +136,11 @@ def measure(pictures: Pictures, classes: int, way: Way = "coco", limit: int = 30
             if t == 0:
                 staircases[kind] = sampled
         rows.append(
-            (scores, recall[:, 0] if len(right) else np.zeros(0), precision[:, 0] if len(right) else np.zeros(0))
+            (
+                scores,
+                recall[:, 0] if len(right) else np.zeros(0),
+                precision[:, 0] if len(right) else np.zeros(0),
+            )
         )
     return _at_best_confidence(ap, np.array(known, int), rows, staircases)
 
@@ -164,7 +168,9 @@ def _area(recall: Array, precision: Array, way: Way) -> tuple[float, Array]:
     if way == "coco":
         falling = np.maximum.accumulate(precision[::-1])[::-1]
         places = np.searchsorted(recall, RECALLS, side="left")
-        sampled = np.concatenate((falling, np.zeros(len(RECALLS) + 1)))[np.minimum(places, len(falling))]
+        sampled = np.concatenate((falling, np.zeros(len(RECALLS) + 1)))[
+            np.minimum(places, len(falling))
+        ]
         return float(sampled.mean()), sampled
     end = recall[-1] if len(recall) else 1.0
     cut = ([end], [0.0]) if way == "ultralytics-8.4" else ([], [])
@@ -179,7 +185,10 @@ def _at_best_confidence(
     ap: Array, known: Array, rows: list[tuple[Array, Array, Array]], staircases: Array
 ) -> Precision:
     """Read precision and recall at the best mean F1 over classes, smoothed over a tenth of the range."""
-    recalls, precisions = np.zeros((len(rows), len(CONFIDENCES))), np.zeros((len(rows), len(CONFIDENCES)))
+    recalls, precisions = (
+        np.zeros((len(rows), len(CONFIDENCES))),
+        np.zeros((len(rows), len(CONFIDENCES))),
+    )
     for n, (scores, recall, precision) in enumerate(rows):
         if len(scores):
             recalls[n] = np.interp(-CONFIDENCES, -scores, recall, left=0)
@@ -201,10 +210,16 @@ def _smooth(values: Array, share: float = 0.1) -> Array:
     """Return the moving average over a share of the values, the ends repeated."""
     window = round(len(values) * share * 2) // 2 + 1
     ends = np.ones(window // 2)
-    return np.convolve(np.concatenate((ends * values[0], values, ends * values[-1])), np.ones(window) / window, "valid")
+    return np.convolve(
+        np.concatenate((ends * values[0], values, ends * values[-1])),
+        np.ones(window) / window,
+        "valid",
+    )
 
 
-def confusion(pictures: Pictures, classes: int, confidence: float = 0.25, iou: float = 0.45) -> Array:
+def confusion(
+    pictures: Pictures, classes: int, confidence: float = 0.25, iou: float = 0.45
+) -> Array:
     """Return counts (found as, truly): (classes + 1, classes + 1), the last row and column being the background.
 
     Detections above `confidence` take the true boxes that they overlap by more than `iou`, largest overlap first,
@@ -214,7 +229,9 @@ def confusion(pictures: Pictures, classes: int, confidence: float = 0.25, iou: f
     for found, truth in zip(pictures.detections, pictures.truth, strict=True):
         found = found[found[:, 4] > confidence]
         shared = (
-            overlaps(found[:, :4], truth[:, :4]) if len(found) and len(truth) else np.zeros((len(found), len(truth)))
+            overlaps(found[:, :4], truth[:, :4])
+            if len(found) and len(truth)
+            else np.zeros((len(found), len(truth)))
         )
         free_found, free_true = np.ones(len(found), bool), np.ones(len(truth), bool)
         for place in np.argsort(-shared, axis=None, kind="stable"):

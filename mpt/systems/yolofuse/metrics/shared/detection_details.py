@@ -28,12 +28,20 @@ EVERY_CONFIDENCE = 10
 
 
 def describe(
-    pictures: Pictures, classes: Sequence[str], coco: Precision, article: Precision, confidence: float, iou: float
+    pictures: Pictures,
+    classes: Sequence[str],
+    coco: Precision,
+    article: Precision,
+    confidence: float,
+    iou: float,
 ) -> dict[str, Any]:
     """Return the details of an evaluation; confusions are of detections from `confidence` on, matched from `iou` on."""
     table = confusion(pictures, len(classes), confidence, iou)
     names = [*classes, "background"]
-    counts = [sum(int((truth[:, 4] == kind).sum()) for truth in pictures.truth) for kind in range(len(classes))]
+    counts = [
+        sum(int((truth[:, 4] == kind).sum()) for truth in pictures.truth)
+        for kind in range(len(classes))
+    ]
     section = {
         "title": "Detections",
         "note": f"{len(pictures.truth)} test pictures. Precision and recall at a score of {coco.confidence:.3f}, where "
@@ -82,7 +90,13 @@ def class_rows(
     means = (float(coco.precision.mean()), float(coco.recall.mean()))
     rows = [line("all", sum(counts), *means, coco.map50, coco.map50_95, article.map50)]
     for place, kind in enumerate(coco.classes.tolist()):
-        own = (coco.precision[place], coco.recall[place], coco.ap[kind, 0], coco.ap[kind].mean(), article.ap[kind, 0])
+        own = (
+            coco.precision[place],
+            coco.recall[place],
+            coco.ap[kind, 0],
+            coco.ap[kind].mean(),
+            article.ap[kind, 0],
+        )
         rows.append(line(classes[kind], counts[kind], *(float(figure) for figure in own)))
     return rows
 
@@ -114,7 +128,10 @@ def lines(classes: Sequence[str], coco: Precision, x: Array, curves: Array) -> l
     """Return the lines of a chart; `curves` is (classes with truth, points)."""
     shown = []
     if len(curves) <= MOST_LINES:
-        shown = [(classes[kind], curve) for kind, curve in zip(coco.classes.tolist(), curves, strict=True)]
+        shown = [
+            (classes[kind], curve)
+            for kind, curve in zip(coco.classes.tolist(), curves, strict=True)
+        ]
     if len(curves) > 1:
         shown.append(("mean", curves.mean(0)))
     return [{"name": name, "x": rounded(x), "y": rounded(curve)} for name, curve in shown]

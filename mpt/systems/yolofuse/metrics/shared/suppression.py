@@ -68,7 +68,9 @@ def best_batch(boxes_bp4: Tensor, scores_bpc: Tensor, how: Suppression) -> Tenso
     Of the `limit` best places, the best pairs of place and class; with `agnostic` a place has its best class alone.
     """
     classes = scores_bpc.shape[2]
-    boxes_bp4, scores_bpc = (functional.pad(one.float(), (0, 0, 0, how.limit)) for one in (boxes_bp4, scores_bpc))
+    boxes_bp4, scores_bpc = (
+        functional.pad(one.float(), (0, 0, 0, how.limit)) for one in (boxes_bp4, scores_bpc)
+    )
     if how.agnostic:
         best, kind_bp = scores_bpc.max(2)
         score, place = best.topk(how.limit, 1)
@@ -103,7 +105,11 @@ def keep_best(boxes_n4: Tensor, limit_iou: float, limit: int) -> Tensor:
         count += len(kept[-1])
         if count >= limit:
             break
-    return torch.cat(kept)[:limit] if kept else torch.zeros(0, dtype=torch.long, device=boxes_n4.device)
+    return (
+        torch.cat(kept)[:limit]
+        if kept
+        else torch.zeros(0, dtype=torch.long, device=boxes_n4.device)
+    )
 
 
 def _overlaps(first: Tensor, second: Tensor) -> Tensor:

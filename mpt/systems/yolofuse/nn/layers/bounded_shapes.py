@@ -59,9 +59,13 @@ def without_masks(key: Any) -> Any:
     if isinstance(key, Tensor) and key.dtype == torch.bool:
         found = positions(key)
         return found if len(found) > 1 else found[0]
-    if isinstance(key, tuple) and any(isinstance(one, Tensor) and one.dtype == torch.bool for one in key):
+    if isinstance(key, tuple) and any(
+        isinstance(one, Tensor) and one.dtype == torch.bool for one in key
+    ):
         parts = [without_masks(one) for one in key]
-        return tuple(inner for one in parts for inner in (one if isinstance(one, tuple) else (one,)))
+        return tuple(
+            inner for one in parts for inner in (one if isinstance(one, tuple) else (one,))
+        )
     return key
 
 
@@ -74,7 +78,9 @@ class RegionAlign(torch.autograd.Function):
     """Allocations of the compiled RoI align: its result, and in backward the gradient of the map."""
 
     @staticmethod
-    def forward(ctx: Any, features_bchw: Tensor, regions_n5: Tensor, size: tuple[int, int]) -> Tensor:
+    def forward(
+        ctx: Any, features_bchw: Tensor, regions_n5: Tensor, size: tuple[int, int]
+    ) -> Tensor:
         """Return (n, c, *size)."""
         ctx.save_for_backward(regions_n5)
         ctx.like = features_bchw.shape
@@ -87,7 +93,12 @@ class RegionAlign(torch.autograd.Function):
 
 
 def align_levels(
-    features: list[Tensor], boxes: list[Tensor], output_size: Any, sampling_ratio: int, scales: Any, mapper: Any
+    features: list[Tensor],
+    boxes: list[Tensor],
+    output_size: Any,
+    sampling_ratio: int,
+    scales: Any,
+    mapper: Any,
 ) -> Tensor:
     """Stand in for torchvision's pooling from several levels: each has an even share of the regions."""
     poolers: Any = importlib.import_module("torchvision.ops.poolers")
@@ -96,7 +107,9 @@ def align_levels(
     if len(features) > 1:
         mapper(boxes)
     result = features[0].new_zeros((len(regions), features[0].shape[1], *size))
-    for level, part in zip(features, torch.arange(len(regions), device=regions.device).chunk(len(features))):
+    for level, part in zip(
+        features, torch.arange(len(regions), device=regions.device).chunk(len(features))
+    ):
         pooled = RegionAlign.apply(level, regions[part], size)  # type: ignore[no-untyped-call]
         result[part] = pooled.to(result.dtype)
     return result

@@ -36,8 +36,12 @@ class Focus(nn.Module):
         x = x_bchw if self.across else x_bchw.transpose(2, 3)
         even, odd = x[:, :, ::2], x[:, :, 1::2]
         # Of even rows the even columns and of odd rows the odd ones; the second map holds the others.
-        first = self.along(torch.stack((even[..., ::2], odd[..., 1::2]), 3).flatten(2, 3), self.conv1)
-        second = self.along(torch.stack((even[..., 1::2], odd[..., ::2]), 3).flatten(2, 3), self.conv2)
+        first = self.along(
+            torch.stack((even[..., ::2], odd[..., 1::2]), 3).flatten(2, 3), self.conv1
+        )
+        second = self.along(
+            torch.stack((even[..., 1::2], odd[..., ::2]), 3).flatten(2, 3), self.conv2
+        )
         even = torch.stack((first[:, :, ::2], second[:, :, ::2]), 4).flatten(3, 4)
         odd = torch.stack((second[:, :, 1::2], first[:, :, 1::2]), 4).flatten(3, 4)
         y = torch.stack((even, odd), 3).flatten(2, 3)
@@ -45,7 +49,9 @@ class Focus(nn.Module):
 
     def along(self, half: Tensor, convolution: nn.Module) -> Tensor:
         """Convolve with the kernel upright, whichever way the map lies."""
-        y: Tensor = convolution(half) if self.across else convolution(half.transpose(2, 3)).transpose(2, 3)
+        y: Tensor = (
+            convolution(half) if self.across else convolution(half.transpose(2, 3)).transpose(2, 3)
+        )
         return y
 
 
@@ -54,7 +60,10 @@ class DepthWise(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.depth_conv, self.point_conv = Conv(inputs, inputs, 3, groups=inputs), Conv(inputs, outputs)
+        self.depth_conv, self.point_conv = (
+            Conv(inputs, inputs, 3, groups=inputs),
+            Conv(inputs, outputs),
+        )
 
     def forward(self, x_bchw: Tensor) -> Tensor:
         """Return the block's output."""
@@ -72,7 +81,9 @@ class BiFocus(nn.Module):
 
     def forward(self, x_bchw: Tensor) -> Tensor:
         """Return the block's output."""
-        y: Tensor = self.depth_wise(torch.cat((x_bchw, self.focus_h(x_bchw), self.focus_v(x_bchw)), 1))
+        y: Tensor = self.depth_wise(
+            torch.cat((x_bchw, self.focus_h(x_bchw), self.focus_v(x_bchw)), 1)
+        )
         return y
 
 
@@ -109,7 +120,9 @@ class ChannelEnhancement(nn.Module):
 
     def step(self, channels: int, kernel: int) -> nn.Sequential:
         """Return one depthwise convolution of the pyramid."""
-        return nn.Sequential(nn.Conv2d(channels, channels, kernel, kernel, groups=channels), nn.SiLU())
+        return nn.Sequential(
+            nn.Conv2d(channels, channels, kernel, kernel, groups=channels), nn.SiLU()
+        )
 
     def forward(self, visible_bchw: Tensor, infrared_bchw: Tensor) -> tuple[Tensor, Tensor]:
         """Return both maps, enhanced."""
@@ -119,7 +132,9 @@ class ChannelEnhancement(nn.Module):
             both = self.conv_c3(self.conv_c2(self.conv_c1(both)))
         else:
             both = both.mean((2, 3), keepdim=True)
-        return visible_bchw * torch.sigmoid(weights[1] * both), infrared_bchw * torch.sigmoid(weights[0] * both)
+        return visible_bchw * torch.sigmoid(weights[1] * both), infrared_bchw * torch.sigmoid(
+            weights[0] * both
+        )
 
 
 class PixelEnhancement(nn.Module):
@@ -137,7 +152,9 @@ class PixelEnhancement(nn.Module):
         visible = self.conv1(torch.cat((self.cv_v1(visible_bchw), self.cv_v2(visible_bchw)), 1))
         infrared = self.conv2(torch.cat((self.cv_i1(infrared_bchw), self.cv_i2(infrared_bchw)), 1))
         both = torch.sigmoid(self.compress1(visible_bchw) + self.compress2(infrared_bchw))
-        return visible_bchw * torch.sigmoid(both + infrared), infrared_bchw * torch.sigmoid(both + visible)
+        return visible_bchw * torch.sigmoid(both + infrared), infrared_bchw * torch.sigmoid(
+            both + visible
+        )
 
 
 class DEA(nn.Module):
@@ -162,14 +179,22 @@ class DEFA(nn.Module):
     def __init__(self, channels: int, side: int) -> None:
         super().__init__()
         self.dynamic_conv = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, 4 * channels, 1), nn.SiLU(), nn.Conv2d(4 * channels, 25, 1)
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(channels, 4 * channels, 1),
+            nn.SiLU(),
+            nn.Conv2d(4 * channels, 25, 1),
         )
         self.cross_attn = nn.MultiheadAttention(channels, max(1, channels // 64), batch_first=True)
         hidden = max(1, channels // side)
         self.gate = nn.Sequential(
-            nn.Conv2d(2 * channels, hidden, 3, padding=1), nn.SiLU(), nn.Conv2d(hidden, 2, 3, padding=1), nn.Softmax(1)
+            nn.Conv2d(2 * channels, hidden, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(hidden, 2, 3, padding=1),
+            nn.Softmax(1),
         )
-        self.enhance = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.SiLU())
+        self.enhance = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.SiLU()
+        )
 
     def forward(self, visible_bchw: Tensor, infrared_bchw: Tensor) -> Tensor:
         """Return one map of both cameras."""

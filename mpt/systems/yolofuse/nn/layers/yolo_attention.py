@@ -43,7 +43,9 @@ class PositionBlock(nn.Module):
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.attn = PositionAttention(channels, heads)
-        self.ffn = nn.Sequential(Conv(channels, 2 * channels), Conv(2 * channels, channels, act=False))
+        self.ffn = nn.Sequential(
+            Conv(channels, 2 * channels), Conv(2 * channels, channels, act=False)
+        )
 
     def forward(self, x_bchw: Tensor) -> Tensor:
         """Return the block's output."""
@@ -59,7 +61,9 @@ class C2PSA(nn.Module):
         super().__init__()
         self.width = channels // 2
         self.cv1, self.cv2 = Conv(channels, 2 * self.width), Conv(2 * self.width, channels)
-        self.m = nn.Sequential(*(PositionBlock(self.width, max(1, self.width // 64)) for _ in range(repeats)))
+        self.m = nn.Sequential(
+            *(PositionBlock(self.width, max(1, self.width // 64)) for _ in range(repeats))
+        )
 
     def forward(self, x_bchw: Tensor) -> Tensor:
         """Return the block's output."""
@@ -104,7 +108,9 @@ class AreaAttention(nn.Module):
         q_bhnd, k_bhnd = (by_head(half) for half in self.qk(x_bchw).chunk(2, 1))
         weights = ((q_bhnd @ k_bhnd.transpose(2, 3)) * self.depth**-0.5).softmax(-1)
         mixed = (weights @ by_head(v_bchw)).transpose(1, 2).reshape(batch, height * width, channels)
-        y: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, channels, height, width) + self.pe(v_bchw))
+        y: Tensor = self.proj(
+            mixed.transpose(1, 2).reshape(batch, channels, height, width) + self.pe(v_bchw)
+        )
         return y
 
 
@@ -130,14 +136,18 @@ class A2C2f(nn.Module):
     `residual` (sizes l and x) adds the input with a learnt gain per channel, which starts at .01.
     """
 
-    def __init__(self, inputs: int, outputs: int, repeats: int, areas: int, residual: bool = False) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, repeats: int, areas: int, residual: bool = False
+    ) -> None:
         super().__init__()
         hidden = outputs // 2
         self.cv1, self.cv2 = Conv(inputs, hidden), Conv((1 + repeats) * hidden, outputs)
         expansion = 1.2 if residual else 2.0
         self.gamma = nn.Parameter(torch.full((outputs,), 0.01)) if residual and areas else None
         self.m = nn.ModuleList(
-            nn.Sequential(*(AreaBlock(hidden, areas, expansion) for _ in range(2))) if areas else C3k(hidden, hidden)
+            nn.Sequential(*(AreaBlock(hidden, areas, expansion) for _ in range(2)))
+            if areas
+            else C3k(hidden, hidden)
             for _ in range(repeats)
         )
 

@@ -20,10 +20,18 @@ class Conv(nn.Module):
     """Convolution without bias, BatchNorm, SiLU (or nothing). After `fuse`, `bn` is the identity."""
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1, act: bool = True
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        act: bool = True,
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+        self.conv = nn.Conv2d(
+            inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False
+        )
         self.bn: nn.Module = nn.BatchNorm2d(outputs, EPSILON, MOMENTUM)
         self.act: nn.Module = nn.SiLU(inplace=False) if act else nn.Identity()
 
@@ -36,7 +44,9 @@ class Conv(nn.Module):
 class Bottleneck(nn.Module):
     """Two 3x3 convolutions, `ratio` of the outputs between them, and a skip if the shapes allow one."""
 
-    def __init__(self, inputs: int, outputs: int, shortcut: bool = True, ratio: float = 1.0) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, shortcut: bool = True, ratio: float = 1.0
+    ) -> None:
         super().__init__()
         hidden = int(outputs * ratio)
         self.cv1, self.cv2 = Conv(inputs, hidden, 3), Conv(hidden, outputs, 3)
@@ -51,7 +61,14 @@ class Bottleneck(nn.Module):
 class C2f(nn.Module):
     """Split in two halves, a chain of blocks on the second, every link of the chain concatenated (YOLOv8)."""
 
-    def __init__(self, inputs: int, outputs: int, repeats: int = 1, shortcut: bool = False, ratio: float = 0.5) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        repeats: int = 1,
+        shortcut: bool = False,
+        ratio: float = 0.5,
+    ) -> None:
         super().__init__()
         self.width = int(outputs * ratio)
         self.cv1 = Conv(inputs, 2 * self.width)
@@ -77,7 +94,11 @@ class C3k(nn.Module):
     def __init__(self, inputs: int, outputs: int, repeats: int = 2, shortcut: bool = True) -> None:
         super().__init__()
         hidden = outputs // 2
-        self.cv1, self.cv2, self.cv3 = Conv(inputs, hidden), Conv(inputs, hidden), Conv(2 * hidden, outputs)
+        self.cv1, self.cv2, self.cv3 = (
+            Conv(inputs, hidden),
+            Conv(inputs, hidden),
+            Conv(2 * hidden, outputs),
+        )
         self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut) for _ in range(repeats)))
 
     def forward(self, x_bchw: Tensor) -> Tensor:
@@ -90,7 +111,13 @@ class C3k2(C2f):
     """C2f whose chain is of half-width bottlenecks, or of C3k blocks if `deep` (YOLO11)."""
 
     def __init__(
-        self, inputs: int, outputs: int, repeats: int = 1, deep: bool = False, ratio: float = 0.5, shortcut: bool = True
+        self,
+        inputs: int,
+        outputs: int,
+        repeats: int = 1,
+        deep: bool = False,
+        ratio: float = 0.5,
+        shortcut: bool = True,
     ) -> None:
         self.deep = deep
         super().__init__(inputs, outputs, repeats, shortcut, ratio)

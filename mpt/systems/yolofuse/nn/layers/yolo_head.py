@@ -32,7 +32,9 @@ class Distribution(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(BINS, 1, 1, bias=False)
-        self.conv.weight = nn.Parameter(torch.arange(float(BINS)).view(1, BINS, 1, 1), requires_grad=False)
+        self.conv.weight = nn.Parameter(
+            torch.arange(float(BINS)).view(1, BINS, 1, 1), requires_grad=False
+        )
 
 
 class Detect(nn.Module):
@@ -55,14 +57,21 @@ class Detect(nn.Module):
         one_to_one: bool = False,
     ) -> None:
         super().__init__()
-        self.classes, self.strides, self.bins, self.one_to_one = classes, tuple(strides), bins, one_to_one
+        self.classes, self.strides, self.bins, self.one_to_one = (
+            classes,
+            tuple(strides),
+            bins,
+            one_to_one,
+        )
         box = max(16, channels[0] // 4, 4 * bins)
         kind = max(channels[0], min(classes, 100))
         self.cv2 = nn.ModuleList(
-            nn.Sequential(Conv(c, box, 3), Conv(box, box, 3), nn.Conv2d(box, 4 * bins, 1)) for c in channels
+            nn.Sequential(Conv(c, box, 3), Conv(box, box, 3), nn.Conv2d(box, 4 * bins, 1))
+            for c in channels
         )
         self.cv3 = nn.ModuleList(
-            nn.Sequential(*self.class_layers(c, kind, light), nn.Conv2d(kind, classes, 1)) for c in channels
+            nn.Sequential(*self.class_layers(c, kind, light), nn.Conv2d(kind, classes, 1))
+            for c in channels
         )
         self.dfl: nn.Module = Distribution() if bins > 1 else nn.Identity()
         if one_to_one:
@@ -98,12 +107,19 @@ class Detect(nn.Module):
         if not self.training:
             return levels(maps_bchw, self.one2one_cv2, self.one2one_cv3)
         apart = [one.detach() for one in maps_bchw]
-        return levels(maps_bchw, self.cv2, self.cv3) + levels(apart, self.one2one_cv2, self.one2one_cv3)
+        return levels(maps_bchw, self.cv2, self.cv3) + levels(
+            apart, self.one2one_cv2, self.one2one_cv3
+        )
 
 
-def levels(maps_bchw: Sequence[Tensor], boxes: Iterable[nn.Module], kinds: Iterable[nn.Module]) -> list[Tensor]:
+def levels(
+    maps_bchw: Sequence[Tensor], boxes: Iterable[nn.Module], kinds: Iterable[nn.Module]
+) -> list[Tensor]:
     """Return the outputs of box and class branches behind each other, per level."""
-    return [torch.cat((box(x), kind(x)), 1) for x, box, kind in zip(maps_bchw, boxes, kinds, strict=True)]
+    return [
+        torch.cat((box(x), kind(x)), 1)
+        for x, box, kind in zip(maps_bchw, boxes, kinds, strict=True)
+    ]
 
 
 def flatten(raw: Sequence[Tensor], bins: int = BINS) -> tuple[Tensor, Tensor]:
@@ -122,7 +138,9 @@ def places(raw: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tensor, Tenso
         x = torch.arange(width, device=level.device, dtype=dtype) + 0.5
         rows, columns = y[:, None].expand(height, width), x[None, :].expand(height, width)
         centres.append(torch.stack((columns, rows), 2).flatten(0, 1))
-        steps.append(torch.full((height * width, 1), float(stride), device=level.device, dtype=dtype))
+        steps.append(
+            torch.full((height * width, 1), float(stride), device=level.device, dtype=dtype)
+        )
     return torch.cat(centres), torch.cat(steps)
 
 
@@ -134,12 +152,16 @@ def corners(boxes_bpn: Tensor, centres: Tensor, bins: int = BINS) -> Tensor:
     distances = boxes_bpn
     if bins > 1:
         distribution = boxes_bpn.reshape(*boxes_bpn.shape[:2], 4, bins).softmax(3)
-        distances = distribution @ torch.arange(bins, device=boxes_bpn.device, dtype=boxes_bpn.dtype)
+        distances = distribution @ torch.arange(
+            bins, device=boxes_bpn.device, dtype=boxes_bpn.dtype
+        )
     before, after = distances.chunk(2, 2)
     return torch.cat((centres - before, centres + after), 2)
 
 
-def decode(raw: Sequence[Tensor], strides: Sequence[int], bins: int = BINS) -> tuple[Tensor, Tensor]:
+def decode(
+    raw: Sequence[Tensor], strides: Sequence[int], bins: int = BINS
+) -> tuple[Tensor, Tensor]:
     """Return boxes (b, p, 4) as left, top, right, bottom in pixels and probabilities (b, p, classes)."""
     wide = [level if level.dtype == torch.float64 else level.float() for level in raw]
     centres, steps = places(wide, strides)

@@ -95,7 +95,9 @@ class Plan:
         sources, outputs = sources or (self.last,), self.wide(outputs)
         return self.add(make(self.channels[sources[0]], outputs), outputs, *sources)
 
-    def c2f(self, outputs: int, repeats: int, shortcut: bool = False, source: int | None = None) -> int:
+    def c2f(
+        self, outputs: int, repeats: int, shortcut: bool = False, source: int | None = None
+    ) -> int:
         """Add a C2f block."""
         source = self.last if source is None else source
         return self.block(lambda i, o: C2f(i, o, self.deep(repeats), shortcut), outputs, source)
@@ -103,11 +105,15 @@ class Plan:
     def c3k2(self, outputs: int, deep: bool, source: int | None = None, ratio: float = 0.5) -> int:
         """Add a C3k2 block of two repeats, before scaling."""
         source = self.last if source is None else source
-        return self.block(lambda i, o: C3k2(i, o, self.deep(2), deep or self.is_deep, ratio), outputs, source)
+        return self.block(
+            lambda i, o: C3k2(i, o, self.deep(2), deep or self.is_deep, ratio), outputs, source
+        )
 
     def a2c2f(self, outputs: int, repeats: int, areas: int) -> int:
         """Add an area-attention block, or its C3k form if `areas` is 0."""
-        return self.block(lambda i, o: A2C2f(i, o, self.deep(repeats), areas, self.scale in "lx"), outputs)
+        return self.block(
+            lambda i, o: A2C2f(i, o, self.deep(repeats), areas, self.scale in "lx"), outputs
+        )
 
     def cat(self, *sources: int) -> int:
         """Add a concatenation."""
@@ -116,13 +122,17 @@ class Plan:
     def up(self, source: int | None = None) -> int:
         """Add a doubling by repetition."""
         source = self.last if source is None else source
-        return self.add(nn.Upsample(scale_factor=2.0, mode="nearest"), self.channels[source], source)
+        return self.add(
+            nn.Upsample(scale_factor=2.0, mode="nearest"), self.channels[source], source
+        )
 
     def first(self, outputs: int) -> int:
         """Add the 3x3 convolution of stride 2 that reads the picture itself."""
         return self.add(Conv(self.inputs, self.wide(outputs), 3, 2), self.wide(outputs), -1)
 
-    def detect(self, sources: Sequence[int], light: bool, strides: Sequence[int] = STRIDES, **options: Any) -> None:
+    def detect(
+        self, sources: Sequence[int], light: bool, strides: Sequence[int] = STRIDES, **options: Any
+    ) -> None:
         """Add the head."""
         channels = [self.channels[n] for n in sources]
         self.add(Detect(channels, self.classes, strides, light, **options), 0, *sources)
@@ -189,7 +199,9 @@ def _backbone_11(plan: Plan, adds: bool) -> tuple[int, int, int]:
     return p3, p4, p5
 
 
-def _neck_11(plan: Plan, p3: int, p4: int, p5: int, deep: bool, last: Callable[[Plan], int]) -> tuple[int, int, int]:
+def _neck_11(
+    plan: Plan, p3: int, p4: int, p5: int, deep: bool, last: Callable[[Plan], int]
+) -> tuple[int, int, int]:
     """Add YOLO11's neck, whose last block is `last`, and return the layers that the head reads."""
     plan.up(p5)
     plan.cat(plan.last, p4)
@@ -213,7 +225,9 @@ def yolo11(plan: Plan) -> None:
 
 def yolo26(plan: Plan) -> None:
     """YOLO26 on one picture: distances without a distribution, and a one-to-one head."""
-    levels = _neck_11(plan, *_backbone_11(plan, True), True, lambda own: own.block(C3k2Attention, 1024))
+    levels = _neck_11(
+        plan, *_backbone_11(plan, True), True, lambda own: own.block(C3k2Attention, 1024)
+    )
     plan.detect(levels, light=True, bins=1, one_to_one=True)
 
 
@@ -327,7 +341,9 @@ def _enhanced(plan: Plan, fuse: Callable[[int, int], nn.Module]) -> None:
     plan.cameras()
     visible, infrared = _backbone_8(plan, 1, True), _backbone_8(plan, 2, True)
     fused = []
-    for pair, width, side in zip(zip(visible, infrared, strict=True), (256, 512, 1024), (80, 40, 20), strict=True):
+    for pair, width, side in zip(
+        zip(visible, infrared, strict=True), (256, 512, 1024), (80, 40, 20), strict=True
+    ):
         fused.append(plan.block(lambda i, o, s=side: fuse(o, s), width, *pair))  # type: ignore[misc]
     _neck_8(plan, *fused)
 
@@ -357,7 +373,9 @@ ONE_PICTURE = ("rgb", "ir", "data")
 FAMILIES: dict[str, Callable[[Plan], None]] = {"yolov8": yolov8, "yolo11": yolo11, "yolo26": yolo26}
 
 
-def make_plan(fusion: str, scale: str, classes: int, family: str = "yolov8", inputs: int = 3) -> Plan:
+def make_plan(
+    fusion: str, scale: str, classes: int, family: str = "yolov8", inputs: int = 3
+) -> Plan:
     """Return the layers of a variant in a size; `family` and `inputs`, its channels, are those of one picture."""
     eleven = fusion in ("mid", "easy") or (fusion in ONE_PICTURE and family != "yolov8")
     depth, width = (DEPTH_11, WIDTH_11) if eleven else (DEPTH_8, WIDTH_8)

@@ -32,7 +32,11 @@ def hidden_of_detector(network: nn.Module) -> Iterator[Hidden]:
 def between(producer: nn.Module, passed: tuple[nn.Module, ...], consumer: nn.Module) -> Hidden:
     """Return the group between two layers with a BatchNorm each, past depthwise ones."""
     layers = [layer for one in (producer, *passed) for layer in (_conv(one).conv, _conv(one).bn)]
-    return Hidden(layers[0], tuple(layers[1:]), _conv(consumer).conv if isinstance(consumer, Conv) else consumer)
+    return Hidden(
+        layers[0],
+        tuple(layers[1:]),
+        _conv(consumer).conv if isinstance(consumer, Conv) else consumer,
+    )
 
 
 def _branch(layers: list[nn.Module]) -> Iterator[Hidden]:

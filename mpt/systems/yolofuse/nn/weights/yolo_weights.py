@@ -29,7 +29,9 @@ LEAST_OF_OWN = 0.5
 """Share of the network's tensors from which on a file is taken for one of the same network."""
 
 
-def translate(net: nn.Module, branches: list[list[int]], tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def translate(
+    net: nn.Module, branches: list[list[int]], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
     """Return the tensors that a one-camera YOLO gives to a fusion, by our names.
 
     None if there is nothing to translate: the file is of this network already, or of no YOLO.
@@ -53,7 +55,8 @@ def translate(net: nn.Module, branches: list[list[int]], tensors: Mapping[str, T
     for branch in branches:
         for position, layer in enumerate(branch):
             take(layer, position)
-    behind = behind_fusion(own, branches, given) if taken else []  # a neck without its backbone has nothing to read
+    # a neck without its backbone has nothing to read
+    behind = behind_fusion(own, branches, given) if taken else []
     for layer, source in behind:
         take(layer, source)
     if behind:  # of the head also the layers that do not depend on the number of classes
@@ -72,9 +75,18 @@ def widened(net: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] 
     """
     own, given = net.state_dict(), by_layer(tensors)
     first, theirs = own["model.0.conv.weight"], given.get(0, {}).get("conv.weight")
-    if theirs is None or theirs.dim() != 4 or theirs.shape[1] >= first.shape[1] or len(theirs) != len(first):
+    if (
+        theirs is None
+        or theirs.dim() != 4
+        or theirs.shape[1] >= first.shape[1]
+        or len(theirs) != len(first)
+    ):
         return None
-    taken = {f"model.{layer}.{rest}": tensor for layer, rests in given.items() for rest, tensor in rests.items()}
+    taken = {
+        f"model.{layer}.{rest}": tensor
+        for layer, rests in given.items()
+        for rest, tensor in rests.items()
+    }
     wide = first.detach().clone()
     wide[:, : theirs.shape[1]] = theirs
     return {**taken, "model.0.conv.weight": wide}
@@ -96,7 +108,9 @@ def shapes_of(layer: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def behind_fusion(
-    own: Mapping[int, Mapping[str, Tensor]], branches: list[list[int]], given: Mapping[int, Mapping[str, Tensor]]
+    own: Mapping[int, Mapping[str, Tensor]],
+    branches: list[list[int]],
+    given: Mapping[int, Mapping[str, Tensor]],
 ) -> list[tuple[int, int]]:
     """Return which layer of the neck and head comes from which of the file, counted from the last.
 

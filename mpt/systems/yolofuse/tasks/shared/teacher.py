@@ -38,11 +38,15 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> list[Tensor]:
-        maps: list[Tensor] = self.network(*(batch[camera].to(self.dtype) for camera in self.cameras))
+        maps: list[Tensor] = self.network(
+            *(batch[camera].to(self.dtype) for camera in self.cameras)
+        )
         return maps
 
 
-def open_teacher(wanted: str, student: nn.Module, fields: Sequence[str], classes: Sequence[str]) -> Teacher:
+def open_teacher(
+    wanted: str, student: nn.Module, fields: Sequence[str], classes: Sequence[str]
+) -> Teacher:
     """Build the teacher that a run's or checkpoint's path names, on the student's device.
 
     `fields` are the data's pictures, of which the teacher may see others than the student. A planned student gets a
@@ -54,7 +58,9 @@ def open_teacher(wanted: str, student: nn.Module, fields: Sequence[str], classes
     config = load_config(directory.config_path)
     layout = read_layout(directory.data_path)
     if config.model.name != "yolofuse" or layout is None:
-        raise ConfigError(f"task.teacher: {wanted} trained {config.model.name}; name a finished run of model yolofuse")
+        raise ConfigError(
+            f"task.teacher: {wanted} trained {config.model.name}; name a finished run of model yolofuse"
+        )
     if tuple(layout.classes) != tuple(classes):
         raise ConfigError(
             f"task.teacher: {wanted} knows the classes {', '.join(layout.classes)}, and here are {', '.join(classes)}; "

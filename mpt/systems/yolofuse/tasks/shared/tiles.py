@@ -74,13 +74,20 @@ def cut_off(boxes_p4: Tensor, tile: Tile, height: int, width: int) -> Tensor:
     return cut
 
 
-def look_in_tiles(look: Look, pictures: list[Tensor], size: tuple[int, int], overlap: float) -> tuple[Tensor, Tensor]:
+def look_in_tiles(
+    look: Look, pictures: list[Tensor], size: tuple[int, int], overlap: float
+) -> tuple[Tensor, Tensor]:
     """Return the best boxes (b, n, 4) in pixels of the canvases and their scores (b, n, classes); 0 is padding."""
-    found = [look_at_one(look, [one[n : n + 1] for one in pictures], size, overlap) for n in range(len(pictures[0]))]
+    found = [
+        look_at_one(look, [one[n : n + 1] for one in pictures], size, overlap)
+        for n in range(len(pictures[0]))
+    ]
     return torch.stack([boxes for boxes, _ in found]), torch.stack([scores for _, scores in found])
 
 
-def look_at_one(look: Look, pictures: list[Tensor], size: tuple[int, int], overlap: float) -> tuple[Tensor, Tensor]:
+def look_at_one(
+    look: Look, pictures: list[Tensor], size: tuple[int, int], overlap: float
+) -> tuple[Tensor, Tensor]:
     """Return the best boxes (n, 4) of one canvas and their scores."""
     height, width = size
 
@@ -89,16 +96,21 @@ def look_at_one(look: Look, pictures: list[Tensor], size: tuple[int, int], overl
 
     top, left, rows, columns = shown_part(pictures, size)
     tiles = [
-        tile._replace(left=tile.left + left, top=tile.top + top) for tile in tiles_of((rows, columns), size, overlap)
+        tile._replace(left=tile.left + left, top=tile.top + top)
+        for tile in tiles_of((rows, columns), size, overlap)
     ]
     all_boxes, all_scores = [], []
     for start in range(0, len(tiles), TILES_AT_ONCE):
         chosen = tiles[start : start + TILES_AT_ONCE]
-        boxes, scores = look([torch.cat([window(picture, tile) for tile in chosen]) for picture in pictures])
+        boxes, scores = look(
+            [torch.cat([window(picture, tile) for tile in chosen]) for picture in pictures]
+        )
         for tile, own, own_scores in zip(chosen, boxes, scores, strict=True):
             own_scores = own_scores.float() * ~cut_off(own, tile, height, width)[:, None]
             best = own_scores.amax(1).topk(min(PLACES_OF_TILE, len(own))).indices
-            all_boxes.append(own[best].float() + own.new_tensor([tile.left, tile.top] * 2, dtype=torch.float32))
+            all_boxes.append(
+                own[best].float() + own.new_tensor([tile.left, tile.top] * 2, dtype=torch.float32)
+            )
             all_scores.append(own_scores[best])
     boxes, scores = torch.cat(all_boxes), torch.cat(all_scores)
     best = scores.amax(1).topk(min(PLACES, len(boxes))).indices
@@ -113,7 +125,9 @@ def shown_part(pictures: Sequence[Tensor], size: tuple[int, int]) -> tuple[int, 
     """
     found = []
     for place, dimensions in ((2, (0, 1, 3)), (3, (0, 1, 2))):
-        differs = torch.stack([((one - BORDER).abs() > 1e-3).amax(dimensions) for one in pictures]).any(0)
+        differs = torch.stack(
+            [((one - BORDER).abs() > 1e-3).amax(dimensions) for one in pictures]
+        ).any(0)
         places = differs.nonzero()[:, 0]
         first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
         tile, canvas = size[place - 2], pictures[0].shape[place]

@@ -20,12 +20,18 @@ def frame(seed: int, light: float = 1.0, shift: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("light", [1.0, 0.08, 0.04])
 def test_a_cut_is_found_at_any_brightness(light):
-    assert all(is_cut(thumbnail(frame(seed, light)), thumbnail(frame(seed + 1, light))) for seed in range(6))
+    assert all(
+        is_cut(thumbnail(frame(seed, light)), thumbnail(frame(seed + 1, light)))
+        for seed in range(6)
+    )
 
 
 @pytest.mark.parametrize("share", [0.04, 0.11, 0.25])
 def test_a_fast_pan_is_no_cut(share):
-    pans = [(thumbnail(frame(seed)), thumbnail(frame(seed, shift=round(160 * share)))) for seed in range(6)]
+    pans = [
+        (thumbnail(frame(seed)), thumbnail(frame(seed, shift=round(160 * share))))
+        for seed in range(6)
+    ]
     assert not any(is_cut(*pan) for pan in pans)
 
 
@@ -44,7 +50,10 @@ def test_sixteen_bits_are_the_same_scene_as_eight():
 
 def test_a_repeat_differs_by_noise_alone():
     still, moved = draw_texture(1, 96, 160), draw_texture(1, 96, 161)[:, 1:]
-    one, other = (torch.from_numpy((image * 255).astype(np.uint8)).permute(2, 0, 1) for image in (still, moved))
+    one, other = (
+        torch.from_numpy((image * 255).astype(np.uint8)).permute(2, 0, 1)
+        for image in (still, moved)
+    )
     assert is_repeat(one, one.clone())
     assert not is_repeat(one, other)
     patch = one.clone()
@@ -64,5 +73,9 @@ def test_a_repeat_differs_by_noise_alone():
     ],
 )
 def test_repeats_are_left_out_but_not_before_a_cut_or_where_a_picture_is_held(frames, wanted):
-    found = distinct_frames(iter(frames), lambda one, other: one == other, lambda one, other: other.isupper())
-    assert [f"{one.frame}+{len(one.repeats)}" if one.repeats else one.frame for one in found] == wanted
+    found = distinct_frames(
+        iter(frames), lambda one, other: one == other, lambda one, other: other.isupper()
+    )
+    assert [
+        f"{one.frame}+{len(one.repeats)}" if one.repeats else one.frame for one in found
+    ] == wanted

@@ -44,7 +44,10 @@ def test_flows_stay_true_when_samples_are_flipped_and_played_backwards(epoch):
     settings = procedural_triplets.Settings(**{**DRAWN, "shapes": 0, "max_motion": 5.0})
     batch = procedural_triplets.build(settings, "train", 1).fetch(list(range(6)), epoch)
     first, last = batch["first"].float(), batch["last"].float()
-    for here, there, flow in ((first, last, batch["flow"][:, :2]), (last, first, batch["flow"][:, 2:])):
+    for here, there, flow in (
+        (first, last, batch["flow"][:, :2]),
+        (last, first, batch["flow"][:, 2:]),
+    ):
         inner = (..., slice(6, -6), slice(6, -6))
         assert (warp(there, flow, masked=False) - here)[inner].abs().mean() < 2
     assert (first - last).abs().mean() > 5
@@ -117,7 +120,9 @@ def test_middlebury_sequences_of_several_sizes_share_a_batch_and_give_their_name
         write(tmp_path / "mb/other-gt-interp" / name / "frame10i11.png", 20, size)
     train = open_set(vimeo(tmp_path / "vimeo_triplet", 3, "tri"), test_root=str(tmp_path / "mb"))
     assert train.spec.extra["test_names"] == ["Beanbags", "Walking"]
-    batch = open_set(tmp_path / "vimeo_triplet", "test", test_root=str(tmp_path / "mb")).fetch([0, 1], 0)
+    batch = open_set(tmp_path / "vimeo_triplet", "test", test_root=str(tmp_path / "mb")).fetch(
+        [0, 1], 0
+    )
     assert batch["first"].shape == (2, 3, 30, 40)
     assert batch["size"].tolist() == [[24, 40], [30, 32]]
     with pytest.raises(ConfigError, match="is for testing"):
@@ -126,7 +131,11 @@ def test_middlebury_sequences_of_several_sizes_share_a_batch_and_give_their_name
 
 def test_ucf101_is_in_the_order_of_its_numbers(tmp_path):
     for number in ("10", "2", "1"):
-        for name, value in (("frame_00.png", 10), ("frame_01_gt.png", int(number)), ("frame_02.png", 30)):
+        for name, value in (
+            ("frame_00.png", 10),
+            ("frame_01_gt.png", int(number)),
+            ("frame_02.png", 30),
+        ):
             write(tmp_path / number / name, value)
     batch = open_set(tmp_path, "test").fetch([0, 1, 2], 0)
     assert batch["middle"][:, 0, 0, 0].tolist() == [1, 2, 10]

@@ -31,13 +31,17 @@ def test_figures_are_scikit_images():
         assert psnr[index].item() == pytest.approx(
             metrics.peak_signal_noise_ratio(one[index], other[index], data_range=1)
         )
-        wanted = metrics.structural_similarity(one[index], other[index], channel_axis=0, data_range=1)
+        wanted = metrics.structural_similarity(
+            one[index], other[index], channel_axis=0, data_range=1
+        )
         assert ssim[index].item() == pytest.approx(wanted, abs=1e-12)
 
 
 def test_padding_changes_no_figure():
     one, other = (torch.from_numpy(picture) for picture in pictures())
-    padded = [torch.nn.functional.pad(picture, (0, 9, 0, 5), mode="replicate") for picture in (one, other)]
+    padded = [
+        torch.nn.functional.pad(picture, (0, 9, 0, 5), mode="replicate") for picture in (one, other)
+    ]
     mask = size_mask(torch.tensor([[21, 34]] * 2), 26, 43)
     for figure in (peak_signal_to_noise, structural_similarity, interpolation_error):
         assert torch.allclose(figure(*padded, mask), figure(one, other), rtol=1e-12)
@@ -46,4 +50,9 @@ def test_padding_changes_no_figure():
 def test_interpolation_error_is_in_grey_levels_of_rounded_pictures():
     one, other = torch.full((1, 3, 8, 8), 10.4 / 255), torch.full((1, 3, 8, 8), 13.2 / 255)
     assert interpolation_error(rounded(one), rounded(other)).item() == pytest.approx(3, abs=1e-5)
-    assert rounded(torch.tensor([-1.0, 2.0, 0.5 / 255, 1.5 / 255])).mul(255).round().tolist() == [0, 255, 0, 2]
+    assert rounded(torch.tensor([-1.0, 2.0, 0.5 / 255, 1.5 / 255])).mul(255).round().tolist() == [
+        0,
+        255,
+        0,
+        2,
+    ]

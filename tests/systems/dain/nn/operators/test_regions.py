@@ -60,7 +60,12 @@ def test_positions_and_sums_are_float32_in_every_mode(seen, mode, model):
     dtype = {} if mode == "fp32" else {"dtype": "bfloat16"}
     data = {"name": "procedural_triplets", "count": 2, "test_count": 2, "image_size": 32}
     config = load_config(
-        {"model": SIZES[model], "dataset": data, "precision": {"mode": mode, **dtype}, "train": {"steps": 1}}
+        {
+            "model": SIZES[model],
+            "dataset": data,
+            "precision": {"mode": mode, **dtype},
+            "train": {"steps": 1},
+        }
     )
     triplets = procedural_triplets.build(config.dataset.settings, "train", 0)
     run = build_run(config, torch.device("cpu"), triplets.spec)
@@ -71,7 +76,9 @@ def test_positions_and_sums_are_float32_in_every_mode(seen, mode, model):
             loss.value.backward()
     assert seen
     assert all(dtypes == {torch.float32} for dtypes in seen.values()), (mode, seen)
-    assert all(p.grad is None or p.grad.isfinite().all() for p in run.task.modules["net"].parameters())
+    assert all(
+        p.grad is None or p.grad.isfinite().all() for p in run.task.modules["net"].parameters()
+    )
 
 
 def test_half_coordinates_would_lose_a_third_of_a_pixel_beyond_column_1024():
@@ -84,7 +91,10 @@ def test_half_coordinates_would_lose_a_third_of_a_pixel_beyond_column_1024():
     assert (moved - wanted).abs().max() < 1e-3  # the flow itself may be half
     for dtype, lost in ((torch.float16, 0.3), (torch.bfloat16, 1.3)):
         half_position = columns.to(dtype) + flow[:, :1].to(dtype)
-        naive = warp(columns, torch.cat((half_position.float() - columns, torch.zeros(1, 1, 2, width)), dim=1))
+        naive = warp(
+            columns,
+            torch.cat((half_position.float() - columns, torch.zeros(1, 1, 2, width)), dim=1),
+        )
         beyond = (naive[..., :-1] - wanted)[..., 1025:].abs()
         assert beyond.max() >= lost - 1e-3
 

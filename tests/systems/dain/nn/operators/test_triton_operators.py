@@ -12,7 +12,18 @@ CASES = Path(__file__).parents[1].joinpath("triton_cases.py")
 
 def test_the_triton_operators_compute_what_torchs_do():
     pytest.importorskip("triton", reason="the interpreter of Triton is not installed")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", str(CASES)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        str(CASES),
+    ]
     # Without coverage: the interpreter runs the kernels' lines for every program, and each would be counted.
     environment = {name: value for name, value in os.environ.items() if "COVERAGE" not in name}
     environment["TRITON_INTERPRET"] = "1"

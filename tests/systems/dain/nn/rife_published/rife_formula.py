@@ -46,7 +46,9 @@ def formula(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def formula_state(version: str) -> dict[str, Tensor]:
     """Return the whole state of a version."""
     shapes = build_version(version).state_dict()
-    return {name: torch.from_numpy(formula(name, tuple(value.shape))) for name, value in shapes.items()}
+    return {
+        name: torch.from_numpy(formula(name, tuple(value.shape))) for name, value in shapes.items()
+    }
 
 
 def network(version: str) -> PublishedRife:

@@ -16,9 +16,16 @@ from .rife_formula import formula_state, network, recorded
 
 
 def batch_of(version: str, times: list[float], dtype: torch.dtype) -> dict[str, Tensor]:
-    frames = torch.from_numpy(recorded()[f"{version}/train_frames"].astype(np.float32) / np.float32(255)).to(dtype)
+    frames = torch.from_numpy(
+        recorded()[f"{version}/train_frames"].astype(np.float32) / np.float32(255)
+    ).to(dtype)
     first, middle, last = frames.unbind(1)
-    return {"first": first, "middle": middle, "last": last, "time": torch.tensor(times, dtype=dtype)}
+    return {
+        "first": first,
+        "middle": middle,
+        "last": last,
+        "time": torch.tensor(times, dtype=dtype),
+    }
 
 
 @pytest.mark.parametrize(
@@ -42,14 +49,19 @@ def test_losses_and_gradients_are_the_originals(version, times, key):
     found = torch.stack(losses).detach().numpy()
     assert np.abs(found / recorded()[f"{version}/{key}/losses"] - 1).max() < 1e-8
     (losses[0] + losses[1] + 0.01 * losses[2]).backward()
-    norms = np.array([float(value.grad.norm()) for value in net.parameters() if value.grad is not None])
+    norms = np.array(
+        [float(value.grad.norm()) for value in net.parameters() if value.grad is not None]
+    )
     assert np.abs(norms / recorded()[f"{version}/{key}/gradients"][:, 0] - 1).max() < 1e-7
 
 
 @pytest.mark.slow
 def test_three_steps_of_the_engine_are_the_originals():
     image = FieldSpec((3, 64, 64), torch.float32, "image")
-    spec = DataSpec({"first": image, "middle": image, "last": image, "time": FieldSpec((), torch.float32)}, size=2)
+    spec = DataSpec(
+        {"first": image, "middle": image, "last": image, "time": FieldSpec((), torch.float32)},
+        size=2,
+    )
     config = load_config(
         {
             "model": {"name": "rife", "version": "ifnet"},
@@ -69,7 +81,8 @@ def test_three_steps_of_the_engine_are_the_originals():
         found.append([float(losses[name]) for name in ("laplacian", "teacher", "distillation")])
     wanted = recorded()["ifnet/steps"][:3, 1:] * [1, 1, 0.01]
     assert np.abs(np.array(found) / wanted - 1)[0].max() < 1e-5
-    assert np.abs(np.array(found) / wanted - 1).max() < 3e-4  # float32 against float64 in the original: 8e-5
+    # float32 against float64 in the original: 8e-5
+    assert np.abs(np.array(found) / wanted - 1).max() < 3e-4
 
 
 def test_flows_that_are_equal_have_a_finite_gradient():

@@ -15,7 +15,13 @@ from mpt.systems.dain.inference.tiles import whole
 from mpt.systems.dain.nn.rife_published.networks import PublishedRife
 from mpt.systems.dain.nn.rife_published.practical import PracticalRife
 from mpt.systems.dain.nn.rife_published.version_settings import Version
-from mpt.systems.dain.nn.rife_published.versions import ALIKE, BUILDERS, PLANS, build_version, version_of
+from mpt.systems.dain.nn.rife_published.versions import (
+    ALIKE,
+    BUILDERS,
+    PLANS,
+    build_version,
+    version_of,
+)
 
 from .rife_formula import formula_state, network, recorded, recorded_frames
 
@@ -94,7 +100,12 @@ def test_names_and_frames_of_further_versions_are_the_originals(version):
     assert version_of({f"module.{name}": value for name, value in state.items()}) == version
     net = network(version)
     most = 1e-4 if version in LATEST else 3e-5
-    assert float(np.abs(made(net, 0.25)[:, ::2, ::2].numpy() - recorded()[f"{version}/t25_merged"]).max()) < most
+    assert (
+        float(
+            np.abs(made(net, 0.25)[:, ::2, ::2].numpy() - recorded()[f"{version}/t25_merged"]).max()
+        )
+        < most
+    )
     wanted = recorded().get(f"{version}/ensemble_t25_merged")
     assert (wanted is not None) == (not net.plan.passes_features)
     if wanted is not None:
@@ -140,7 +151,12 @@ def test_large_motion_doubles_the_scales_of_4_0_for_the_sample_that_has_it_alone
     assert distance(made(net, 0.25), "4.0", "large_merged") < 1e-3
     still = [torch.zeros_like(frame) for frame in frames]
     with torch.no_grad():
-        both = whole(net, torch.cat((frames[0], still[0])), torch.cat((frames[1], still[1])), torch.full((2, 1), 0.25))
+        both = whole(
+            net,
+            torch.cat((frames[0], still[0])),
+            torch.cat((frames[1], still[1])),
+            torch.full((2, 1), 0.25),
+        )
         alone = whole(net, *frames, torch.tensor([[0.25]]))
         odd = whole(net, *(frame[..., :32, :] for frame in frames), torch.tensor([[0.25]]))
     assert (both[:1] - alone).abs().max() < 1e-3
@@ -171,7 +187,9 @@ def test_every_name_is_that_of_one_network():
     assert sorted(names) == sorted(get_args(Version))
 
 
-@pytest.mark.parametrize(("given", "version"), [("4.6", "4.6"), ("4.25", "4.25"), ("'4.10'", "4.10"), ("4.0", "4.0")])
+@pytest.mark.parametrize(
+    ("given", "version"), [("4.6", "4.6"), ("4.25", "4.25"), ("'4.10'", "4.10"), ("4.0", "4.0")]
+)
 def test_a_version_that_yaml_reads_as_a_number_is_taken(given, version):
     assert configured(given).model.settings.version == version
 
@@ -183,5 +201,9 @@ def test_a_number_that_may_be_two_versions_is_refused(given):
 
 
 def configured(version):
-    fields = {"model": {"name": "rife"}, "dataset": {"name": "procedural_triplets"}, "train": {"steps": 1}}
+    fields = {
+        "model": {"name": "rife"},
+        "dataset": {"name": "procedural_triplets"},
+        "train": {"steps": 1},
+    }
     return load_config(fields, [f"model.version={version}"])

@@ -16,17 +16,37 @@ from mpt.run.process import operating_system
 from mpt.systems.deepfacelab.commands.shared import model_switch
 from mpt.systems.deepfacelab.commands.shared.model_folder import Folder, write_file
 from mpt.systems.deepfacelab.commands.shared.model_switch import replacing
-from scripts.fault_battery_power import PowerRecorder, lay_out, read_state, watch_operations, write_states
+from scripts.fault_battery_power import (
+    PowerRecorder,
+    lay_out,
+    read_state,
+    watch_operations,
+    write_states,
+)
 
 ROOT = Path(__file__).parents[5]
 PARTS = ("encoder", "decoder_src", "decoder_dst")
-EVENTS = ("open", "os.link", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir", "os.chmod")
+EVENTS = (
+    "open",
+    "os.link",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.scandir",
+    "os.listdir",
+    "os.chmod",
+)
 """What Python reports of operations on files before it does them."""
 
 
 def content(folder):
     """Every file of a folder and below by its name."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def make_old(place):
@@ -54,13 +74,19 @@ def write_new(model):
 
 def assert_is_new(model, before):
     found = content(model)
-    old_model = {name: data for name, data in before.items() if data.startswith(b"old") and "/" not in name}
-    assert {name for name in found if "/" not in name} == {f"foo_SAEHD_{part}.npy" for part in PARTS} | {
+    old_model = {
+        name: data for name, data in before.items() if data.startswith(b"old") and "/" not in name
+    }
+    assert {name for name in found if "/" not in name} == {
+        f"foo_SAEHD_{part}.npy" for part in PARTS
+    } | {
         "bar_SAEHD_encoder.npy",
         "foo_SAEHD_notes.txt",
     }
     assert all(found[f"foo_SAEHD_{part}.npy"].startswith(b"\x80\x04") for part in PARTS)
-    assert {f"foo_SAEHD_autobackups/01/{name}": data for name, data in old_model.items()}.items() <= found.items()
+    assert {
+        f"foo_SAEHD_autobackups/01/{name}": data for name, data in old_model.items()
+    }.items() <= found.items()
     assert found["foo_SAEHD_autobackups/02/foo_SAEHD_encoder.npy"] == b"older"
     assert b"oldest" not in found.values()
     assert found["bar_SAEHD_autobackups/01/bar_SAEHD_encoder.npy"] == b"bar before"
@@ -130,7 +156,9 @@ def kill_everywhere(folder, can_exchange):
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_power_loss_at_any_moment_leaves_the_old_or_the_new_model_whole(tmp_path, monkeypatch, can_exchange):
+def test_a_power_loss_at_any_moment_leaves_the_old_or_the_new_model_whole(
+    tmp_path, monkeypatch, can_exchange
+):
     if not can_exchange:
         monkeypatch.setattr(model_switch, "exchange", lambda *_: False)
     place = tmp_path / "place"
@@ -170,7 +198,9 @@ def test_a_failure_of_any_call_leaves_the_old_model(tmp_path, monkeypatch, call,
         raise OSError(number, os.strerror(number))
 
     if call == "write":
-        monkeypatch.setattr("mpt.systems.deepfacelab.commands.shared.model_folder.write_arrays", fail)
+        monkeypatch.setattr(
+            "mpt.systems.deepfacelab.commands.shared.model_folder.write_arrays", fail
+        )
     else:
         monkeypatch.setattr(os, call, fail)
     with pytest.raises(InputOutputError):
@@ -238,7 +268,10 @@ def test_a_link_to_a_folder_is_followed_and_a_model_that_is_a_link_is_kept(tmp_p
 
 
 def test_two_returns_to_one_folder_do_not_mix(tmp_path):
-    with replacing(Folder(tmp_path / "model", "foo_SAEHD_")), pytest.raises(InputOutputError, match="another process"):
+    with (
+        replacing(Folder(tmp_path / "model", "foo_SAEHD_")),
+        pytest.raises(InputOutputError, match="another process"),
+    ):
         write_new(tmp_path / "model")
 
 

@@ -19,7 +19,10 @@ PLACE = ".mpt-return-model-*"
 
 def give_back(target: Path) -> None:
     """Return a model of one file."""
-    with replacing(Folder(target, "foo_SAEHD_")) as folder, new_file(folder.path / "foo_SAEHD_encoder.npy") as file:
+    with (
+        replacing(Folder(target, "foo_SAEHD_")) as folder,
+        new_file(folder.path / "foo_SAEHD_encoder.npy") as file,
+    ):
         file.write(b"new")
 
 
@@ -49,7 +52,9 @@ def test_a_returned_model_and_its_backup_are_durable_before_the_folders_change_n
     assert after == [*([] if exchanges else renames), "sync ./"]
     assert order.not_durable(target) == []
     assert (target / "foo_SAEHD_encoder.npy").read_bytes() == b"new"
-    assert (target / "foo_SAEHD_autobackups" / "01" / "foo_SAEHD_encoder.npy").read_bytes() == b"old"
+    assert (
+        target / "foo_SAEHD_autobackups" / "01" / "foo_SAEHD_encoder.npy"
+    ).read_bytes() == b"old"
 
 
 def test_copies_are_durable_on_a_file_system_without_second_names(
@@ -68,7 +73,9 @@ def test_copies_are_durable_on_a_file_system_without_second_names(
     assert order.not_durable(target) == []
 
 
-def test_the_first_model_in_a_folder_is_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_model_in_a_folder_is_durable_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order = StorageOrder(tmp_path, monkeypatch)
     give_back(tmp_path / "model")
     assert order.events[-2:] == [f"rename {PLACE}/new > model", "sync ./"]

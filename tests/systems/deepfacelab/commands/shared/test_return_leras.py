@@ -17,7 +17,11 @@ def small(tmp_path):
 
 
 def listed(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def returned(run, folder, *words):
@@ -27,7 +31,9 @@ def returned(run, folder, *words):
 
 
 def test_a_model_of_another_shape_is_not_replaced_unless_told(tmp_path, small, capsys):
-    folder = torch_to_leras(str(train(tmp_path / "liae", config_of(archi="liae-ud", e_dims=6)).path), tmp_path / "dfl")
+    folder = torch_to_leras(
+        str(train(tmp_path / "liae", config_of(archi="liae-ud", e_dims=6)).path), tmp_path / "dfl"
+    )
     before = listed(folder)
     assert returned(small, folder) == 4
     message = capsys.readouterr().err
@@ -38,14 +44,18 @@ def test_a_model_of_another_shape_is_not_replaced_unless_told(tmp_path, small, c
     assert not returned(small, folder, "--replace")
     after = listed(folder)
     assert not {"new_SAEHD_decoder.npy", "new_SAEHD_inter_AB.npy"} & set(after)
-    assert {name.rpartition("/")[2]: data for name, data in after.items() if "autobackups/01" in name} == before
+    assert {
+        name.rpartition("/")[2]: data for name, data in after.items() if "autobackups/01" in name
+    } == before
     data = pickle.loads(after["new_SAEHD_data.dat"])
     assert (data["iter"], data["options"]["archi"]) == (1, "df-ud")
 
 
 @pytest.mark.parametrize("without_data", [False, True])
 def test_a_model_that_is_further_trained_is_not_replaced(tmp_path, small, without_data, capsys):
-    folder = torch_to_leras(str(train(tmp_path / "long", config_of(), steps=3).path), tmp_path / "dfl")
+    folder = torch_to_leras(
+        str(train(tmp_path / "long", config_of(), steps=3).path), tmp_path / "dfl"
+    )
     if without_data:
         (folder / "new_SAEHD_data.dat").unlink()
     assert returned(small, folder) == 4
@@ -62,25 +72,48 @@ def test_a_damaged_model_is_replaced_on_demand_alone(tmp_path, small):
     with pytest.raises(CheckpointError, match="is not replaced: give --name"):
         torch_to_leras(str(small.path), folder)
     torch_to_leras(str(small.path), folder, replace=True)
-    assert (folder / "new_SAEHD_autobackups" / "01" / "new_SAEHD_data.dat").read_bytes() == b"damaged"
+    assert (
+        folder / "new_SAEHD_autobackups" / "01" / "new_SAEHD_data.dat"
+    ).read_bytes() == b"damaged"
 
 
 def test_a_loss_history_is_the_runs_own(tmp_path, small):
     folder = torch_to_leras(str(small.path), tmp_path / "dfl")
     data = pickle.loads((folder / "new_SAEHD_data.dat").read_bytes())
-    other = {**data, "loss_history": [[9.0, 9.0]], "options": {**data["options"], "autobackup_hour": 3}}
+    other = {
+        **data,
+        "loss_history": [[9.0, 9.0]],
+        "options": {**data["options"], "autobackup_hour": 3},
+    }
     (folder / "new_SAEHD_data.dat").write_bytes(pickle.dumps(other, 4))
     torch_to_leras(str(small.path), folder)
-    assert pickle.loads((folder / "new_SAEHD_data.dat").read_bytes())["loss_history"] == data["loss_history"]
+    assert (
+        pickle.loads((folder / "new_SAEHD_data.dat").read_bytes())["loss_history"]
+        == data["loss_history"]
+    )
 
 
 def test_what_discriminators_say_is_never_in_the_loss_history(tmp_path, small):
-    losses = {f"autoencoder/{side}_{part}": 1.0 for side in ("src", "dst") for part in ("mask", "face", "eyes_mouth")}
-    adversarial = {"autoencoder/src_gan": 9.0, "autoencoder/src_true_face": 9.0, "autoencoder/src_background": 9.0}
+    losses = {
+        f"autoencoder/{side}_{part}": 1.0
+        for side in ("src", "dst")
+        for part in ("mask", "face", "eyes_mouth")
+    }
+    adversarial = {
+        "autoencoder/src_gan": 9.0,
+        "autoencoder/src_true_face": 9.0,
+        "autoencoder/src_background": 9.0,
+    }
     styles = {"autoencoder/face_style": 0.5, "autoencoder/background_style": 0.25}
-    line = {"kind": "train", "step": 1, "losses": losses | adversarial | styles | {"code_disc/src": 9.0}}
+    line = {
+        "kind": "train",
+        "step": 1,
+        "losses": losses | adversarial | styles | {"code_disc/src": 9.0},
+    }
     small.metrics_path.write_text(json.dumps(line) + "\n")
-    data = pickle.loads((torch_to_leras(str(small.path), tmp_path / "dfl") / "new_SAEHD_data.dat").read_bytes())
+    data = pickle.loads(
+        (torch_to_leras(str(small.path), tmp_path / "dfl") / "new_SAEHD_data.dat").read_bytes()
+    )
     assert data["loss_history"] == [[3.75, 3.0]]
 
 

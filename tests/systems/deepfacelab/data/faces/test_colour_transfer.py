@@ -16,7 +16,9 @@ from mpt.systems.deepfacelab.data.faces.colour_transfer import (
 )
 from tests.systems.deepfacelab.pixels import arrays, facts, levels
 
-PAIRS = sorted(key.removesuffix("_a_u8") for key in arrays("colour_transfer") if key.endswith("_a_u8"))
+PAIRS = sorted(
+    key.removesuffix("_a_u8") for key in arrays("colour_transfer") if key.endswith("_a_u8")
+)
 MODES = ["rct", "lct", "mkl", "idt", "sot", "mix"]
 MEAN, LARGEST = 0.05, 1.0
 """Grey levels, for ways that draw nothing."""
@@ -26,7 +28,8 @@ def pair(name):
     """Two pictures, their soft masks, and where the first mask is."""
     stored = arrays("colour_transfer")
     image, reference, mask, other = (
-        stored[f"{name}_{part}_u8"].astype(np.float32) / 255 for part in ("a", "b", "maska", "maskb")
+        stored[f"{name}_{part}_u8"].astype(np.float32) / 255
+        for part in ("a", "b", "maska", "maskb")
     )
     return image, reference, mask, other, (mask > 0).astype(np.float32)
 
@@ -52,7 +55,10 @@ def test_what_draws_nothing_is_deepfacelabs(name):
     assert_equal(reinhard(image, reference, area, area), f"{name}_rct_merger")
     for mode in ("lct", "mkl"):
         assert_equal(transfer(mode, image, reference, np.random.RandomState(0)), f"{name}_{mode}")
-    assert_equal(transfer("mkl", image * area, reference * area, np.random.RandomState(0)), f"{name}_mkl-m_merger")
+    assert_equal(
+        transfer("mkl", image * area, reference * area, np.random.RandomState(0)),
+        f"{name}_mkl-m_merger",
+    )
     for threshold in (238, 255):
         assert_equal(match_histogram(image, reference, threshold), f"{name}_hist_{threshold}")
 
@@ -77,7 +83,9 @@ def test_the_same_draws_give_deepfacelabs_sliced_transport(name):
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_same_rotations_give_deepfacelabs_distributions(name):
     image, reference, _, _, area = pair(name)
-    found = iterate_distribution(image, reference, arrays("colour_transfer")[f"{name}_idt_seed0_rotations"])
+    found = iterate_distribution(
+        image, reference, arrays("colour_transfer")[f"{name}_idt_seed0_rotations"]
+    )
     mean, largest = levels(found.clip(0, 1), expected(f"{name}_idt_seed0"))
     assert mean < 0.4
     assert largest < 4
@@ -89,7 +97,9 @@ def test_the_same_rotations_give_deepfacelabs_distributions(name):
 def pictures():
     numbers = np.random.default_rng(0)
     image = (0.2 + 0.3 * numbers.random((24, 24, 3))).astype(np.float32)
-    reference = (np.array([0.6, 0.3, 0.4]) + 0.2 * numbers.random((24, 24, 3)) * [1, 0.5, 1]).astype(np.float32)
+    reference = (
+        np.array([0.6, 0.3, 0.4]) + 0.2 * numbers.random((24, 24, 3)) * [1, 0.5, 1]
+    ).astype(np.float32)
     return image, reference
 
 

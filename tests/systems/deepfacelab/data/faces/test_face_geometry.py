@@ -15,10 +15,14 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 def compose(second, first):
     """Return the map that does `first`, then `second`."""
-    return np.column_stack((second[:, :2] @ first[:, :2], second[:, :2] @ first[:, 2] + second[:, 2]))
+    return np.column_stack(
+        (second[:, :2] @ first[:, :2], second[:, :2] @ first[:, 2] + second[:, 2])
+    )
 
 
-@pytest.mark.parametrize(("name", "size"), [("full.jpg", 128), ("wf_xseg.jpg", 256), ("wf_polygons.jpg", 256)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("full.jpg", 128), ("wf_xseg.jpg", 256), ("wf_polygons.jpg", 256)]
+)
 def test_a_face_is_cut_where_deepfacelab_cut_it(name, size):
     face = describe(FIXTURES / name)
     matrix = geometry.face_matrix(face.source_landmarks, size, face.kind)
@@ -36,7 +40,10 @@ def test_a_smaller_type_of_a_larger_face_is_the_smaller_face():
 
 def test_types_of_face_grow_in_their_order():
     landmarks = describe(FIXTURES / "wf_xseg.jpg").source_landmarks
-    zooms = [abs(np.linalg.det(geometry.face_matrix(landmarks, 64, kind)[:, :2])) for kind in geometry.PADDING]
+    zooms = [
+        abs(np.linalg.det(geometry.face_matrix(landmarks, 64, kind)[:, :2]))
+        for kind in geometry.PADDING
+    ]
     assert zooms == sorted(zooms, reverse=True)
 
 
@@ -47,7 +54,16 @@ def test_maps_invert_and_compose():
 
 def test_a_mirrored_face_is_turned_the_other_way():
     landmarks = describe(FIXTURES / "full.jpg").landmarks
-    order = [*range(16, -1, -1), *range(26, 16, -1), 27, 28, 29, 30, *range(35, 30, -1), *range(36, 68)]
+    order = [
+        *range(16, -1, -1),
+        *range(26, 16, -1),
+        27,
+        28,
+        29,
+        30,
+        *range(35, 30, -1),
+        *range(36, 68),
+    ]
     mirrored = landmarks[order] * (-1, 1)
     assert geometry.estimate_yaw(mirrored) == pytest.approx(-geometry.estimate_yaw(landmarks))
 
@@ -60,9 +76,13 @@ def test_shrinking_and_cutting_are_opencvs(size):
     matrix = np.array([[0.7, 0.2, 3.3], [-0.2, 0.7, 20.2]])
     for mode, flag in (("bicubic", cv2.INTER_CUBIC), ("bilinear", cv2.INTER_LINEAR)):
         shrunk = resize(image, size, mode).permute(1, 2, 0).numpy()
-        np.testing.assert_allclose(shrunk, cv2.resize(picture, (size, size), interpolation=flag), atol=1e-4)
+        np.testing.assert_allclose(
+            shrunk, cv2.resize(picture, (size, size), interpolation=flag), atol=1e-4
+        )
         for beyond, border in (("border", cv2.BORDER_REPLICATE), ("zeros", cv2.BORDER_CONSTANT)):
             expected = cv2.warpAffine(picture, matrix, (size, size), flags=flag, borderMode=border)
             # Other versions of OpenCV round coordinates to a 32nd of a pixel.
-            difference = np.abs(cut(image, matrix, size, mode, beyond).permute(1, 2, 0).numpy() - expected)
+            difference = np.abs(
+                cut(image, matrix, size, mode, beyond).permute(1, 2, 0).numpy() - expected
+            )
             assert difference.mean() < 0.01

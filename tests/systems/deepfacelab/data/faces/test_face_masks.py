@@ -9,7 +9,12 @@ from PIL import Image
 
 from mpt.errors import DataError
 from mpt.systems.deepfacelab.data.faces import face_masks
-from mpt.systems.deepfacelab.data.faces.face_files import describe, list_faces, read_mask, read_polygons
+from mpt.systems.deepfacelab.data.faces.face_files import (
+    describe,
+    list_faces,
+    read_mask,
+    read_polygons,
+)
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -29,9 +34,15 @@ def painted_ellipse():
 
 @pytest.mark.parametrize("path", ["wf_xseg.jpg", "wf_xseg.pak"])
 def test_a_painted_xseg_mask_is_the_mask(path):
-    faces = list_faces(FIXTURES / path, "src") if path.endswith("pak") else [describe(FIXTURES / path)]
+    faces = (
+        list_faces(FIXTURES / path, "src") if path.endswith("pak") else [describe(FIXTURES / path)]
+    )
     for face in faces:
-        assert (face.mask_kind("painted"), face.mask_kind("hull"), face.kind) == ("xseg", "hull", "wf")
+        assert (face.mask_kind("painted"), face.mask_kind("hull"), face.kind) == (
+            "xseg",
+            "hull",
+            "wf",
+        )
         assert overlap(face.draw_face(256), painted_ellipse()) > 0.99
         mask = face.load(128)[3].numpy()
         assert mask[66, 64] == 0  # the gap
@@ -132,7 +143,9 @@ def test_dilation_is_opencvs(size):
 def test_blurring_is_opencvs(taps):
     cv2 = pytest.importorskip("cv2")
     image = np.random.default_rng(0).random((30, 40)).astype(np.float32)
-    np.testing.assert_allclose(face_masks.blur(image, taps), cv2.GaussianBlur(image, (taps, taps), 0), atol=1e-5)
+    np.testing.assert_allclose(
+        face_masks.blur(image, taps), cv2.GaussianBlur(image, (taps, taps), 0), atol=1e-5
+    )
 
 
 def test_regions_lie_within_the_face_and_reach_one(tmp_path):

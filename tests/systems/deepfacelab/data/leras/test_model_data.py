@@ -16,8 +16,21 @@ from mpt.systems.deepfacelab.data.leras.leras_pickle import write_plain
 from mpt.systems.deepfacelab.data.leras.model_data import MAPPED, read_model_data
 
 OPTIONS = {
-    **{"resolution": 64, "archi": "df-ud", "ae_dims": 32, "e_dims": 16, "d_dims": 16, "d_mask_dims": 8},
-    **{"adabelief": True, "lr_dropout": "n", "clipgrad": False, "target_iter": 0, "pretrain": False},
+    **{
+        "resolution": 64,
+        "archi": "df-ud",
+        "ae_dims": 32,
+        "e_dims": 16,
+        "d_dims": 16,
+        "d_mask_dims": 8,
+    },
+    **{
+        "adabelief": True,
+        "lr_dropout": "n",
+        "clipgrad": False,
+        "target_iter": 0,
+        "pretrain": False,
+    },
     **{"gan_power": 0.0, "gan_patch_size": 8, "gan_dims": 16, "face_type": "f"},
 }
 ODD: list[Any] = [

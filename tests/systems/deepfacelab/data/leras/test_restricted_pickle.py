@@ -54,7 +54,14 @@ def test_what_is_written_is_protocol_4_that_python_and_we_read_with_the_old_modu
 
 
 def test_plain_data_are_written_so_that_python_and_we_read_them():
-    data = {"iter": 7, "rate": 0.5, "name": "größe", "on": True, "none": None, "nested": {"list": [1, -(2**40), "x"]}}
+    data = {
+        "iter": 7,
+        "rate": 0.5,
+        "name": "größe",
+        "on": True,
+        "none": None,
+        "nested": {"list": [1, -(2**40), "x"]},
+    }
     assert pickle.loads(write_plain(data)) == read_pickle(write_plain(data), "file") == data
 
 
@@ -67,7 +74,12 @@ def old_names(data):
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 @pytest.mark.parametrize("names", [old_names, bytes])
 def test_scalars_that_numpy_pickled_are_read_with_their_types(protocol, names):
-    scalars = {"resolution": np.int64(64), "power": np.float64(0.5), "on": np.bool_(True), "iters:0": np.int32(7)}
+    scalars = {
+        "resolution": np.int64(64),
+        "power": np.float64(0.5),
+        "on": np.bool_(True),
+        "iters:0": np.int32(7),
+    }
     found = read_pickle(names(pickle.dumps(scalars, protocol)), "file")
     assert found == scalars
     assert [type(value) for value in found.values()] == [type(value) for value in scalars.values()]
@@ -100,9 +112,20 @@ def test_enumerations_are_numbers_where_they_are_granted_and_refused_elsewhere()
 
 
 def test_what_is_written_comes_back_with_its_types():
-    data = {"t": (1, "x"), "b": b"bytes", "n": 2**70, "s": np.float32(0.5), "a": [np.zeros((2, 0)), np.eye(2)]}
+    data = {
+        "t": (1, "x"),
+        "b": b"bytes",
+        "n": 2**70,
+        "s": np.float32(0.5),
+        "a": [np.zeros((2, 0)), np.eye(2)],
+    }
     for found in (pickle.loads(write_plain(data)), read_pickle(write_plain(data), "file")):
-        assert (found["t"], found["b"], found["n"], found["s"]) == ((1, "x"), b"bytes", 2**70, np.float32(0.5))
+        assert (found["t"], found["b"], found["n"], found["s"]) == (
+            (1, "x"),
+            b"bytes",
+            2**70,
+            np.float32(0.5),
+        )
         assert type(found["s"]) is np.float32
         assert [array.shape for array in found["a"]] == [(2, 0), (2, 2)]
 
@@ -147,23 +170,41 @@ def array_pickle(shape, data, dtype=b"f4"):
     """A pickle of one array whose shape and bytes need not agree."""
     body = b"\x80\x04cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R(K\x01("
     body += b"".join(b"\x8a\x08" + struct.pack("<q", side) for side in shape)
-    body += b"tcnumpy\ndtype\nX" + struct.pack("<I", len(dtype)) + dtype + b"\x89\x88\x87R(K\x03X\x01\x00\x00\x00<NNN"
-    return body + b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89B" + struct.pack("<I", len(data)) + data + b"tb."
+    body += (
+        b"tcnumpy\ndtype\nX"
+        + struct.pack("<I", len(dtype))
+        + dtype
+        + b"\x89\x88\x87R(K\x03X\x01\x00\x00\x00<NNN"
+    )
+    return (
+        body
+        + b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89B"
+        + struct.pack("<I", len(data))
+        + data
+        + b"tb."
+    )
 
 
 def text(value):
     return b"X" + struct.pack("<I", len(value)) + value
 
 
-EMPTY_ARRAY = b"\x80\x04cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R."
+EMPTY_ARRAY = (
+    b"\x80\x04cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R."
+)
 HOSTILE = {
     "os.system": pickle.dumps(Calls(os.system, "echo owned > owned"), 4),
     "builtins.eval": pickle.dumps(Calls(eval, "open('owned', 'w')"), 4),
     "exec at protocol 0": pickle.dumps(Calls(exec, "open('owned', 'w')"), 0),
-    "eval through numpy.f2py": b"\x80\x04cnumpy.f2py.capi_maps\neval\n" + text(b"open('owned','w')") + b"\x85R.",
+    "eval through numpy.f2py": b"\x80\x04cnumpy.f2py.capi_maps\neval\n"
+    + text(b"open('owned','w')")
+    + b"\x85R.",
     "numpy load": b"\x80\x04cnumpy\nload\n" + text(b"x") + b"\x85R.",
     "a prefix of an allowed name": b"\x80\x04cnumpy.core.multiarray\n_reconstruct.__globals__\n)R.",
-    "a dotted name on the stack": b"\x80\x04" + text(b"numpy") + text(b"ndarray.__class__") + b"\x93.",
+    "a dotted name on the stack": b"\x80\x04"
+    + text(b"numpy")
+    + text(b"ndarray.__class__")
+    + b"\x93.",
     "module and name run together": b"\x80\x04cnumpy ndarray\nx\n.",
     "a name that is no text": b"\x80\x04K\x01" + text(b"dtype") + b"\x93.",
     "getattr": b"\x80\x04c__builtin__\ngetattr\n.",
@@ -189,7 +230,9 @@ HOSTILE = {
     "a scalar with too few bytes": b"\x80\x04cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\n"
     + text(b"f8")
     + b"\x89\x88\x87RC\x01x\x86R.",
-    "a scalar of a dtype that is none": b"\x80\x04cnumpy.core.multiarray\nscalar\n" + text(b"f8") + b"C\x01x\x86R.",
+    "a scalar of a dtype that is none": b"\x80\x04cnumpy.core.multiarray\nscalar\n"
+    + text(b"f8")
+    + b"C\x01x\x86R.",
     "object dtype": array_pickle([1], b"\0" * 8, b"O8"),
     "structured dtype": array_pickle([1], b"\0" * 8, b"V8"),
     "text dtype": array_pickle([1], b"\0" * 8, b"U2"),
@@ -200,7 +243,9 @@ HOSTILE = {
     "sharing that doubles at every line": b"\x80\x04]\x94"
     + b"".join(b"](h%ch%ce\x94" % (i, i) for i in range(40))
     + b".",
-    "tuples of tuples shared": b"\x80\x04)\x94" + b"".join(b"h%ch%c\x86\x94" % (i, i) for i in range(40)) + b".",
+    "tuples of tuples shared": b"\x80\x04)\x94"
+    + b"".join(b"h%ch%c\x86\x94" % (i, i) for i in range(40))
+    + b".",
     "nesting too deep": b"\x80\x04" + b"]" * 2000 + b"a" * 1999 + b".",
     "an unhashable key": b"\x80\x04}]K\x01s.",
     "a key without a value": b"\x80\x04}(K\x01u.",
@@ -217,8 +262,14 @@ HOSTILE = {
     "a mark alone": b"\x80\x04(.",
     "nothing": b"",
     "no pickle": b"\xff\xd8\xff\xe0 not a pickle at all",
-    "encode as another codec": b"\x80\x02c_codecs\nencode\n" + text(b"x") + text(b"zip") + b"\x86R.",
-    "encode text beyond latin1": b"\x80\x02c_codecs\nencode\n" + text("\u2603".encode()) + text(b"latin1") + b"\x86R.",
+    "encode as another codec": b"\x80\x02c_codecs\nencode\n"
+    + text(b"x")
+    + text(b"zip")
+    + b"\x86R.",
+    "encode text beyond latin1": b"\x80\x02c_codecs\nencode\n"
+    + text("\u2603".encode())
+    + text(b"latin1")
+    + b"\x86R.",
     "a text encoded again and again": b"\x80\x02c_codecs\nencode\nq\x00"
     + text(b"x" * 1_000_000)
     + b"q\x01"
@@ -231,7 +282,11 @@ HOSTILE = {
     + b"\x94("
     + b"h\x00" * 100_000
     + b"t\x94R.",
-    "a long tuple used again and again": b"\x80\x04(" + b"K\x01" * 100_000 + b"t\x94" + b"h\x000" * 100_000 + b".",
+    "a long tuple used again and again": b"\x80\x04("
+    + b"K\x01" * 100_000
+    + b"t\x94"
+    + b"h\x000" * 100_000
+    + b".",
     "a frozen set": pickle.dumps(frozenset({1}), 4),
     "a class by reference": pickle.dumps(io.BytesIO, 4),
 }
@@ -267,7 +322,10 @@ def test_a_sparse_file_beyond_the_memory_is_refused_and_so_is_a_pipe(tmp_path):
         file.truncate(1 << 42)
     os.mkfifo(tmp_path / "pipe.npy")
     for name, reason in [("sparse.npy", "larger than the"), ("pipe.npy", "not a regular file")]:
-        with deadline(5), pytest.raises(CheckpointError, match=rf"{name}: cannot be read \({reason}"):
+        with (
+            deadline(5),
+            pytest.raises(CheckpointError, match=rf"{name}: cannot be read \({reason}"),
+        ):
             read_arrays(tmp_path / name)
 
 
@@ -276,7 +334,9 @@ def test_the_caller_chooses_the_error():
         read_pickle(HOSTILE["os.system"], "face.jpg", DataError)
 
 
-@pytest.mark.parametrize("content", [["a list"], {"x": 1.0}, {1: np.ones(2)}, {"b": np.ones(2, bool)}])
+@pytest.mark.parametrize(
+    "content", [["a list"], {"x": 1.0}, {1: np.ones(2)}, {"b": np.ones(2, bool)}]
+)
 def test_weights_must_be_a_dict_of_numeric_arrays(content, tmp_path):
     path = tmp_path / "MODEL_inter.npy"
     path.write_bytes(pickle.dumps(content, 4))
@@ -291,7 +351,9 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_random_damage_never_does_more_than_refuse_or_load_data():
     numbers = np.random.default_rng(0)
-    honest = bytearray(pickle.dumps({"a": np.arange(4.0, dtype=np.float32), "b": [1, "two", None]}, 4))
+    honest = bytearray(
+        pickle.dumps({"a": np.arange(4.0, dtype=np.float32), "b": [1, "two", None]}, 4)
+    )
     for _ in range(2000):
         damaged = bytearray(honest)
         for position in numbers.integers(len(damaged), size=numbers.integers(1, 4)):
@@ -300,4 +362,6 @@ def test_random_damage_never_does_more_than_refuse_or_load_data():
             found = read_pickle(bytes(damaged), "file")
         except CheckpointError:
             continue
-        assert isinstance(found, dict | list | tuple | str | bytes | int | float | np.ndarray | None)
+        assert isinstance(
+            found, dict | list | tuple | str | bytes | int | float | np.ndarray | None
+        )

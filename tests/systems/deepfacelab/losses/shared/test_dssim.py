@@ -39,7 +39,9 @@ def by_definition(first, second, size):
     product = (one * two * weights).sum(dim=(-1, -2))
     c1, c2 = 0.01**2, 0.03**2
     luminance = (2 * mean[0] * mean[1] + c1) / (mean[0] ** 2 + mean[1] ** 2 + c1)
-    structure = (2 * (product - mean[0] * mean[1]) + c2) / (squares - mean[0] ** 2 - mean[1] ** 2 + c2)
+    structure = (2 * (product - mean[0] * mean[1]) + c2) / (
+        squares - mean[0] ** 2 - mean[1] ** 2 + c2
+    )
     return (1 - (luminance * structure).mean(dim=(1, 2, 3))) / 2
 
 
@@ -47,7 +49,9 @@ def by_definition(first, second, size):
 def test_it_is_the_definition_although_the_window_is_cut_and_separated(size):
     numbers = torch.Generator().manual_seed(1)
     first = torch.rand(2, 3, 48, 48, generator=numbers, dtype=torch.float64)
-    second = (first + torch.rand(2, 3, 48, 48, generator=numbers, dtype=torch.float64) * 0.3).clamp(0, 1)
+    second = (first + torch.rand(2, 3, 48, 48, generator=numbers, dtype=torch.float64) * 0.3).clamp(
+        0, 1
+    )
     expected = by_definition(first, second, size)
     torch.testing.assert_close(formula(first, second, size), expected, atol=1e-7, rtol=1e-6)
     torch.testing.assert_close(dssim(first, second, size).double(), expected, atol=2e-6, rtol=1e-5)
@@ -96,5 +100,8 @@ def test_windows_that_share_a_map_give_what_each_gives_alone():
     for sizes in ((44, 22), (22, 44), (33, 16), (22, 11)):
         for found, size in zip(dssim_at(first, second, sizes), sizes, strict=True):
             torch.testing.assert_close(
-                found.double(), by_definition(first.double(), second.double(), size), atol=2e-6, rtol=1e-5
+                found.double(),
+                by_definition(first.double(), second.double(), size),
+                atol=2e-6,
+                rtol=1e-5,
             )

@@ -15,7 +15,9 @@ def images(side=64, seed=0):
 def test_one_window_below_256_pixels_and_two_from_there():
     first, second = images(64)
     error = (first - second).square().mean(dim=(1, 2, 3))
-    torch.testing.assert_close(losses.reconstruction(first, second), 10 * dssim(first, second, 5) + 10 * error)
+    torch.testing.assert_close(
+        losses.reconstruction(first, second), 10 * dssim(first, second, 5) + 10 * error
+    )
     first, second = images(256)
     error = (first - second).square().mean(dim=(1, 2, 3))
     both = 5 * dssim(first, second, 22) + 5 * dssim(first, second, 11)
@@ -52,14 +54,18 @@ def test_the_blur_is_a_normalised_gaussian_of_four_sigma_taps():
     blurred = losses.blur(spot, 2)
     assert blurred.sum().item() == pytest.approx(1, abs=1e-5)
     assert (blurred > 0).sum() == 9 * 9
-    assert (blurred[0, 0, 15, 16] / blurred[0, 0, 15, 15]).item() == pytest.approx(math.exp(-1 / 8), rel=1e-4)
+    assert (blurred[0, 0, 15, 16] / blurred[0, 0, 15, 15]).item() == pytest.approx(
+        math.exp(-1 / 8), rel=1e-4
+    )
 
 
 def test_a_verdict_is_binary_cross_entropy():
     logits = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0)) * 5
     for real in (True, False):
         target = torch.full_like(logits, float(real))
-        expected = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(dim=(1, 2, 3))
+        expected = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(
+            dim=(1, 2, 3)
+        )
         torch.testing.assert_close(losses.verdict(logits, real), expected)
 
 
@@ -78,8 +84,13 @@ def test_style_is_the_distance_of_means_and_deviations():
     drawn, style = torch.rand(2, 2, 3, 32, 32, generator=numbers).unbind()
     one, other = (losses.blur(picture, 4) for picture in (drawn, style))
     mean = (one.mean((2, 3)) - other.mean((2, 3))) ** 2
-    spread = ((one.var((2, 3), correction=0) + 1e-5).sqrt() - (other.var((2, 3), correction=0) + 1e-5).sqrt()) ** 2
-    torch.testing.assert_close(losses.style_error(drawn, style), 10_000 * (mean + spread).sum(1) / 3)
+    spread = (
+        (one.var((2, 3), correction=0) + 1e-5).sqrt()
+        - (other.var((2, 3), correction=0) + 1e-5).sqrt()
+    ) ** 2
+    torch.testing.assert_close(
+        losses.style_error(drawn, style), 10_000 * (mean + spread).sum(1) / 3
+    )
     assert losses.style_error(drawn, drawn).abs().max() == 0
 
 
@@ -89,7 +100,9 @@ def test_the_surround_counts_only_outside_the_mask():
     inside = torch.zeros(2, 1, 32, 32)
     inside[..., 8:24, 8:24] = 1
     mixed = torch.where(inside > 0, drawn, target)
-    torch.testing.assert_close(losses.surround_error(target, mixed, inside), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        losses.surround_error(target, mixed, inside), torch.zeros(2), atol=1e-5, rtol=0
+    )
     assert (losses.surround_error(target, drawn, inside) > 1).all()
 
 
@@ -106,7 +119,10 @@ def test_weights_are_deepfacelabs():
     assert losses.mask_error(ones, zeros).tolist() == [10.0, 10.0]
     region = torch.zeros(2, 1, 4, 4)
     region[:, :, :2] = 1
-    assert losses.eyes_mouth_error(ones.expand(2, 3, 4, 4), zeros, region).tolist() == [150.0, 150.0]
+    assert losses.eyes_mouth_error(ones.expand(2, 3, 4, 4), zeros, region).tolist() == [
+        150.0,
+        150.0,
+    ]
     mask = torch.zeros(1, 1, 64, 64)
     mask[:, :, :32] = 1
     assert torch.equal(losses.soften(mask), (losses.blur(mask, 2.0) * 2).clamp(0, 1))

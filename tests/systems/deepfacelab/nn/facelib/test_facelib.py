@@ -18,12 +18,16 @@ def filled(model):
     """One of the networks with its formula's weights."""
     network = {"S3FD": s3fd.S3FD, "FAN": fan.FAN, "XSeg": xseg.XSeg}[model]()
     listing = facts("xseg")["listing"] if model == "XSeg" else facts("detectors")[model]["listing"]
-    return fill_network(network, {key: fill(model, key, tuple(shape)) for key, shape in listing.items()}, model)
+    return fill_network(
+        network, {key: fill(model, key, tuple(shape)) for key, shape in listing.items()}, model
+    )
 
 
 def draw_heat(faces):
     with torch.no_grad():
-        return filled("FAN")(torch.from_numpy(np.ascontiguousarray(faces.transpose(0, 3, 1, 2)))).numpy()
+        return filled("FAN")(
+            torch.from_numpy(np.ascontiguousarray(faces.transpose(0, 3, 1, 2)))
+        ).numpy()
 
 
 def stored_pictures():
@@ -33,10 +37,13 @@ def stored_pictures():
 @pytest.mark.parametrize("name", stored_pictures())
 def test_s3fd_finds_deepfacelabs_boxes(name):
     stored = arrays("detectors")
-    picture = torch.from_numpy(stored[f"s3fd_{name}_network_input"].astype(np.float32)).permute(2, 0, 1)[None]
+    picture = torch.from_numpy(stored[f"s3fd_{name}_network_input"].astype(np.float32)).permute(
+        2, 0, 1
+    )[None]
     with torch.no_grad():
         outputs = [
-            tuple(part[0].permute(1, 2, 0).numpy() for part in pair) for pair in filled("S3FD")(picture.contiguous())
+            tuple(part[0].permute(1, 2, 0).numpy() for part in pair)
+            for pair in filled("S3FD")(picture.contiguous())
         ]
     for number, (chances, offsets) in enumerate(outputs, start=1):
         for found, kind in ((chances, "cls"), (offsets, "reg")):
@@ -67,8 +74,12 @@ def test_fan_finds_deepfacelabs_landmarks():
         found = fan.find_landmarks(draw_heat, picture, box)
         np.testing.assert_allclose(found, stored[f"fan_landmarks{suffix}"], atol=1e-3)
     heat = draw_heat(stored["fan_crop_u8"].astype(np.float32)[None] / 255)[0]
-    np.testing.assert_array_equal(heat.reshape(68, -1).argmax(axis=1), stored["fan_heatmaps_argmax"])
-    np.testing.assert_allclose(heat[:, ::4, ::4], stored["fan_heatmaps_every4"], atol=3e-4 * heat.std())
+    np.testing.assert_array_equal(
+        heat.reshape(68, -1).argmax(axis=1), stored["fan_heatmaps_argmax"]
+    )
+    np.testing.assert_allclose(
+        heat[:, ::4, ::4], stored["fan_heatmaps_every4"], atol=3e-4 * heat.std()
+    )
 
 
 def test_landmarks_lean_towards_the_higher_neighbour():
@@ -86,8 +97,12 @@ def test_xseg_draws_deepfacelabs_masks():
     tensor = torch.from_numpy(face).permute(2, 0, 1)[None].contiguous()
     with torch.no_grad():
         logits, bare = network(tensor), network(tensor, pretrains=True)
-    np.testing.assert_allclose(logits[0, 0, ::4, ::4], stored["logits_every4"].reshape(64, 64), atol=1e-3)
-    np.testing.assert_allclose(bare[0, 0, ::4, ::4], stored["pretrain_logits_every4"].reshape(64, 64), atol=1e-3)
+    np.testing.assert_allclose(
+        logits[0, 0, ::4, ::4], stored["logits_every4"].reshape(64, 64), atol=1e-3
+    )
+    np.testing.assert_allclose(
+        bare[0, 0, ::4, ::4], stored["pretrain_logits_every4"].reshape(64, 64), atol=1e-3
+    )
     mask = xseg.draw_mask(network, face)
     np.testing.assert_allclose(mask[::4, ::4], stored["extract_every4"].reshape(64, 64), atol=1e-3)
 
@@ -116,7 +131,10 @@ def test_the_enhancer_draws_deepfacelabs_larger_faces(larger):
     }
     network = fill_network(enhancer.Enhancer(), weights, "formula")
     assert list(network_arrays(network.state_dict())) == list(weights)
-    face, stored = arrays("merger_inputs")["one_face0_predicted_u8"].astype(np.float32) / 255, arrays("enhancer")
+    face, stored = (
+        arrays("merger_inputs")["one_face0_predicted_u8"].astype(np.float32) / 255,
+        arrays("enhancer"),
+    )
     found = enhancer.enlarge(network, face[::2, ::2])  # smaller than a patch
     np.testing.assert_allclose(found[::2, ::2], stored["small_every2"], atol=2e-3)
     if larger:

@@ -10,7 +10,9 @@ from mpt.systems.deepfacelab.nn.shared.patch_discriminator import (
 )
 
 
-@pytest.mark.parametrize(("strides", "reach"), [([2], 3), ([2, 2], 7), ([2, 1], 7), ([2, 2, 2], 15), ([2, 1, 2], 11)])
+@pytest.mark.parametrize(
+    ("strides", "reach"), [([2], 3), ([2, 2], 7), ([2, 1], 7), ([2, 2, 2], 15), ([2, 1, 2], 11)]
+)
 def test_receptive_fields_are_those_counted_by_hand(strides, reach):
     assert receptive_field(strides) == reach
 

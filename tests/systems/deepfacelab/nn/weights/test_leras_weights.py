@@ -32,7 +32,9 @@ def convolve(x, weights, path, stride=1):
     out = np.zeros((len(x), side, side, kernel.shape[3])) + bias
     for row in range(size):
         for column in range(size):
-            patch = x[:, row : row + side * stride : stride, column : column + side * stride : stride][:, :side, :side]
+            patch = x[
+                :, row : row + side * stride : stride, column : column + side * stride : stride
+            ][:, :side, :side]
             out += patch @ kernel[row, column]
     return out
 
@@ -56,7 +58,9 @@ def upscale(x, weights, path, act):
 
 
 def residual(x, weights, path, act):
-    return act(x + convolve(act(convolve(x, weights, f"{path}/conv1"), 0.2), weights, f"{path}/conv2"), 0.2)
+    return act(
+        x + convolve(act(convolve(x, weights, f"{path}/conv1"), 0.2), weights, f"{path}/conv2"), 0.2
+    )
 
 
 def sigmoid(x):
@@ -90,7 +94,9 @@ def decode(z, w, options, act):
         m = upscale(m, w, f"upscalem{stage}", act)
     if "d" in options:
         m = upscale(m, w, "upscalem4" if "t" in options else "upscalem3", act)
-        x = depth_to_space(np.concatenate([convolve(x, w, f"out_conv{k}") for k in ("", 1, 2, 3)], axis=3))
+        x = depth_to_space(
+            np.concatenate([convolve(x, w, f"out_conv{k}") for k in ("", 1, 2, 3)], axis=3)
+        )
     else:
         x = convolve(x, w, "out_conv")
     return sigmoid(x), sigmoid(convolve(m, w, "out_convm"))
@@ -114,8 +120,12 @@ def test_a_numpy_pass_over_converted_weights_draws_the_same_face(archi):
     weights = {}
     for name, part in network.named_children():
         state = {key: value.double() for key, value in part.state_dict().items()}
-        weights[name] = {key: value.astype(np.float64) for key, value in network_to_leras(part, state).items()}
-    image = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        weights[name] = {
+            key: value.astype(np.float64) for key, value in network_to_leras(part, state).items()
+        }
+    image = torch.rand(
+        2, 3, 64, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     with torch.no_grad():
         face = network.float().draw_dst(network.encode_dst(image.float()))
     bgr = image.numpy().transpose(0, 2, 3, 1)[..., ::-1]
@@ -126,11 +136,15 @@ def test_a_numpy_pass_over_converted_weights_draws_the_same_face(archi):
         codes = [inter(flat, weights[name], options, low, act) for name in ("inter_B", "inter_AB")]
         code, decoder = np.concatenate(codes, axis=3), weights["decoder"]
     drawn, mask = decode(code, decoder, options, act)
-    np.testing.assert_allclose(face.image.numpy(), drawn[..., ::-1].transpose(0, 3, 1, 2), atol=1e-5)
+    np.testing.assert_allclose(
+        face.image.numpy(), drawn[..., ::-1].transpose(0, 3, 1, 2), atol=1e-5
+    )
     np.testing.assert_allclose(face.mask.numpy(), mask.transpose(0, 3, 1, 2), atol=1e-5)
 
 
-@pytest.mark.parametrize("make", [lambda: CodeDiscriminator(6, 8, width=4), lambda: PatchDiscriminator(16, 3, 4)])
+@pytest.mark.parametrize(
+    "make", [lambda: CodeDiscriminator(6, 8, width=4), lambda: PatchDiscriminator(16, 3, 4)]
+)
 def test_discriminators_draw_the_same_logits_from_converted_weights(make):
     torch.manual_seed(1)
     network = make()
@@ -140,7 +154,9 @@ def test_discriminators_draw_the_same_logits_from_converted_weights(make):
         y = x.numpy().transpose(0, 2, 3, 1)
         for stage in range(2):
             y = lrelu(convolve(y, w, f"convs_{stage}", 2), 0.1)
-        np.testing.assert_allclose(network(x).detach().numpy()[:, 0], convolve(y, w, "out_conv")[..., 0], atol=1e-5)
+        np.testing.assert_allclose(
+            network(x).detach().numpy()[:, 0], convolve(y, w, "out_conv")[..., 0], atol=1e-5
+        )
     else:
         x = torch.rand(1, 3, 32, 32)
         y = lrelu(convolve(x.numpy().transpose(0, 2, 3, 1)[..., ::-1], w, "in_conv"), 0.2)
@@ -150,7 +166,9 @@ def test_discriminators_draw_the_same_logits_from_converted_weights(make):
             network(x)[0].detach().numpy()[:, 0], convolve(y, w, "center_out")[..., 0], atol=1e-5
         )
         upward = network.upconvs[0].weight
-        np.testing.assert_array_equal(w["upconvs_0/weight:0"], upward.detach().permute(2, 3, 1, 0).numpy())
+        np.testing.assert_array_equal(
+            w["upconvs_0/weight:0"], upward.detach().permute(2, 3, 1, 0).numpy()
+        )
 
 
 @pytest.mark.parametrize("archi", ["df-ud", "liae-udtc"])
@@ -170,16 +188,27 @@ def test_keys_are_leras():
     network = random_network(Settings(archi="df-ud", **TINY))
     keys = network_to_leras(network.encoder, network.encoder.state_dict())
     assert keys["down1/downs_0/conv1/weight:0"].shape == (5, 5, 3, 4)
-    assert network_to_leras(network.inter, network.inter.state_dict())["dense1/weight:0"].shape == (512, 6)
+    assert network_to_leras(network.inter, network.inter.state_dict())["dense1/weight:0"].shape == (
+        512,
+        6,
+    )
     decoder = network_to_leras(network.decoder_src, network.decoder_src.state_dict())
-    assert {"upscalem3/conv1/bias:0", "out_conv3/weight:0", "res2/conv2/weight:0", "out_convm/weight:0"} <= set(decoder)
+    assert {
+        "upscalem3/conv1/bias:0",
+        "out_conv3/weight:0",
+        "res2/conv2/weight:0",
+        "out_convm/weight:0",
+    } <= set(decoder)
 
 
 def test_optimizer_state_has_leras_keys_and_comes_back_bit_for_bit():
     network = random_network(Settings(archi="df-ud", **TINY))
     parts = dict(network.named_children())
     states = {
-        scope: {name: {"ms": torch.randn_like(p), "vs": torch.rand_like(p)} for name, p in part.named_parameters()}
+        scope: {
+            name: {"ms": torch.randn_like(p), "vs": torch.rand_like(p)}
+            for name, p in part.named_parameters()
+        }
         for scope, part in parts.items()
     }
     arrays = optimizer_to_leras(parts, states, 1234)
@@ -190,7 +219,10 @@ def test_optimizer_state_has_leras_keys_and_comes_back_bit_for_bit():
     assert iterations == 1234
     for scope, part in parts.items():
         for name, _ in part.named_parameters():
-            assert all(torch.equal(back[scope][name][kind], states[scope][name][kind]) for kind in ("ms", "vs"))
+            assert all(
+                torch.equal(back[scope][name][kind], states[scope][name][kind])
+                for kind in ("ms", "vs")
+            )
 
 
 def test_weights_of_another_architecture_are_refused_with_what_is_missing():
@@ -199,7 +231,8 @@ def test_weights_of_another_architecture_are_refused_with_what_is_missing():
     deep = random_network(Settings(archi="df-udt", **TINY))
     arrays = network_to_leras(small.encoder, small.encoder.state_dict())
     with pytest.raises(
-        CheckpointError, match=r"encoder.npy: .* has shape \(5, 5, 3, 4\); this architecture wants \(5, 5, 3, 6\)"
+        CheckpointError,
+        match=r"encoder.npy: .* has shape \(5, 5, 3, 4\); this architecture wants \(5, 5, 3, 6\)",
     ):
         network_from_leras(large.encoder, arrays, "encoder.npy")
     with pytest.raises(CheckpointError, match=r"missing, such as .* another architecture"):
@@ -210,7 +243,9 @@ def test_weights_of_another_architecture_are_refused_with_what_is_missing():
 def test_the_architecture_is_recognised_from_weights(archi):
     settings = Settings(archi=archi, **TINY)
     network = random_network(settings)
-    files = {name: network_to_leras(part, part.state_dict()) for name, part in network.named_children()}
+    files = {
+        name: network_to_leras(part, part.state_dict()) for name, part in network.named_children()
+    }
     found = Settings(**recognize(files))
     assert found.family == settings.family
     assert set(found.options) == set(settings.options) - set("uc")

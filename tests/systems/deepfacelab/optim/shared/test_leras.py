@@ -124,7 +124,9 @@ def test_transposed_memory_is_updated_whole_and_right():
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-@pytest.mark.parametrize("wrong", [{"lr": 0}, {"lr_dropout": 0}, {"lr_dropout": 1.5}, {"lr_cos": -1}, {"lr_drop": 0.3}])
+@pytest.mark.parametrize(
+    "wrong", [{"lr": 0}, {"lr_dropout": 0}, {"lr_dropout": 1.5}, {"lr_cos": -1}, {"lr_drop": 0.3}]
+)
 def test_settings_out_of_range_are_refused(plugin, wrong):
     with pytest.raises(ValidationError):
         plugin.Settings(**wrong)

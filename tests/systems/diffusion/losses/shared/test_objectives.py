@@ -19,7 +19,9 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
 def pictures(seed: int = 0) -> tuple[Tensor, Tensor]:
     numbers = torch.Generator().manual_seed(seed)
-    return torch.rand(6, 2, 4, 4, generator=numbers) * 2 - 1, torch.randn(6, 2, 4, 4, generator=numbers)
+    return torch.rand(6, 2, 4, 4, generator=numbers) * 2 - 1, torch.randn(
+        6, 2, 4, 4, generator=numbers
+    )
 
 
 def chain(answers: Any = "epsilon", schedule: Any = "linear", min_snr: float | None = None) -> Ddpm:
@@ -65,7 +67,9 @@ def test_flow_is_that_of_diffusers() -> None:
     times = theirs.timesteps[[0, 3, 200, 500, 900, 999]]
     sigmas = theirs.sigmas[[0, 3, 200, 500, 900, 999]]
     ours = OBJECTIVES["shifted flow"]
-    torch.testing.assert_close(ours.noisy(clean, noise, sigmas), theirs.scale_noise(clean, times, noise), **CLOSE)
+    torch.testing.assert_close(
+        ours.noisy(clean, noise, sigmas), theirs.scale_noise(clean, times, noise), **CLOSE
+    )
     torch.testing.assert_close(ours.network_time(sigmas), times, **CLOSE)
 
 
@@ -75,7 +79,9 @@ def test_logit_normal_levels_are_those_of_diffusers() -> None:
 
     torch.manual_seed(3)
     ours = Flow("logit_normal", 0.3, 0.8, 1.0).draw(4000, CPU)
-    theirs = compute_density_for_timestep_sampling("logit_normal", 4000, logit_mean=0.3, logit_std=0.8)
+    theirs = compute_density_for_timestep_sampling(
+        "logit_normal", 4000, logit_mean=0.3, logit_std=0.8
+    )
     for share in (0.1, 0.5, 0.9):
         assert ours.quantile(share) == pytest.approx(float(theirs.quantile(share)), abs=0.03)
 
@@ -94,7 +100,9 @@ def test_edm_s_preconditioning_is_that_of_diffusers() -> None:
         torch.testing.assert_close(ours.denoised(noisy, answer, level), outputs, **CLOSE)
 
 
-def step_of_diffusers(name: str, weight: Tensor, clean: Tensor, noise: Tensor, level: Tensor) -> Tensor:
+def step_of_diffusers(
+    name: str, weight: Tensor, clean: Tensor, noise: Tensor, level: Tensor
+) -> Tensor:
     """Return the loss of a training step as diffusers' examples write it, for a network that multiplies by a weight."""
     library = diffusers()
     if name == "flow":
@@ -107,7 +115,9 @@ def step_of_diffusers(name: str, weight: Tensor, clean: Tensor, noise: Tensor, l
         noisy = clean + level.view(-1, 1, 1, 1) * noise
         errors = []
         for one, picture, wanted in zip(level, noisy, clean):
-            made = scheduler.precondition_outputs(picture, weight * scheduler.precondition_inputs(picture, one), one)
+            made = scheduler.precondition_outputs(
+                picture, weight * scheduler.precondition_inputs(picture, one), one
+            )
             errors.append((one**2 + 0.25) / (0.5 * one) ** 2 * functional.mse_loss(made, wanted))
         return torch.stack(errors).mean()
     kinds = {"epsilon": ("epsilon", "linear"), "v": ("v_prediction", "squaredcos_cap_v2")}
@@ -121,7 +131,10 @@ def step_of_diffusers(name: str, weight: Tensor, clean: Tensor, noise: Tensor, l
 def test_loss_and_gradient_are_those_of_a_step_written_with_diffusers(name: str) -> None:
     objective = OBJECTIVES[name]
     clean, noise = pictures()
-    levels = {"edm": torch.tensor([0.01, 0.1, 0.5, 1.0, 5.0, 40.0]), "flow": torch.arange(1, 7) * 125 / 1000}
+    levels = {
+        "edm": torch.tensor([0.01, 0.1, 0.5, 1.0, 5.0, 40.0]),
+        "flow": torch.arange(1, 7) * 125 / 1000,
+    }
     level = levels.get(name, torch.tensor([0, 5, 100, 400, 900, 999]))
     found, wanted = torch.tensor(0.3, requires_grad=True), torch.tensor(0.3, requires_grad=True)
     answer = found * objective.network_input(objective.noisy(clean, noise, level), level)
@@ -141,12 +154,19 @@ def test_the_target_leads_back_to_the_data_from_every_level(name: str) -> None:
     clean, noise = pictures()
     for level in objective.sampling_levels(7, CPU):
         level_b = level.expand(len(clean))
-        noisy, answer = objective.noisy(clean, noise, level_b), objective.target(clean, noise, level_b)
+        noisy, answer = (
+            objective.noisy(clean, noise, level_b),
+            objective.target(clean, noise, level_b),
+        )
         if isinstance(objective, Ddpm) and float(objective.alpha[level]) < 0.02:
             continue  # nearly nothing of the data is in there
-        torch.testing.assert_close(objective.denoised(noisy, answer, level_b), clean, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            objective.denoised(noisy, answer, level_b), clean, rtol=1e-3, atol=1e-3
+        )
         direction = objective.direction(noisy, answer, level_b)
-        torch.testing.assert_close(objective.advance(noisy, direction, level_b, None), clean, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            objective.advance(noisy, direction, level_b, None), clean, rtol=1e-3, atol=1e-3
+        )
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

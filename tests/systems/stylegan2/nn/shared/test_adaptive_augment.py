@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from mpt.systems.stylegan2.nn.shared.adaptive_augment import DRAWS, AdaptiveAugment, Draws, colour, geometry
+from mpt.systems.stylegan2.nn.shared.adaptive_augment import (
+    DRAWS,
+    AdaptiveAugment,
+    Draws,
+    colour,
+    geometry,
+)
 
 
 def uniforms(count: int, seed: int = 0) -> torch.Tensor:
@@ -19,7 +25,9 @@ def test_nothing_happens_at_probability_zero(channels: int) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_every_sample_changes_at_probability_one_and_one_draw_gives_one_result(channels: int) -> None:
+def test_every_sample_changes_at_probability_one_and_one_draw_gives_one_result(
+    channels: int,
+) -> None:
     augment = AdaptiveAugment()
     augment.probability.fill_(1.0)
     image = torch.rand(8, channels, 8, 8)

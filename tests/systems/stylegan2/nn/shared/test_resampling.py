@@ -6,7 +6,12 @@ import torch
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from mpt.systems.stylegan2.nn.shared.resampling import Blur, sample_affine, sample_affine_filtered, symlet
+from mpt.systems.stylegan2.nn.shared.resampling import (
+    Blur,
+    sample_affine,
+    sample_affine_filtered,
+    symlet,
+)
 from tests.systems.stylegan2.original import recorded
 
 
@@ -22,10 +27,15 @@ def test_a_constant_stays_constant_away_from_the_border() -> None:
 
 def test_doubling_and_halving_are_adjoint_up_to_their_gain() -> None:
     numbers = torch.Generator().manual_seed(0)
-    small, large = torch.randn(1, 2, 4, 4, generator=numbers), torch.randn(1, 2, 8, 8, generator=numbers)
+    small, large = (
+        torch.randn(1, 2, 4, 4, generator=numbers),
+        torch.randn(1, 2, 8, 8, generator=numbers),
+    )
     blur = Blur()
     # The filter is symmetric, so <upsample x, y> = 4 <x, downsample y>.
-    assert torch.allclose((blur.upsample(small) * large).sum(), 4 * (small * blur.downsample(large)).sum(), atol=1e-4)
+    assert torch.allclose(
+        (blur.upsample(small) * large).sum(), 4 * (small * blur.downsample(large)).sum(), atol=1e-4
+    )
 
 
 def test_resampling_has_second_derivatives() -> None:
@@ -50,7 +60,10 @@ def test_a_penalty_on_gradients_equals_pytorchs_own_and_takes_no_kernel_per_chan
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         found = penalty(lambda x: blur.filter(x, (1, 1, 1, 1), stride=2))
     assert torch.equal(found, penalty(plain))
-    assert sum(event.count for event in profiler.key_averages() if event.key == "aten::convolution") == 2
+    assert (
+        sum(event.count for event in profiler.key_averages() if event.key == "aten::convolution")
+        == 2
+    )
 
 
 def test_gradients_of_a_filter_under_autocast_are_those_of_pytorch() -> None:
@@ -60,7 +73,9 @@ def test_gradients_of_a_filter_under_autocast_are_those_of_pytorch() -> None:
         own = blur.filter(image, (1, 1, 1, 1))
         plain = F.conv2d(F.pad(image, (1, 1, 1, 1)), blur.kernel.expand(3, 1, 4, 4), groups=3)
     assert own.dtype == torch.bfloat16
-    (slope,), (expected,) = (torch.autograd.grad(x.float().square().sum(), image) for x in (own, plain))
+    (slope,), (expected,) = (
+        torch.autograd.grad(x.float().square().sum(), image) for x in (own, plain)
+    )
     assert slope.dtype == torch.float32
     assert torch.equal(slope, expected)
 
@@ -105,7 +120,10 @@ def test_filtered_sampling_is_the_original_s_augmentation() -> None:
     for number in (3, 7):
         moved = sample_affine_filtered(kept["image"], kept[f"matrix_{number}"], symlet())
         assert float((moved - kept[f"moved_{number}"]).abs().max()) < 2e-5
-        assert float((sample_affine(kept["image"], kept[f"matrix_{number}"]) - moved).abs().max()) > 0.1
+        assert (
+            float((sample_affine(kept["image"], kept[f"matrix_{number}"]) - moved).abs().max())
+            > 0.1
+        )
 
 
 def test_filtered_sampling_can_be_differentiated_twice() -> None:

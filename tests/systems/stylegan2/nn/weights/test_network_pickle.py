@@ -30,10 +30,14 @@ CLOSE = 5e-6
 def discriminator(path: Path) -> Discriminator:
     opened = read_network_pickle(path)
     given = settings_of(opened.networks["G"].arguments, opened.networks["D"].arguments, "it")
-    settings = Settings.model_validate({key: value for key, value in given.items() if key != "name"})
+    settings = Settings.model_validate(
+        {key: value for key, value in given.items() if key != "name"}
+    )
     disc = Discriminator(settings)
     tensors = to_ours(settings.resolutions(), opened.tensors())
-    disc.load_state_dict({key[5:]: value for key, value in tensors.items() if key.startswith("disc.")})
+    disc.load_state_dict(
+        {key[5:]: value for key, value in tensors.items() if key.startswith("disc.")}
+    )
     return disc
 
 
@@ -64,11 +68,16 @@ def test_a_seed_s_latent_is_numpy_s(tmp_path: Path) -> None:
     painter, _ = generator(network_pickle("a32", tmp_path))
     assert apart(painter.styles([5], None)[:, 0], painter.styles([4, 5], None)[1:, 0]) < 1e-6
     drawn = recorded("a32")
-    assert min(apart(painter.styles([seed], None)[:, 0], drawn["w"][:1]) for seed in range(200)) < CLOSE
+    assert (
+        min(apart(painter.styles([seed], None)[:, 0], drawn["w"][:1]) for seed in range(200))
+        < CLOSE
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_are_the_original_s_also_of_a_whole_batch_in_its_order(name: str, tmp_path: Path) -> None:
+def test_logits_are_the_original_s_also_of_a_whole_batch_in_its_order(
+    name: str, tmp_path: Path
+) -> None:
     disc, kept = discriminator(network_pickle(name, tmp_path)), recorded(name)
     real, label = kept["real_u8"].float() / 127.5 - 1, kept["real_c"]
     with torch.no_grad():
@@ -77,7 +86,12 @@ def test_logits_are_the_original_s_also_of_a_whole_batch_in_its_order(name: str,
         assert apart(single[:, None], kept["logits_real_single"]) < CLOSE
         # There the groups of 8 are 0 2 4 6 and 1 3 5 7; here neighbours.
         theirs = torch.arange(8).reshape(4, 2).T.flatten()
-        assert apart(disc(real[theirs], label[theirs])[theirs.argsort()][:, None], kept["logits_real8"]) < CLOSE
+        assert (
+            apart(
+                disc(real[theirs], label[theirs])[theirs.argsort()][:, None], kept["logits_real8"]
+            )
+            < CLOSE
+        )
         assert apart(disc(real, label)[:, None], kept["logits_real8"]) > 1e-5
 
 
@@ -86,7 +100,8 @@ def test_half_resolutions_are_as_far_from_float32_as_the_original_s(tmp_path: Pa
     half = open_painter(str(path), tmp_path, "cpu", half=True)
     style = half.network.mapping(kept["z"][:1].float(), kept["c"][:1])
     made = half.images(style[:, None].expand(-1, half.style_count, -1), Look())
-    assert 0 < float((made - kept["image_half_const"]).abs().max()) < 0.04  # the original's own is 0.020 from float32
+    # the original's own is 0.020 from float32
+    assert 0 < float((made - kept["image_half_const"]).abs().max()) < 0.04
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,7 +118,9 @@ def test_the_running_mean_moves_as_in_the_original(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("name", "label"), [("alias_free_t", None), ("alias_free_r", 1)])
-def test_images_of_stylegan3_are_the_original_s(name: str, label: int | None, tmp_path: Path) -> None:
+def test_images_of_stylegan3_are_the_original_s(
+    name: str, label: int | None, tmp_path: Path
+) -> None:
     painter = open_painter(str(network_pickle(name, tmp_path)), tmp_path, "cpu")
     kept, styles = recorded(name), painter.styles([0, 1], label)
     assert apart(styles[:, 0], kept["w"]) < CLOSE
@@ -137,7 +154,13 @@ class Call:
 
 def calling(name: str, argument: bytes) -> bytes:
     module, attribute = name.split()
-    return pickle.GLOBAL + f"{module}\n{attribute}\n".encode() + argument + pickle.TUPLE1 + pickle.REDUCE
+    return (
+        pickle.GLOBAL
+        + f"{module}\n{attribute}\n".encode()
+        + argument
+        + pickle.TUPLE1
+        + pickle.REDUCE
+    )
 
 
 def module_bytes(state: bytes) -> bytes:
@@ -165,7 +188,9 @@ HOSTILE = {
     "a program in a tensor": file_of(
         module_bytes(b"}(" + fragment("_parameters") + b"}(" + fragment("w") + NESTED + b"uu")
     ),
-    "settings that double": file_of(module_bytes(b"}(" + fragment("_init_kwargs") + DOUBLING + b"u")),
+    "settings that double": file_of(
+        module_bytes(b"}(" + fragment("_init_kwargs") + DOUBLING + b"u")
+    ),
     "a module in itself": file_of(module_bytes(LOOP)),
     "many bytes": file_of(module_bytes(b"}(" + fragment("w") + b"B\xff\xff\xff\x7f")),
     "no network": b"\x80\x03}(" + fragment("G_ema") + fragment(3) + b"u.",
@@ -176,7 +201,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_files_are_refused_at_once_and_run_nothing(kind: str, tmp_path: Path, capsys: Any) -> None:
+def test_hostile_files_are_refused_at_once_and_run_nothing(
+    kind: str, tmp_path: Path, capsys: Any
+) -> None:
     path = tmp_path / "hostile.pkl"
     path.write_bytes(HOSTILE[kind])
     begun = time.process_time()
@@ -224,13 +251,18 @@ def test_other_pickles_are_not_taken_for_one_and_tensorflow_s_is_explained(tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"synthesis_kwargs": {"architecture": "resnet"}}, "architecture=resnet, and only architecture=skip"),
+        (
+            {"synthesis_kwargs": {"architecture": "resnet"}},
+            "architecture=resnet, and only architecture=skip",
+        ),
         ({"synthesis_kwargs": {"resample_filter": [1, 1]}}, "resample_filter"),
         ({"mapping_kwargs": {"layer_features": 7}}, "several widths"),
         ({"new_kind": 1}, "new_kind, which is not known"),
     ],
 )
-def test_networks_that_are_built_otherwise_are_refused_with_the_setting(change: dict[str, Any], message: str) -> None:
+def test_networks_that_are_built_otherwise_are_refused_with_the_setting(
+    change: dict[str, Any], message: str
+) -> None:
     plain = {"z_dim": 8, "c_dim": 0, "w_dim": 8, "img_resolution": 16, "img_channels": 3}
     assert settings_of(plain, None, "it")["mapping_layers"] == 8
     with pytest.raises(CheckpointError, match=message):

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from mpt.errors import DataError
-from mpt.systems.yolofuse.data.shared.detection_labels import BadLabel, read_coco, read_voc, read_yolo
+from mpt.systems.yolofuse.data.shared.detection_labels import (
+    BadLabel,
+    read_coco,
+    read_voc,
+    read_yolo,
+)
 
 
 def written(folder: Path, text: str, name: str = "a.txt") -> Path:
@@ -22,11 +27,15 @@ def test_yolo_lines_are_boxes_about_their_centres_and_polygons_become_boxes(tmp_
 
 
 def test_a_box_over_the_edge_is_cut(tmp_path: Path) -> None:
-    np.testing.assert_allclose(read_yolo(written(tmp_path, "0 0.05 0.5 0.2 0.4"), 1), [[0, 0, 0.3, 0.15, 0.7]])
+    np.testing.assert_allclose(
+        read_yolo(written(tmp_path, "0 0.05 0.5 0.2 0.4"), 1), [[0, 0, 0.3, 0.15, 0.7]]
+    )
 
 
 def test_a_line_that_stands_twice_is_one_box(tmp_path: Path) -> None:
-    rows = read_yolo(written(tmp_path, "1 0.5 0.5 0.2 0.4\n0 0.5 0.5 0.2 0.4\n1 0.50 0.5 0.2 0.4\n"), 2)
+    rows = read_yolo(
+        written(tmp_path, "1 0.5 0.5 0.2 0.4\n0 0.5 0.5 0.2 0.4\n1 0.50 0.5 0.2 0.4\n"), 2
+    )
     assert rows[:, 0].tolist() == [1, 0]
 
 
@@ -59,16 +68,24 @@ VOC = """<annotation><size><width>200</width><height>100</height><depth>3</depth
 
 
 def test_voc_boxes_are_relative_to_the_stated_size(tmp_path: Path) -> None:
-    rows, size = read_voc(written(tmp_path, VOC.format(name="person", right=60), "a.xml"), ("car", "person"))
+    rows, size = read_voc(
+        written(tmp_path, VOC.format(name="person", right=60), "a.xml"), ("car", "person")
+    )
     np.testing.assert_allclose(rows, [[1, 0.1, 0.1, 0.3, 0.9]])
     assert size == (200, 100)
 
 
 @pytest.mark.parametrize(
     ("name", "right", "reason"),
-    [("tree", 60, "names the class 'tree'"), ("car", 260, "lies outside of the picture"), ("car", "x", "no VOC")],
+    [
+        ("tree", 60, "names the class 'tree'"),
+        ("car", 260, "lies outside of the picture"),
+        ("car", "x", "no VOC"),
+    ],
 )
-def test_what_is_wrong_with_a_voc_file_is_said(tmp_path: Path, name: str, right: object, reason: str) -> None:
+def test_what_is_wrong_with_a_voc_file_is_said(
+    tmp_path: Path, name: str, right: object, reason: str
+) -> None:
     with pytest.raises(BadLabel, match=reason):
         read_voc(written(tmp_path, VOC.format(name=name, right=right), "a.xml"), ("car", "person"))
 
@@ -90,13 +107,17 @@ def coco(**changes: object) -> dict:
     return {**content, **changes}
 
 
-def test_coco_categories_are_numbered_in_the_order_of_their_ids_and_crowds_left_out(tmp_path: Path) -> None:
+def test_coco_categories_are_numbered_in_the_order_of_their_ids_and_crowds_left_out(
+    tmp_path: Path,
+) -> None:
     labels = read_coco(written(tmp_path, json.dumps(coco()), "a.json"))
     assert labels.classes == ("car", "dog")
     np.testing.assert_allclose(labels.rows["a.jpg"], [[1, 0.1, 0.1, 0.3, 0.6]])
 
 
-@pytest.mark.parametrize("text", ["[]", "{", json.dumps(coco(categories=None)), json.dumps(coco(categories=[]))])
+@pytest.mark.parametrize(
+    "text", ["[]", "{", json.dumps(coco(categories=None)), json.dumps(coco(categories=[]))]
+)
 def test_what_is_no_coco_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError, match="no COCO instances file"):
         read_coco(written(tmp_path, text, "a.json"))

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpt.systems.yolofuse.losses.shared.detection import Choice, DetectionSums, assign, ciou, detection_sums
+from mpt.systems.yolofuse.losses.shared.detection import (
+    Choice,
+    DetectionSums,
+    assign,
+    ciou,
+    detection_sums,
+)
 from mpt.systems.yolofuse.nn.layers.yolo_head import decode, places
 from tests.systems.yolofuse.published import read_arrays
 
@@ -39,41 +45,71 @@ def total(sums: DetectionSums, batch: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("version", "least_side"), VERSIONS)
-def test_losses_and_gradients_equal_the_published_ones(case: Case, version: str, least_side: float) -> None:
+def test_losses_and_gradients_equal_the_published_ones(
+    case: Case, version: str, least_side: float
+) -> None:
     raw = [level.clone().requires_grad_() for level in case.raw]
-    sums = detection_sums(raw, STRIDES, case.boxes, case.classes, case.valid, Choice(least_side=least_side))
+    sums = detection_sums(
+        raw, STRIDES, case.boxes, case.classes, case.valid, Choice(least_side=least_side)
+    )
     loss = total(sums, 4)
     loss.backward()
-    items = [gain * float(value.detach() / sums.normaliser) for gain, value in zip(GAINS, sums[:3], strict=True)]
+    items = [
+        gain * float(value.detach() / sums.normaliser)
+        for gain, value in zip(GAINS, sums[:3], strict=True)
+    ]
     assert items == pytest.approx(case.arrays[f"{version}_items"].tolist(), rel=2e-6)
     assert float(loss.detach()) == pytest.approx(float(case.arrays[f"{version}_total"]), rel=2e-6)
-    assert float(sums.normaliser) == pytest.approx(float(case.arrays[f"{version}_target_scores_sum"]), rel=1e-6)
+    assert float(sums.normaliser) == pytest.approx(
+        float(case.arrays[f"{version}_target_scores_sum"]), rel=1e-6
+    )
     for number, level in enumerate(raw):
         expected = torch.from_numpy(case.arrays[f"{version}_grad{number}"])
         torch.testing.assert_close(level.grad, expected, rtol=1e-4, atol=5e-7)
 
 
 @pytest.mark.parametrize(("version", "least_side"), VERSIONS)
-def test_the_assignment_equals_the_published_one(case: Case, version: str, least_side: float) -> None:
+def test_the_assignment_equals_the_published_one(
+    case: Case, version: str, least_side: float
+) -> None:
     centres, steps = places(case.raw, STRIDES)
     boxes, scores = decode(case.raw, STRIDES)
-    found = assign(scores, boxes, centres * steps, case.boxes, case.classes, case.valid, Choice(least_side=least_side))
-    arrays = {name: torch.from_numpy(case.arrays[f"{version}_{name}"]) for name in ("foreground", "matched")}
+    found = assign(
+        scores,
+        boxes,
+        centres * steps,
+        case.boxes,
+        case.classes,
+        case.valid,
+        Choice(least_side=least_side),
+    )
+    arrays = {
+        name: torch.from_numpy(case.arrays[f"{version}_{name}"])
+        for name in ("foreground", "matched")
+    }
     assert torch.equal(found.foreground_bp, arrays["foreground"])
     matched = torch.where(found.foreground_bp, found.matched_bp, -1)
     assert torch.equal(matched, arrays["matched"].long())
     scores = torch.from_numpy(case.arrays[f"{version}_target_scores"])
     torch.testing.assert_close(found.scores_bpc, scores, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found.boxes_bp4, torch.from_numpy(case.arrays[f"{version}_target_boxes"]))
+    torch.testing.assert_close(
+        found.boxes_bp4, torch.from_numpy(case.arrays[f"{version}_target_boxes"])
+    )
 
 
 def test_a_batch_without_boxes_teaches_the_background_only(case: Case) -> None:
     raw = [level[:2].clone().requires_grad_() for level in case.raw]
-    sums = detection_sums(raw, STRIDES, case.boxes[:2], case.classes[:2], torch.zeros_like(case.valid[:2]))
+    sums = detection_sums(
+        raw, STRIDES, case.boxes[:2], case.classes[:2], torch.zeros_like(case.valid[:2])
+    )
     loss = total(sums, 2)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(float(case.arrays["v83_empty_total"]), rel=1e-6)
-    assert [float(value.detach()) for value in (sums.box, sums.distance, sums.normaliser)] == [0, 0, 0]
+    assert [float(value.detach()) for value in (sums.box, sums.distance, sums.normaliser)] == [
+        0,
+        0,
+        0,
+    ]
     for number, level in enumerate(raw):
         torch.testing.assert_close(
             level.grad, torch.from_numpy(case.arrays[f"empty_grad{number}"]), rtol=1e-5, atol=1e-7

@@ -23,7 +23,11 @@ def pictures_of(truth: np.ndarray, found: np.ndarray, count: int) -> Pictures:
             for n in range(count)
             for own in [found[found[:, 0] == n]]
         ],
-        [np.column_stack((corners(own), own[:, 1])) for n in range(count) for own in [truth[truth[:, 0] == n]]],
+        [
+            np.column_stack((corners(own), own[:, 1]))
+            for n in range(count)
+            for own in [truth[truth[:, 0] == n]]
+        ],
     )
 
 
@@ -34,7 +38,9 @@ def test_figures_equal_those_of_pycocotools_and_of_the_published_programs(number
     pictures = pictures_of(arrays[f"{case}truth"], arrays[f"{case}detections"], count)
     coco = measure(pictures, classes)
     np.testing.assert_allclose(coco.ap, arrays[f"{case}coco_ap"], atol=1e-12)
-    np.testing.assert_allclose([coco.map50, coco.map50_95], arrays[f"{case}coco_summary"], atol=1e-12)
+    np.testing.assert_allclose(
+        [coco.map50, coco.map50_95], arrays[f"{case}coco_summary"], atol=1e-12
+    )
     for version, way in WAYS.items():
         figures, prefix = measure(pictures, classes, way), f"{version}_{case}"
         np.testing.assert_allclose(figures.ap[figures.classes], arrays[f"{prefix}ap"], atol=1e-12)
@@ -60,7 +66,14 @@ def random_case(seed: int) -> tuple[np.ndarray, np.ndarray, int, int]:
                 found.append([image, kind, *moved, round(float(numbers.uniform(0, 1)), 1)])
         for _ in range(numbers.integers(0, 6)):
             box = [*numbers.uniform(0, 80, 2), *numbers.uniform(4, 40, 2)]
-            found.append([image, int(numbers.integers(classes)), *box, round(float(numbers.uniform(0, 1)), 1)])
+            found.append(
+                [
+                    image,
+                    int(numbers.integers(classes)),
+                    *box,
+                    round(float(numbers.uniform(0, 1)), 1),
+                ]
+            )
     return np.array(truth).reshape(-1, 6), np.array(found).reshape(-1, 7), images, classes
 
 
@@ -84,7 +97,12 @@ def coco_precisions(truth: np.ndarray, found: np.ndarray, images: int, classes: 
         coco.createIndex()
         results = coco.loadRes(
             [
-                {"image_id": int(r[0]) + 1, "category_id": int(r[1]) + 1, "bbox": r[2:6].tolist(), "score": float(r[6])}
+                {
+                    "image_id": int(r[0]) + 1,
+                    "category_id": int(r[1]) + 1,
+                    "bbox": r[2:6].tolist(),
+                    "score": float(r[6]),
+                }
                 for r in found
             ]
         )
@@ -116,7 +134,14 @@ def test_nothing_found_and_nothing_there_are_figures_too() -> None:
 
 
 def test_confusions_are_counted_with_the_background() -> None:
-    found = np.array([[0.0, 0, 10, 10, 0.9, 1], [0, 0, 10, 9, 0.8, 0], [50, 50, 60, 60, 0.7, 0], [0, 0, 9, 9, 0.1, 0]])
+    found = np.array(
+        [
+            [0.0, 0, 10, 10, 0.9, 1],
+            [0, 0, 10, 9, 0.8, 0],
+            [50, 50, 60, 60, 0.7, 0],
+            [0, 0, 9, 9, 0.1, 0],
+        ]
+    )
     truth = np.array([[0.0, 0, 10, 10, 0], [80, 80, 90, 90, 1]])
     table = confusion(Pictures([found], [truth]), 2)
     assert table.tolist() == [[0, 0, 2], [1, 0, 0], [0, 1, 0]]

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from mpt import vision_ops
-from mpt.systems.yolofuse.metrics.shared.suppression import BLOCK, Suppression, keep_best, suppress, suppress_batch
+from mpt.systems.yolofuse.metrics.shared.suppression import (
+    BLOCK,
+    Suppression,
+    keep_best,
+    suppress,
+    suppress_batch,
+)
 from tests.systems.yolofuse.published import FOLDER, read_arrays
 
 OPTIONS = json.loads((FOLDER / "nms_options.json").read_text())
@@ -16,8 +22,12 @@ OPTIONS = json.loads((FOLDER / "nms_options.json").read_text())
 def test_kept_boxes_equal_the_published_ones(number: int) -> None:
     arrays = read_arrays("nms.npz")
     for option, given in enumerate(OPTIONS):
-        how = Suppression(given["conf"], given["iou"], given["agnostic"], given["multi_label"], given["max_det"])
-        for image, rows in enumerate(torch.from_numpy(arrays[f"set{number}_predictions"]).transpose(1, 2)):
+        how = Suppression(
+            given["conf"], given["iou"], given["agnostic"], given["multi_label"], given["max_det"]
+        )
+        for image, rows in enumerate(
+            torch.from_numpy(arrays[f"set{number}_predictions"]).transpose(1, 2)
+        ):
             middle, half = rows[:, :2], rows[:, 2:4] / 2
             kept = suppress(torch.cat((middle - half, middle + half), 1), rows[:, 4:], how)
             expected = torch.from_numpy(arrays[f"set{number}_option{option}_image{image}"])
@@ -53,7 +63,9 @@ def test_boxes_that_overlap_by_just_the_limit_both_stay_within_a_block_and_acros
     half = torch.tensor([[0.0, 0, 2, 1], [0, 0, 1, 1]])  # an IoU of exactly one half
     assert keep_best(half, 0.5, 10).tolist() == [0, 1]
     assert keep_best(half, 0.49, 10).tolist() == [0]
-    others = torch.arange(BLOCK - 1)[:, None] * torch.tensor([[4.0, 0, 4, 0]]) + torch.tensor([[4.0, 0, 5, 1]])
+    others = torch.arange(BLOCK - 1)[:, None] * torch.tensor([[4.0, 0, 4, 0]]) + torch.tensor(
+        [[4.0, 0, 5, 1]]
+    )
     across = torch.cat((half[:1], others, half[1:]))
     assert len(keep_best(across, 0.5, 10**6)) == BLOCK + 1
     assert len(keep_best(across, 0.49, 10**6)) == BLOCK

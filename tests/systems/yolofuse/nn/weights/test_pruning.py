@@ -36,7 +36,11 @@ def test_a_pruned_network_is_smaller_trains_and_keeps_its_names() -> None:
     counts = [sum(p.numel() for p in net.parameters()) for net in (whole, pruned)]
     assert counts == [1_185_027, 930_251]
     sum(level.sum() for level in pruned(*PAIR)).backward()
-    assert all(module.conv.weight.grad is not None for module in pruned.modules() if isinstance(module, Conv))
+    assert all(
+        module.conv.weight.grad is not None
+        for module in pruned.modules()
+        if isinstance(module, Conv)
+    )
 
 
 def test_pruned_shapes_do_not_depend_on_values() -> None:
@@ -45,12 +49,20 @@ def test_pruned_shapes_do_not_depend_on_values() -> None:
         narrow(net, 0.5)
     other = YoloFuse(Settings(fusion="mid"), 1)
     narrow(other, 0.5)
-    assert {k: v.shape for k, v in net.state_dict().items()} == {k: v.shape for k, v in other.state_dict().items()}
+    assert {k: v.shape for k, v in net.state_dict().items()} == {
+        k: v.shape for k, v in other.state_dict().items()
+    }
 
 
 def test_both_heads_of_a_network_with_two_are_narrowed() -> None:
     net = YoloFuse(Settings(fusion="rgb", family="yolo26"), 1)
     narrow(net, 0.5)
     shapes = {name: tuple(value.shape) for name, value in net.head.state_dict().items()}
-    answering = {name.removeprefix("one2one_"): shape for name, shape in shapes.items() if name.startswith("one2one_")}
-    assert answering == {name: shape for name, shape in shapes.items() if not name.startswith("one2one_")}
+    answering = {
+        name.removeprefix("one2one_"): shape
+        for name, shape in shapes.items()
+        if name.startswith("one2one_")
+    }
+    assert answering == {
+        name: shape for name, shape in shapes.items() if not name.startswith("one2one_")
+    }

@@ -28,7 +28,10 @@ def test_the_same_network_is_loaded_by_name_whatever_the_prefix(tmp_path: Path) 
         net = YoloFuse(Settings(fusion="mid"), 1)
         said = start_from(net, saved(source, tmp_path / "a.safetensors", prefix))
         assert "loaded all 739 tensors" in said
-        assert all(torch.equal(value, source.state_dict()[name]) for name, value in net.state_dict().items())
+        assert all(
+            torch.equal(value, source.state_dict()[name])
+            for name, value in net.state_dict().items()
+        )
 
 
 def test_class_branches_stay_where_the_number_of_classes_differs(tmp_path: Path) -> None:
@@ -36,7 +39,9 @@ def test_class_branches_stay_where_the_number_of_classes_differs(tmp_path: Path)
     before = net.state_dict()["model.22.cv3.0.2.bias"].clone()
     torch.save(source.state_dict(), tmp_path / "a.pt")
     start_from(net, str(tmp_path / "a.pt"))
-    assert torch.equal(net.state_dict()["model.22.cv2.0.2.bias"], source.state_dict()["model.22.cv2.0.2.bias"])
+    assert torch.equal(
+        net.state_dict()["model.22.cv2.0.2.bias"], source.state_dict()["model.22.cv2.0.2.bias"]
+    )
     assert torch.equal(net.state_dict()["model.22.cv3.0.2.bias"], before)
 
 
@@ -81,21 +86,27 @@ def test_neck_and_head_start_where_they_are_built_alike(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     net = YoloFuse(Settings(fusion="mid"), 1)
     with pytest.raises(CheckpointError, match="it is of another model"):
-        start_from(net, saved(YoloFuse(Settings(fusion="rgb", scale="s"), 80), tmp_path / "a.safetensors"))
+        start_from(
+            net, saved(YoloFuse(Settings(fusion="rgb", scale="s"), 80), tmp_path / "a.safetensors")
+        )
     save_file({"encoder.weight": torch.zeros(2)}, tmp_path / "b.safetensors")
     with pytest.raises(CheckpointError, match="it is of another model"):
         start_from(net, str(tmp_path / "b.safetensors"))
 
 
 @pytest.mark.parametrize("family", ["yolov8", "yolo26"])
-def test_the_tensors_of_a_pickled_model_are_read_without_running_it(family: str, tmp_path: Path) -> None:
+def test_the_tensors_of_a_pickled_model_are_read_without_running_it(
+    family: str, tmp_path: Path
+) -> None:
     """As published files are: a whole model, in a class that need not be here, among other things."""
     source, net = (YoloFuse(Settings(fusion="rgb", family=family), 1) for _ in range(2))
     torch.save({"epoch": 3, "model": source}, tmp_path / "a.pt")
     content = (tmp_path / "a.pt").read_bytes()
     assert b"mpt.systems.yolofuse" in content
     start_from(net, str(tmp_path / "a.pt"))
-    assert all(torch.equal(value, source.state_dict()[name]) for name, value in net.state_dict().items())
+    assert all(
+        torch.equal(value, source.state_dict()[name]) for name, value in net.state_dict().items()
+    )
 
 
 def test_a_network_on_both_cameras_channels_takes_a_one_camera_file_whole(tmp_path: Path) -> None:
@@ -108,4 +119,7 @@ def test_a_network_on_both_cameras_channels_takes_a_one_camera_file_whole(tmp_pa
     first = net.state_dict()["model.0.conv.weight"]
     assert torch.equal(first[:, :3], source.state_dict()["model.0.conv.weight"])
     assert torch.equal(first[:, 3:], infrared)
-    assert torch.equal(net.state_dict()["model.10.cv1.conv.weight"], source.state_dict()["model.10.cv1.conv.weight"])
+    assert torch.equal(
+        net.state_dict()["model.10.cv1.conv.weight"],
+        source.state_dict()["model.10.cv1.conv.weight"],
+    )

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from mpt.systems.yolofuse.metrics.shared.suppression import Suppression, suppress_batch
 from mpt.systems.yolofuse.tasks.shared import tiles
-from mpt.systems.yolofuse.tasks.shared.tiles import BORDER, look_in_tiles, shown_part, starts, tiles_of
+from mpt.systems.yolofuse.tasks.shared.tiles import (
+    BORDER,
+    look_in_tiles,
+    shown_part,
+    starts,
+    tiles_of,
+)
 
 TILE = (64, 64)
 LIKELY, UNLIKELY = 0.9, 0.001
@@ -15,7 +21,10 @@ LIKELY, UNLIKELY = 0.9, 0.001
 
 def rectangles(pictures: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Detect what is bright: a detector that sees exactly what lies in its tile, each value being one object."""
-    boxes, scores = torch.zeros(len(pictures[0]), 40, 4), torch.full((len(pictures[0]), 40, 1), UNLIKELY)
+    boxes, scores = (
+        torch.zeros(len(pictures[0]), 40, 4),
+        torch.full((len(pictures[0]), 40, 1), UNLIKELY),
+    )
     for number, picture in enumerate(pictures[0]):
         for place, value in enumerate(picture[picture > 0.5].unique().tolist()):
             rows, columns = (picture[0] == value).nonzero().unbind(1)
@@ -51,7 +60,10 @@ def test_each_object_is_found_once_and_whole_wherever_tiles_meet() -> None:
     for row in range(6):
         for column in range(9):
             height, width = (5 + int(n) for n in torch.randint(7, (2,), generator=generator))
-            top, left = 26 * row + 1 + int(torch.randint(12, (), generator=generator)), 26 * column + 2
+            top, left = (
+                26 * row + 1 + int(torch.randint(12, (), generator=generator)),
+                26 * column + 2,
+            )
             picture[0, 0, top : top + height, left : left + width] = 0.51 + 0.008 * len(wanted)
             wanted.append([left, top, left + width, top + height])
     found = found_in(picture, 0.4)
@@ -82,7 +94,9 @@ def test_border_around_a_picture_is_not_looked_at() -> None:
     assert float(scores[1].max()) == torch.tensor(UNLIKELY)
 
 
-def test_an_object_a_little_larger_than_the_overlap_is_kept_by_the_tile_that_has_the_whole() -> None:
+def test_an_object_a_little_larger_than_the_overlap_is_kept_by_the_tile_that_has_the_whole() -> (
+    None
+):
     picture = torch.full((1, 1, 64, 100), 0.1)
     picture[0, 0, 20:40, 32:64] = (
         0.9  # tiles begin at 0 and 36: it ends at the first one's border, 28 before that of both
@@ -90,18 +104,24 @@ def test_an_object_a_little_larger_than_the_overlap_is_kept_by_the_tile_that_has
     assert found_in(picture, 0.25).tolist() == [[32, 20, 64, 40]]
 
 
-def test_places_are_chosen_by_their_likeliest_class_and_a_crowd_in_a_tile_stays(monkeypatch) -> None:
+def test_places_are_chosen_by_their_likeliest_class_and_a_crowd_in_a_tile_stays(
+    monkeypatch,
+) -> None:
     picture = torch.full((1, 1, 64, 64), 0.1)
     for number in range(36):
         top, left = divmod(number, 6)
-        picture[0, 0, 10 * top + 1 : 10 * top + 7, 10 * left + 1 : 10 * left + 7] = 0.51 + 0.01 * number
+        picture[0, 0, 10 * top + 1 : 10 * top + 7, 10 * left + 1 : 10 * left + 7] = (
+            0.51 + 0.01 * number
+        )
     assert len(found_in(picture, 0.25)) == 36
     monkeypatch.setattr(tiles, "PLACES_OF_TILE", 36)
 
     def second_class(pictures: list[Tensor]) -> tuple[Tensor, Tensor]:
         boxes, scores = rectangles(pictures)
         order = list(range(39, -1, -1))  # the unlikely places first
-        return boxes[:, order], torch.cat([(scores < 0.5) * UNLIKELY, scores * (scores > 0.5)], 2)[:, order]
+        return boxes[:, order], torch.cat([(scores < 0.5) * UNLIKELY, scores * (scores > 0.5)], 2)[
+            :, order
+        ]
 
     _, scores = look_in_tiles(second_class, [picture], TILE, 0.25)
     assert int((scores[0, :, 1] > 0.5).sum()) == 36
