@@ -59,7 +59,7 @@ class MemoryBudgetError(MptError):
 
 
 class GateError(MptError):
-    """`mpt compare --gate`: the difference is outside the margin, or not decidable."""
+    """A gate: a difference that is outside the margin or not decidable, an export that loses too much."""
 
     exit_code = 8
 

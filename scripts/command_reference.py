@@ -27,7 +27,10 @@ def write_commands() -> str:
     parts = [
         "# Command line",
         HEAD,
-        "`mpt COMMAND -h` prints the same. [Exit codes](exit_codes.md).",
+        "`mpt COMMAND -h` prints the same, and the defaults and ranges; an optional RUN is the newest one. "
+        "`--json` prints one object over several lines; `mpt train --json` prints one object per line, as the lines of "
+        "[metrics.jsonl](run_directory.md#metricsjsonl). Messages go to the standard error. "
+        "[Exit codes](exit_codes.md).",
         *sections(group, ["mpt"]),
     ]
     return "\n\n".join(parts) + "\n"

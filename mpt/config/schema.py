@@ -108,7 +108,7 @@ class Train(Options):
     batch_size: int = Field(64, gt=0)
     """The batch that is optimised. `memory.micro_batch` splits it inside the step without changing the result."""
     log_every: int = Field(10, gt=0)
-    """Steps between log lines."""
+    """Steps between log lines, which have the mean losses of the steps since the line before."""
     evaluate_every: Period = AUTO
     """Steps between evaluations, or epochs: `1 epoch`. auto is an epoch if `epochs` is given (at most 100 times in
     a run), else a tenth of the run; 0 evaluates at the end only."""
@@ -118,7 +118,8 @@ class Train(Options):
     early_stopping: EarlyStopping | None = None
     """End before the last step when `evaluate_every` finds nothing better any more: `{patience: 5}`."""
     keep_last: int = Field(3, gt=0)
-    """How many of the newest checkpoints stay on disk, in addition to the best one."""
+    """How many of the newest checkpoints stay on disk, in addition to the best one. Those that an evaluation saved
+    count too."""
     asynchronous_save: bool | None = None
     """Copy the state into host memory and write it during the training; null does so if half of the memory that is
     available holds the copy, and never in several processes, which must set it."""
