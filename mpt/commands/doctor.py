@@ -75,6 +75,7 @@ class Command:
     runs: Runs = "runs"
 
 
+CURE_FILE = "doctor.yaml"
 MARKS = {"ok": "ok", "note": "note", "warning": "WARN", "fault": "FAULT"}
 
 
@@ -150,6 +151,9 @@ def conclude(
             print_section(section)
         for path in written:
             print(f"wrote {path}: the cure, tried; train with --with {path}")
+        looked = any(one.name == "numerics" for one in sections) and not arguments.patches
+        if looked and not written and arguments.output is None and Path(CURE_FILE).is_file():
+            print(f"{CURE_FILE} here is from before; this time nothing was found to cure")
     if arguments.page:
         write_page(Path(arguments.page), subject, sections)
         print(f"wrote {arguments.page}", file=sys.stderr if arguments.json else sys.stdout)
@@ -187,7 +191,7 @@ def write_cure(arguments: Command, sections: Sequence[Section]) -> list[str]:
     """Write the patch that a section offers."""
     for section in sections:
         for row in section.tables.get("cure", ()):
-            path = Path(arguments.output or "doctor.yaml")
+            path = Path(arguments.output or CURE_FILE)
             text = f"# {row['cure']}\n# found by mpt doctor {arguments.subject}\n{write_text(row['patch'])}"
             write_atomically(path, text)
             return [str(path)]

@@ -61,6 +61,10 @@ def test_a_fault_ends_with_6_and_the_patch_that_is_written_cures_it(
             str(bad), only=("numerics",), allow=("scripts",), patches=(Path("doctor.yaml"),)
         )
     )
+    assert "from before" not in capsys.readouterr().out
+    for name, is_said in (("numerics", True), ("data", False)):
+        doctor.conclude(DoctorArguments("another.yaml"), "another.yaml", [Section(name)], [])
+        assert ("doctor.yaml here is from before" in capsys.readouterr().out) == is_said
 
 
 def test_data_and_speed_are_examined_and_told_as_json(
