@@ -76,8 +76,8 @@ MENDED = (
         "--exact",
         "another kind of GPU did not count among what makes a resume inexact",
         "mpt/engine/loop/saving.py",
-        '        **({"gpu": accelerator.name_of(run.device)} if run.device.type not in ("cpu", "mps") else {}),\n',
-        "",
+        '{"gpu": accelerator.name_of(run.device)}',
+        "{}",
         f"{FAULTS_FILE}::test_an_exact_resume_takes_no_other_card",
     ),
     Fault(
