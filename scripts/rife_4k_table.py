@@ -44,9 +44,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument(
-        "--weights", default="weights as in the file", help="what is said of the weights"
-    )
+    parser.add_argument("--weights", default="weights as in the file", help="the weights in words")
     parser.add_argument(
         "--only", nargs="*", choices=[way.strip("`") for way in WAYS], help="these ways alone"
     )

@@ -127,7 +127,7 @@ def kept(path: Path, tree: Path, words: str) -> Found:
 
 
 def search(tree: Path, words: str) -> Found:
-    """Return what a search in a checkout found."""
+    """Return the rows of a search in a checkout."""
     config, *others = words.split()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
     command = [sys.executable, "-m", "mpt", "plan", str(tree / config), *others, "--json"]

@@ -7,7 +7,7 @@ the third stage, all logits resized to the label's size. Weights are never loade
 Four things of that time decide memory and are as they were then (torch 1.5): DistributedDataParallel keeps flat buckets
 of all gradients and the gradients themselves; `zero_grad` fills them with zeros, so that they live through the forward;
 softmax keeps its input too (https://github.com/pytorch/pytorch/pull/65242); the loss is computed for each pixel and
-averaged after. SyncBatchNorm keeps what BatchNorm keeps, which stands for it.
+averaged after. SyncBatchNorm keeps the tensors of BatchNorm, which takes its place.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class FcnHead(nn.Module):
 
 
 class PspHead(nn.Module):
-    """Features averaged over four grids, beside the features themselves."""
+    """Features averaged over four grids, in addition to the features themselves."""
 
     def __init__(self, inputs: int, channels: int, classes: int) -> None:
         super().__init__()

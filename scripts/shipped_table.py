@@ -89,7 +89,7 @@ def train(name: str, changes: list[str]) -> str:
 
 
 def main() -> None:
-    """Make what is asked for and write the page."""
+    """Make the tables that are asked for and write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

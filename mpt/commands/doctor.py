@@ -23,6 +23,7 @@ from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, NonFiniteError
 from mpt.planner.recipes.own_step import FACTORY, find_source, read_arguments
+from mpt.report.units import counted
 from mpt.run.process.files import write_atomically
 from mpt.run.records.layout import RunDirectory, find_run
 from mpt.workflows.examination import (
@@ -159,7 +160,7 @@ def conclude(
         print(f"wrote {arguments.page}", file=sys.stderr if arguments.json else sys.stdout)
     if worst_of(sections) == "fault":
         faults = [one for section in sections for one in section.findings if one.level == "fault"]
-        count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
+        count = counted(len(faults), "fault")
         raise NonFiniteError(f"doctor: {count}, first {faults[0].about}: {faults[0].text}")
 
 

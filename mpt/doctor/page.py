@@ -11,6 +11,7 @@ from mpt.config.yaml_text import write_text
 from mpt.doctor.findings import Finding, Section, worst_of
 from mpt.report.numerics_map import map_numerics
 from mpt.report.page import environment
+from mpt.report.units import counted
 from mpt.run.process.files import write_atomically
 
 MOST_ROWS = 40
@@ -79,7 +80,7 @@ def headline(found: Sequence[tuple[str, Finding]]) -> str:
         return f"{fault.about}: {fault.text}"
     warnings = sum(one.level == "warning" for _, one in found)
     if warnings:
-        return f"No fault, {warnings} warning{'s' if warnings > 1 else ''}"
+        return f"No fault, {counted(warnings, 'warning')}"
     return "Nothing is wrong"
 
 

@@ -16,7 +16,7 @@ from mpt.report.comparison_plots import draw_panels, draw_png
 from mpt.report.page import environment, plain
 from mpt.report.pictures import side_by_side
 from mpt.report.statistics import Verdict
-from mpt.report.units import show_figure
+from mpt.report.units import counted, show_figure
 from mpt.run.process.files import write_atomically
 
 
@@ -73,7 +73,7 @@ def say_verdict(row: Row, comparison: Comparison) -> str:
     """Say one verdict in one line."""
     verdict = row.verdict
     assert verdict is not None
-    seeds = f"{verdict.seeds} paired seed{'s' if verdict.seeds != 1 else ''}"
+    seeds = counted(verdict.seeds, "paired seed")
     return (
         f"{row.group.label} against {comparison.baseline.group.label}, {comparison.metric}, {seeds}: "
         f"{verdict.headline}. {verdict.reason}"

@@ -25,7 +25,7 @@ from mpt.report.drawing import (
 )
 from mpt.report.log_values import curve, curves, number, whole
 from mpt.report.run_record import RunRecord
-from mpt.report.units import show_bytes
+from mpt.report.units import counted, show_bytes
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer_state", "activations", "rest", "other")
 
@@ -157,7 +157,7 @@ def draw_scale(record: RunRecord) -> str:
                 color=RED,
                 markersize=11,
                 markeredgewidth=1.4,
-                label=f"skips at {len(skipped)} step{'s' if len(skipped) > 1 else ''}",
+                label=f"skips at {counted(len(skipped), 'step')}",
                 transform=axes.get_xaxis_transform(),
                 clip_on=False,
             )

@@ -12,6 +12,7 @@ from mpt.config.yaml_text import read_text as parse_yaml
 from mpt.foreign.files import open_foreign, read_json
 from mpt.foreign.files import read_lines as log_lines
 from mpt.foreign.files import read_text as read_bounded
+from mpt.report.units import counted
 
 EVALUATION = b'"kind":"evaluate"'
 """Contents of a line of an evaluation, as `mpt.run.records.recorder` writes it."""
@@ -119,7 +120,5 @@ def read_lines(path: Path, problems: list[str], most: int | None = None) -> list
         else:
             bad += 1
     if bad:
-        problems.append(
-            f"{path.name}: {bad} line{'s' if bad > 1 else ''} could not be read and were left out."
-        )
+        problems.append(f"{path.name}: {counted(bad, 'line')} could not be read and were left out.")
     return found

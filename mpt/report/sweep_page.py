@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from mpt.report.drawing import COLOURS, RED, add_legend, draw_svg, set_scale, write_numbers_out
 from mpt.report.page import environment, plain
 from mpt.report.sweep import Estimate, Point, Sweep, Window, allowed
-from mpt.report.units import show_figure
+from mpt.report.units import counted, show_figure
 from mpt.run.process.files import write_atomically
 
 MARKERS = "osD^vP"
@@ -80,7 +80,7 @@ def say(found: Estimate, beyond: str) -> str:
     if math.isnan(found.value):
         return "unknown"
     if found.beyond:
-        return f"{beyond} in {found.beyond} seed{'s' if found.beyond > 1 else ''}"
+        return f"{beyond} in {counted(found.beyond, 'seed')}"
     return f"{show_figure(found.value)} ({show_figure(found.low)} to {show_figure(found.high)})"
 
 

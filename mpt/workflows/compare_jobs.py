@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mpt.config.schema import Config
+from mpt.report.units import counted
 from mpt.run.process.launch import SIDE_BY_SIDE
 from mpt.run.process.operating_system import usable_cores
 
@@ -98,7 +99,7 @@ def on_cores(configs: Sequence[Config], wanted: int | None) -> Jobs:
         return Jobs(wanted, "as --jobs says")
     cores = usable_cores()
     each = max(cores_of(config, cores) for config in configs)
-    room = f"{cores} core{'s' * (cores != 1)}, {each} for each run"
+    room = f"{counted(cores, 'core')}, {each} for each run"
     if cores < 2 * each:
         return Jobs(1, room)
     busy = busy_cores()

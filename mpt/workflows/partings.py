@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpt.config.differences import ABSENT, Difference, find_differences
 from mpt.errors import CheckpointError, ConfigError
 from mpt.report.read_run import read_run
+from mpt.report.units import counted
 from mpt.run.records.kept_parts import lost_parts, own_parts
 from mpt.run.records.layout import find_run
 from mpt.run.records.used_parts import changed_parts
@@ -71,7 +72,7 @@ class Parted:
             if files is not None and not files.differs and not files.not_finite:
                 yield "the same to the bit, as far as the runs kept it"
             return
-        yield f"trained side by side: {replayed.steps} step{'s' * (replayed.steps != 1)} from step {replayed.start}"
+        yield f"trained side by side: {counted(replayed.steps, 'step')} from step {replayed.start}"
         for note in replayed.notes:
             yield f"note: {note}"
         if replayed.bits is not None:

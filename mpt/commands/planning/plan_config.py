@@ -20,6 +20,7 @@ from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError
 from mpt.planner.recipes.patch_origin import find_strange_patches
+from mpt.report.units import counted
 from mpt.run.process.files import free_path, write_atomically
 
 
@@ -93,5 +94,5 @@ def progress() -> Iterator[Callable[[int, int], None]]:
         return
     with console.status("planning") as status:
         yield lambda planned, fitting: status.update(
-            f"searching: {planned} recipe{'s' * (planned != 1)} planned, {fitting} fit"
+            f"searching: {counted(planned, 'recipe')} planned, {fitting} fit"
         )

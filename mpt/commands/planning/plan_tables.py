@@ -25,7 +25,7 @@ from mpt.planner.recipes.words import (
     verdict,
 )
 from mpt.planner.trace.time_model import BAND, range_of
-from mpt.report.units import show_seconds
+from mpt.report.units import counted, show_seconds
 
 SHOWN = 6
 REASONS = 3
@@ -204,4 +204,4 @@ def print_search(console: Console, found: Search, plan: Plan) -> None:
         console.print(f"refused: {reason}", style="dim")
     if len(reasons) > REASONS:
         beyond = len(reasons) - REASONS
-        console.print(f"{beyond} more reason{'s' * (beyond > 1)} with --json", style="dim")
+        console.print(f"{counted(beyond, 'more reason')} with --json", style="dim")

@@ -52,7 +52,7 @@ def choose_outputs(partitions: Iterable[Listed], share: float) -> dict[Unit, fro
 
 
 def list_choices(losses: Sequence[Loss]) -> Listed:
-    """Return what a dry run found as `mpt.memory.recomputing.knapsack` takes it."""
+    """Return the findings of a dry run in the form of `mpt.memory.recomputing.knapsack`."""
     own: dict[Unit, list[tuple[Loss, Call]]] = {}
     calls: list[list[knapsack.Call]] = []
     numbers: dict[Unit, int] = {}

@@ -322,8 +322,8 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             id(func),
             torch.get_default_dtype(),
             torch._C._get_default_device(),
+            torch.is_inference_mode_enabled(),
         ]
-        facts.append(torch.is_inference_mode_enabled())
         if not self._describe(args, places, facts):
             return None
         if kwargs and not self._describe(chain.from_iterable(kwargs.items()), places, facts):

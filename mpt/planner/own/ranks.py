@@ -35,7 +35,7 @@ FEWEST = 2
 def one_of_several(recorder: Recorder | None) -> Iterator[None]:
     """Let torch.distributed answer for the first of several processes inside the block, once there is a group.
 
-    `recorder` is told of the buckets; None for a real step.
+    `recorder` marks the buckets; None for a real step.
     """
     groups: list[str] = []
 
@@ -103,9 +103,9 @@ def bucket_of(weights: list[nn.Parameter], is_gradient: bool) -> Tensor:
     bucket = torch.empty(
         sum(map(nn.Parameter.numel, weights)), dtype=weights[0].dtype, device=weights[0].device
     )
-    parts: tuple[Tensor, ...] = torch.split(bucket, [one.numel() for one in weights])
-    for weight, part in zip(weights, parts, strict=True):
-        if is_gradient:
+    if is_gradient:
+        parts: tuple[Tensor, ...] = torch.split(bucket, [one.numel() for one in weights])
+        for weight, part in zip(weights, parts, strict=True):
             weight.register_post_accumulate_grad_hook(into(part))  # type: ignore[no-untyped-call]
     return bucket
 

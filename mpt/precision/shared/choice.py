@@ -22,7 +22,9 @@ def cpu_has_fast_bfloat16() -> bool:
 
 
 def cost_of_emulation() -> str:
-    """Say what bfloat16 costs in time on a CPU that does not multiply it: of a DCGAN on AVX2 9 times float32's."""
+    """Return in words how slow bfloat16 is on a CPU that does not multiply it: a DCGAN's step on AVX2 takes 9 times as
+    long as in float32.
+    """
     if "AVX512" in torch.backends.cpu.get_cpu_capability():
         return "this CPU emulates it, so expect no speed-up over fp32"
     return "this CPU emulates it slowly: a step takes many times as long as with precision=fp32"

@@ -1,4 +1,4 @@
-"""What is said of a half dtype on this device."""
+"""The words about a half dtype on this device."""
 
 import pytest
 import torch

@@ -19,6 +19,7 @@ from mpt.errors import ConfigError, DataError, Interrupted, MemoryBudgetError
 from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import Trained
 from mpt.precision.shared.choice import DTYPES
+from mpt.report.units import counted
 from mpt.seams import Run
 from mpt.systems.dain.data.shared.duplicates import MOST_HELD
 from mpt.systems.dain.inference.delivery import choose_film, choose_pace
@@ -241,7 +242,7 @@ def choose_grid(
         else ""
     )
     print(
-        f"{grid.count} tile{'s' if grid.count > 1 else ''} of {grid.size[1]} x {grid.size[0]}: about "
+        f"{counted(grid.count, 'tile')} of {grid.size[1]} x {grid.size[0]}: about "
         f"{describe_bytes(peak)} of {command.vram}{beside}"
     )
     return grid, overlap
@@ -320,11 +321,7 @@ def say(
 ) -> None:
     """Print the result."""
     pace = f", {summary.made / summary.seconds:.2f} made per second" if summary.made else ""
-    cuts = (
-        f", {summary.cuts} scene cut{'s' if summary.cuts != 1 else ''} not blended"
-        if summary.cuts
-        else ""
-    )
+    cuts = f", {counted(summary.cuts, 'scene cut')} not blended" if summary.cuts else ""
     repeats = f", {summary.repeats} repeated frames interpolated over" if summary.repeats else ""
     uneven = "" if source.is_even else " on average, at their own times"
     again = f", {summary.resumed} there already" if summary.resumed else ""
