@@ -127,9 +127,14 @@ def read_list(path: Path = LIST) -> list[Mutation]:
 
 
 def check_list(mutations: list[Mutation], root: Path = ROOT) -> list[str]:
-    """Return what is wrong with the list: texts that have moved, files and tests that are gone."""
+    """Return the faults of the list: texts that have moved, files and tests that are gone.
+
+    A system that is gone as a whole takes its mutations with it.
+    """
     problems = []
     for one in mutations:
+        if is_of_removed_system(one.file, root):
+            continue
         try:
             one.apply((root / one.file).read_text("utf-8"))
         except (OSError, MutationError) as error:
@@ -138,6 +143,13 @@ def check_list(mutations: list[Mutation], root: Path = ROOT) -> list[str]:
             f"{one.file}: {test} is gone" for test in one.tests if not is_there(test, root)
         ]
     return problems
+
+
+def is_of_removed_system(file: str, root: Path) -> bool:
+    """Return whether a file is one of a system whose folder is not there."""
+    path = Path(file)
+    is_of_system = path.is_relative_to("mpt/systems") and len(path.parts) > 3
+    return is_of_system and not root.joinpath(*path.parts[:3]).is_dir()
 
 
 @dataclass

@@ -34,6 +34,15 @@ def test_every_text_of_the_list_occurs_once_in_its_file() -> None:
     assert {one.kind for one in mutations} == set(PATTERNS)
 
 
+def test_mutations_of_a_system_go_with_it_and_a_missing_file_of_one_that_is_there_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mpt" / "systems" / "here").mkdir(parents=True)
+    gone, missing = (Mutation(f"mpt/systems/{one}/a.py", "z", "w", "-") for one in ("gone", "here"))
+    (said,) = check_list([gone, missing], tmp_path)
+    assert "systems/here/a.py" in said
+
+
 def test_a_text_that_has_moved_or_is_there_twice_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
     moved, twice, fits = (
