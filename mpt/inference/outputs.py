@@ -20,7 +20,6 @@ from torch import Tensor
 from mpt.data.pictures.images import grid_of, write_grid
 from mpt.errors import ConfigError, InputOutputError
 from mpt.foreign.text import csv_cell
-from mpt.report.units import counted
 from mpt.seams import Batch, Inference
 
 ROWS_SHOWN, LONGEST_SHOWN = 10, 40
@@ -120,7 +119,7 @@ def write(
         rows = [{"input": name, **row} for name, row in zip(names, rows, strict=True)]
         write_table(rows, output.table)
         said += [show_row(row) for row in rows[:ROWS_SHOWN]]
-        said.append(f"wrote {counted(len(rows), 'row')} to {output.table}")
+        said.append(f"wrote {len(rows)} row{'s' if len(rows) > 1 else ''} to {output.table}")
         known = [row for row in rows if "truth" in row]
         if known:
             right = sum(row["label"] == row["truth"] for row in known)
@@ -258,9 +257,7 @@ def write_bad(bad: Mapping[str, str], path: Path) -> str:
     """Write which inputs were left out and why."""
     path = write_table([{"input": name, "reason": reason} for name, reason in bad.items()], path)
     name, reason = next(iter(bad.items()))
-    return (
-        f"left out {counted(len(bad), 'bad input')}, listed in {path}; the first: {name}: {reason}"
-    )
+    return f"left out {len(bad)} bad input{'s' if len(bad) > 1 else ''}, listed in {path}; the first: {name}: {reason}"
 
 
 def as_picture(tile_chw: Tensor, side: int | None = None) -> Image.Image:
