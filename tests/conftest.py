@@ -1,6 +1,7 @@
 """Tests run as on a machine without a GPU wherever they run: what they expect was measured on a CPU."""
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mpt.config.part_packages import VARIABLE
+from mpt.config.part_packages import IMPORT_HOME, VARIABLE
 
+TESTS = Path(__file__).parent
 TRACING = "COVERAGE_PROCESS_CONFIG"
 """Set by coverage for the processes that tests start."""
 
@@ -37,12 +39,29 @@ def pytest_collection_finish() -> None:
 def _no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the figures of reports undrawn where they are not what is tested: they take longer than a short training.
 
-    Axes are still made and filled; what is left out is matplotlib's layout and its writing of SVG.
+    In tests of commands and workflows axes are still made and filled; what is left out is matplotlib's layout and its
+    writing of SVG.
     """
-    if Path(__file__).parent / "report" not in request.path.parents:
-        import mpt.report.drawing
+    package = request.path.relative_to(TESTS).parts[0]
+    if package in ("commands", "workflows"):
+        monkeypatch.setattr("mpt.report.drawing.as_svg", lambda figure, name: "<svg></svg>")
+    elif package != "report":
+        monkeypatch.setattr("mpt.report.drawing.drawn", lambda plot: "<svg></svg>")
 
-        monkeypatch.setattr(mpt.report.drawing, "as_svg", lambda figure, name: "<svg></svg>")
+
+@pytest.fixture(autouse=True, scope="session")
+def _git_asked_once() -> Iterator[None]:
+    """Ask git once about the repository that tests run in: each training asks it twice, a tenth of a short one."""
+    import mpt.run.records.environment as environment
+
+    ask, answers = environment.ask_git, functools.cache(environment.ask_git)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            environment,
+            "ask_git",
+            lambda folder, *words: (answers if folder == TESTS.parent else ask)(folder, *words),
+        )
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +81,9 @@ def _no_parts_left() -> Iterator[None]:
 
 def modules_of_parts() -> set[str]:
     """Return the names of the modules that were imported from folders of parts."""
-    return {name for name in sys.modules if name.startswith("mpt.parts.")}
+    if IMPORT_HOME not in sys.modules:
+        return set()
+    return {name for name in sys.modules if name.startswith(f"{IMPORT_HOME}.")}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,6 +6,7 @@ which forty lines of torch and mpt it was called. `mpt --debug` shows all.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
@@ -123,24 +124,36 @@ def is_own_file(name: str) -> bool:
     """Return whether a source file is the user's: of a part package from outside, or of no installed package."""
     if name.startswith("<"):
         return False
-    path = Path(name).resolve()
-    if any(path.is_relative_to(package.folder.resolve()) for package in outside_packages()):
+    path = real_path(name)
+    if any(is_below(path, os.path.realpath(package.folder)) for package in outside_packages()):
         return True
-    is_installed = any(path.is_relative_to(home) for home in installed_homes())
+    is_installed = any(is_below(path, home) for home in installed_homes())
     return not is_installed and not re.search(r"(site|dist)-packages", name)
 
 
+def real_path(name: str) -> str:
+    """Return a file's path without links. Folders are looked up once: all imported modules may be asked for."""
+    folder, base = os.path.split(os.path.abspath(name))
+    path = os.path.join(real_folder(folder), base)
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
 @cache
-def installed_homes() -> list[Path]:
+def real_folder(folder: str) -> str:
+    return os.path.realpath(folder)
+
+
+def is_below(path: str, folder: str) -> bool:
+    return path.startswith(os.path.join(folder, ""))
+
+
+@cache
+def installed_homes() -> list[str]:
     """Return the folders of mpt, of Python's own library and of installed packages."""
-    homes = [
-        MPT,
-        *(
-            Path(sysconfig.get_path(key)).resolve()
-            for key in ("stdlib", "platstdlib", "purelib", "platlib")
-        ),
+    homes = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return [
+        os.path.realpath(home) for home in (MPT, *homes, os.path.join(sys.base_prefix, "lib"))
     ]
-    return [*homes, Path(sys.base_prefix).resolve() / "lib"]
 
 
 def is_of_model_library(frame: FrameType) -> bool:

@@ -111,12 +111,18 @@ def draw_svg(
     build: Callable[[Axes], None], name: str, width: float = 6.4, height: float = 2.7
 ) -> str:
     """Draw one pair of axes and return it as an `<svg>` element for a page."""
+    plot = Plot(build, name, width, height)
     if (kept := _kept.get()) is not None:
-        kept.append(Plot(build, name, width, height))
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        build(figure.add_subplot())
-        return as_svg(figure, name)
+        kept.append(plot)
+    return drawn(plot)
+
+
+def drawn(plot: Plot) -> str:
+    """Return a plot as an `<svg>` element for a page."""
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": plot.name}):
+        figure = Figure(figsize=(plot.width, plot.height), layout="constrained")
+        plot.build(figure.add_subplot())
+        return as_svg(figure, plot.name)
 
 
 def as_svg(figure: Figure, name: str) -> str:

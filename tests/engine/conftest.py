@@ -11,7 +11,7 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the planner out: the report has tests of its own."""
     monkeypatch.setattr(
         mpt.workflows.out_of_memory_report,
