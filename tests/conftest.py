@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import mpt
 from mpt.config.part_packages import IMPORT_HOME, VARIABLE
 from tests import warm_processes
 
@@ -50,6 +52,22 @@ def _no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr("mpt.report.drawing.drawn", lambda plot: "<svg></svg>")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_of_one_file() -> Iterator[None]:
+    """Look at no file's objects again when the next one's garbage is: tests and mpt collect it hundreds of times."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """Leave to the system when it writes files: a test's power does not fail."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: os.fstat(file) and None)
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _git_asked_once() -> Iterator[None]:
     """Ask git once about the repository that tests run in: each training asks it twice, a tenth of a short one."""
@@ -85,11 +103,17 @@ def _no_parts_left() -> Iterator[None]:
         os.environ[VARIABLE] = before
     for name in modules_of_parts() - imported:
         del sys.modules[name]
+        vars(sys.modules[IMPORT_HOME]).pop(name.removeprefix(f"{IMPORT_HOME}."), None)
 
 
 def modules_of_parts() -> set[str]:
     """Return the names of the modules that were imported from folders of parts."""
-    if IMPORT_HOME not in sys.modules:
+    packages = [
+        name
+        for name, value in vars(sys.modules.get(IMPORT_HOME, mpt)).items()
+        if isinstance(value, ModuleType) and value.__name__ == f"{IMPORT_HOME}.{name}"
+    ]
+    if not packages:  # of thousands of modules none has to be looked at
         return set()
     return {name for name in sys.modules if name.startswith(f"{IMPORT_HOME}.")}
 
@@ -97,13 +121,16 @@ def modules_of_parts() -> set[str]:
 def pytest_configure(config: pytest.Config) -> None:
     """Hide GPUs, from the processes that tests start too, unless tests are chosen for needing one: `pytest -m gpu`.
 
-    And take Ctrl-C as a terminal's programs do. A shell lets what it starts in the background ignore it, and nohup a
-    hang-up, which the programs that tests send these signals to would inherit.
+    Keep compiled files: without them each process that tests start compiles mpt anew. And take Ctrl-C as a terminal's
+    programs do. A shell lets what it starts in the background ignore it, and nohup a hang-up, which the programs that
+    tests send these signals to would inherit.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)  # still nothing here, but no longer inherited
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if "gpu" not in config.getoption("markexpr"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if TRACING in os.environ:

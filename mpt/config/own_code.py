@@ -150,10 +150,9 @@ def is_below(path: str, folder: str) -> bool:
 @cache
 def installed_homes() -> list[str]:
     """Return the folders of mpt, of Python's own library and of installed packages."""
-    homes = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return [
-        os.path.realpath(home) for home in (MPT, *homes, os.path.join(sys.base_prefix, "lib"))
-    ]
+    paths = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    homes = [str(MPT), *paths, os.path.join(sys.base_prefix, "lib")]
+    return [os.path.realpath(home) for home in homes]
 
 
 def is_of_model_library(frame: FrameType) -> bool:

@@ -47,7 +47,9 @@ def damage_file(path: Path, generator: random.Random) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+)
 def test_commands_over_all_runs_survive_any_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
 ) -> None:

@@ -124,8 +124,17 @@ def test_every_trick_keeps_names_and_copies_and_says_whether_it_is_exact(
     assert list(twin.state_dict()) == plain["gen"]
 
 
-@pytest.mark.parametrize("trick", [trick for trick in PLANNED if "compile" not in trick], ids=str)
-@pytest.mark.parametrize("mode", ["fp32", "amp"])
+@pytest.mark.parametrize(
+    ("mode", "trick"),
+    [
+        pytest.param(
+            mode, trick, marks=() if (row + column) % 2 else pytest.mark.slow, id=f"{trick}-{mode}"
+        )
+        for row, mode in enumerate(("fp32", "amp"))
+        for column, trick in enumerate(PLANNED)
+        if "compile" not in trick
+    ],
+)
 def test_every_trick_can_be_planned(mode: str, trick: dict[str, Any]) -> None:
     config = load_config(
         {

@@ -46,10 +46,10 @@ def distances(task: str, way: str, ranks: int, folder: Path, trained: int = 2) -
     [
         ("path lengths", "micro-batches", 1),
         ("path lengths", "ddp", 2),
-        ("bigan", "ddp", 2),
+        pytest.param("bigan", "ddp", 2, marks=pytest.mark.slow),
         ("acgan", "fsdp full", 2),
         ("ebgan", "micro-batches", 1),
-        ("aae", "ddp", 2),
+        pytest.param("aae", "ddp", 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_row_of_the_table_is_equal_but_for_the_order_of_sums(

@@ -40,11 +40,11 @@ OFFLOADED = {"parallel": {"strategy": "fsdp", "offload": True}}
     ("task", "precision", "rounding"),
     [
         ("classifier", "fp32", 2e-6),
-        ("wgan_gp", "fp32", 2e-6),
+        pytest.param("wgan_gp", "fp32", 2e-6, marks=pytest.mark.slow),
         ("wgan_gp", F16, 2e-3),
         ("lsgan", {**F16, "mode": "O1"}, 2e-3),
         ("lsgan", "bf16", 1e-2),
-        ("lsgan", "bf16-pure", 1e-2),
+        pytest.param("lsgan", "bf16-pure", 1e-2, marks=pytest.mark.slow),
         ("lsgan", {**F16, "mode": "O2"}, 2e-3),
     ],
     ids=lambda value: value["mode"] if isinstance(value, dict) else None,

@@ -73,6 +73,7 @@ def test_without_the_extra_the_message_says_how_to_get_it(tmp_path: Path) -> Non
         InceptionDistance(str(path), torch.device("cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_EXTRA, reason="torch-fidelity is not installed")
 def test_the_distance_is_torch_fidelity_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
