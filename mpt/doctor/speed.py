@@ -93,7 +93,7 @@ def _time_parts(run: Run, stream: Iterator[Batch], step: int) -> dict[str, float
                 done: list[str] = []
                 now = time.perf_counter()
                 for together in losses_of(run, phase, part):
-                    value = add_up([weigh(loss, share) for loss in together])
+                    value = add_up(weigh(together, share))
                     now = lap("forward", now)
                     try:
                         run.precision.backward(value, phase)

@@ -149,6 +149,8 @@ class Dataset:
     spec: DataSpec
     bad_files: Mapping[str, str] = MappingProxyType({})
     """File -> why it was passed over, of those met so far: for a data set that may leave bad files out."""
+    is_sound: bool = False
+    """Whether all values are known to be finite and all labels to be of a class: no batch is looked at then."""
 
     def __len__(self) -> int:
         return self.spec.size

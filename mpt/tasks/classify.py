@@ -118,6 +118,8 @@ class Classify(Exports):
         """Return the loss, cross-entropy by default: a mean, or a sum and its weight if samples weigh differently."""
         logits = self.checked(self.net(self.standardize(batch["image"])))
         if not self.is_normalised:
+            if SHARE not in batch:
+                return (Loss("loss", self.loss(logits, batch["label"])),)
             return (Loss("loss", of_mixture(batch, lambda label: self.loss(logits, label))),)
         return (
             Loss(

@@ -113,7 +113,9 @@ class Loader:
         return batch, epoch if self.labels is None else step
 
     def looks_at(self, step: int) -> bool:
-        """Return whether a step may have samples that no epoch had before."""
+        """Return whether a step may have samples that no epoch had before, and that may be bad."""
+        if self.dataset.is_sound:
+            return False
         return step < self.steps_per_epoch or self.labels is not None
 
     def batches(self, start_step: int = 0) -> Iterator[Batch]:

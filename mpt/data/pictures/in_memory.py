@@ -59,7 +59,11 @@ class InMemory(Dataset):
         )
         self.delivers_bytes = images.dtype == torch.uint8 and self.fits and not augment
         image = FieldSpec(shape, torch.uint8 if self.delivers_bytes else torch.float32, "image")
-        counts = class_counts(self.class_labels(), classes)
+        numbers = self.class_labels()
+        counts = class_counts(numbers, classes)
+        self.is_sound = bool(images.dtype is torch.uint8 or images.isfinite().all()) and (
+            not classes or (min(numbers, default=0) >= 0 and max(numbers, default=0) < len(classes))
+        )
         self.spec = DataSpec(
             {"image": image, "label": FieldSpec((), torch.int64)}, len(images), classes, counts
         )

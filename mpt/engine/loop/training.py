@@ -123,10 +123,8 @@ class Training:
     @property
     def is_logged(self) -> bool:
         """Does the step under way end with a line in the log?"""
-        return (
-            due(self.progress.step + 1, self.train.log_every)
-            or self.progress.step + 1 == self.total_steps
-        )
+        done = self.progress.step + 1
+        return done % self.train.log_every == 0 or done == self.total_steps
 
     def next_side_job(self) -> int:
         """Return the next step after which there is something to do but the following step."""

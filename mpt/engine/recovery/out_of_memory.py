@@ -68,7 +68,9 @@ class MemoryLadder:
         if run.adaptation.is_allowed:
             random_state, notes = capture_random(run.device), notes_of(run.task)
         while True:
-            self.watch(phase.optimizer)
+            self.stepping.has_begun = False
+            if phase.optimizer not in self.watched:
+                self.watch(phase.optimizer)
             try:
                 return update(run, phase, batch, is_logged=is_logged)
             except (RuntimeError, ConfigError) as error:
@@ -94,10 +96,8 @@ class MemoryLadder:
 
     def watch(self, optimizer: Optimizer) -> None:
         """Notice from now on when this optimizer begins to step. The hook is put on once, not in every step."""
-        self.stepping.has_begun = False
-        if optimizer not in self.watched:
-            self.watched.add(optimizer)
-            optimizer.register_step_pre_hook(self.stepping.note)
+        self.watched.add(optimizer)
+        optimizer.register_step_pre_hook(self.stepping.note)
 
     def climb(self, phase: Phase, refused: dict[str, str]) -> Trial | None:
         """Make the next move that can be made, and say which; return None when none is left."""

@@ -38,9 +38,13 @@ def size_of(batch: Batch) -> int:
     return next(iter(batch.values())).shape[0]
 
 
-def weigh(loss: Loss, share: float) -> Tensor:
-    """Return a loss of a micro-batch, with this share of the samples, as it is to be back-propagated."""
-    return loss.value if loss.reduction == "sum" or share == 1.0 else loss.value * share
+def weigh(losses: Iterable[Loss], share: float) -> list[Tensor]:
+    """Return losses of a micro-batch, with this share of the samples, as they are to be back-propagated."""
+    values = []
+    for loss in losses:
+        is_whole = share == 1.0 or loss.reduction == "sum"
+        values.append(loss.value if is_whole else loss.value * share)
+    return values
 
 
 def add_up(values: Sequence[Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ from mpt.errors import ConfigError
 from mpt.parallel.exchange import Exchange
 from mpt.parallel.local import local
 from mpt.parallel.world import Outcome, PeerFaultError, share
-from mpt.seams import NOTHING, Batch, Phase, Run, StepStats, TakesUpdates, has_dynamic_scale
+from mpt.seams import Batch, Phase, Run, StepStats, TakesUpdates, has_dynamic_scale
 from mpt.seams.logged import Figures
 from mpt.seams.phase_losses import draw_batch, entered, losses_of
 from mpt.seams.questions import Questions
@@ -66,7 +66,7 @@ def perform(run: Run, phase: Phase, batch: Batch, is_logged: bool) -> Update:
     drop_gradients(run, phase)
     # first: an update that fails may be repeated, see mpt.engine.recovery.out_of_memory
     run.buffers.remember()
-    may_overflow = has_dynamic_scale(run.precision, phase)
+    may_overflow = bool(run.precision.scalers) and has_dynamic_scale(run.precision, phase)
     watch = (
         LossWatch(run.device)
         if has_allocator(run.device) and not may_overflow and not Questions.open
@@ -130,18 +130,21 @@ def back_propagate(
         else None
     )
     others = run.frozen[phase.name]
-    with only(others) if others else NOTHING:
+    for parameter in others:  # as `only` does, which would cost a phase without others as much
+        parameter.requires_grad_(False)
+    try:
         for part, share in split(batch, run.adaptation.micro_batch_size, whole):
             if normaliser is not None:
                 normaliser.begin_part(size_of(part))
             done: list[str] = []
             for together in losses_of(run, phase, part, figures):
                 try:
-                    values = [
-                        weigh(loss, share) if normaliser is None else normaliser.scale(loss)
-                        for loss in together
-                    ]
-                    value = add_up(values)
+                    values = (
+                        weigh(together, share)
+                        if normaliser is None
+                        else [normaliser.scale(loss) for loss in together]
+                    )
+                    value = values[0] if len(values) == 1 else add_up(values)
                     if watch is not None:
                         watch.look(value)
                     if exchange is not None:
@@ -162,6 +165,9 @@ def back_propagate(
                     done.append(loss.name)
                 # and the graph, before the next losses are computed
                 del together, values, loss, own, value
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
     correction = None if normaliser is None else normaliser.correction()
     if correction is not None:
         run.world.settle()  # sharded gradients that are still to be summed

@@ -31,7 +31,7 @@ def find_loss(
         return lambda logits, labels: functional.cross_entropy(
             logits,
             labels,
-            widen(weights, logits),
+            None if weights is None else widen(weights, logits),
             label_smoothing=label_smoothing,
             reduction=reduction,
         )
@@ -46,8 +46,8 @@ def find_loss(
     return found
 
 
-def widen(weights: Tensor | None, logits: Tensor) -> Tensor | None:
+def widen(weights: Tensor, logits: Tensor) -> Tensor:
     """Return class weights in the logits' dtype, and 1 for outputs beyond the last class (`nn` may have spare ones)."""
-    if weights is None or logits.shape[1] == len(weights):
-        return None if weights is None else weights.to(logits.dtype)
+    if logits.shape[1] == len(weights):
+        return weights.to(logits.dtype)
     return functional.pad(weights, (0, logits.shape[1] - len(weights)), value=1.0).to(logits.dtype)

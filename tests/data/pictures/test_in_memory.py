@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mpt.data.loading.loader import to_device
+from mpt.data.loading.loader import Loader, to_device
 from mpt.data.pictures import in_memory
 from mpt.data.pictures.in_memory import InMemory
 from mpt.errors import DataError
@@ -52,3 +52,16 @@ def test_images_and_labels_that_do_not_go_together_are_refused_in_words():
         InMemory(images.double(), labels, ("a",))
     with pytest.raises(DataError, match=r"found uint8 of shape \(3, 8, 8\)"):
         InMemory(images[:, 0].byte(), labels, ("a",))
+
+
+def test_a_set_says_that_its_samples_need_no_look_only_if_they_do_not():
+    assert bytes_set().is_sound
+    pictures, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 1, 0])
+    assert InMemory(pictures, labels, ("a", "b")).is_sound
+    for wrong in (2, -1, -100):  # left out, the last one: looked at as any other
+        assert not InMemory(pictures, torch.tensor([0, wrong, 1, 0]), ("a", "b")).is_sound
+    pictures[2, 0, 3, 3] = float("nan")
+    data = InMemory(pictures, labels, ("a", "b"))
+    assert not data.is_sound
+    with pytest.raises(DataError, match="sample 2: its 'image' holds NaN"):
+        next(Loader(data, 4, seed=0).batches())

@@ -24,5 +24,5 @@ def test_a_smaller_last_part_counts_by_its_samples() -> None:
 
 def test_means_are_weighed_and_sums_over_samples_are_not() -> None:
     value = torch.tensor(8.0)
-    assert float(weigh(Loss("mean", value), 0.25)) == 2
-    assert float(weigh(Loss("sum", value, "sum"), 0.25)) == 8
+    losses = [Loss("mean", value), Loss("sum", value, "sum")]
+    assert [float(one) for one in weigh(losses, 0.25)] == [2, 8]
