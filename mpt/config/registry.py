@@ -222,8 +222,10 @@ class Registry:
 
     def _named_paths(self, subpackage: str, package: PartPackage) -> list[Path]:
         """Return the files whose names may be written in YAML: all but the one for other packages' models."""
-        external = self.inside[0].folder / "nn" / "external.py"
-        return [path for path in package.paths(subpackage) if path != external]
+        paths = package.paths(subpackage)
+        if subpackage != "nn" or package != self.inside[0]:
+            return paths
+        return [path for path in paths if path.name != "external.py"]
 
     def _names(self, subpackage: str, package: PartPackage) -> dict[str, Path]:
         files = [

@@ -22,9 +22,9 @@ anywhere else:
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mpt.config.registry import INSTALLED, Plugin, Registry
@@ -109,22 +109,22 @@ def read_relief(plugin: Plugin) -> Relief | None:
 
 def reliefs(*kinds: str) -> list[Relief]:
     """Return the tricks that relieve one of these, in the order in which they are tried."""
-    folders = [package.folder / "memory" for package in INSTALLED.packages]
+    folders = [os.path.join(package.folder, "memory") for package in INSTALLED.packages]
     found = _all_reliefs(INSTALLED, tuple((folder, _changed_at(folder)) for folder in folders))
     return [one for one in found if one.relieves in kinds]
 
 
 @functools.lru_cache(8)
-def _all_reliefs(registry: Registry, folders: tuple[tuple[Path, int], ...]) -> list[Relief]:
+def _all_reliefs(registry: Registry, folders: tuple[tuple[str, int], ...]) -> list[Relief]:
     """Read every trick. A search asks hundreds of times, so it is done once as long as no file comes or goes."""
     plugins = [registry.find("memory", name) for name in registry.names("memory")]
     found = [read_relief(plugin) for plugin in plugins if plugin is not None]
     return sorted((one for one in found if one is not None), key=lambda one: one.rank)
 
 
-def _changed_at(folder: Path) -> int:
+def _changed_at(folder: str) -> int:
     try:
-        return folder.stat().st_mtime_ns
+        return os.stat(folder).st_mtime_ns
     except OSError:  # a part package without memory tricks
         return 0
 

@@ -93,6 +93,11 @@ def published_ratios() -> tuple[float, ...]:
 
 def bell_width(ratios: Sequence[float]) -> float:
     """Return Silverman's width of a kernel for that many values."""
+    return _bell_width(tuple(ratios))
+
+
+@functools.lru_cache(64)
+def _bell_width(ratios: tuple[float, ...]) -> float:
     return 0.9 * statistics.stdev(ratios) / math.pow(len(ratios), 0.2)
 
 

@@ -42,7 +42,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[torch.dtype]]:
 
 
 SIZES = {
-    "dain": {"name": "dain", "size": "small"},
+    "dain": {"name": "dain", "size": "tiny"},
     "rife": {"name": "rife", "size": "small", "start": "cost_volume"},
     "published rife": {"name": "rife", "version": "hd3"},
     "flow_warp": {"name": "flow_warp"},
