@@ -238,6 +238,12 @@ def main() -> None:
             list(scales.shape),
             scales.device.type,
         ]
+        number = torch.tensor(2.0)
+        number.add_(1)
+        out["number"] = number.item(), type(number).__name__
+    from torch._dynamo import allow_in_graph  # as diffusers does
+
+    out["decorated"] = allow_in_graph(main) is main
     lean = {model: trace_under(LeanFakeMode, model) for model in ("dcgan", VIT)}
     out["compiler_waits"] = sys.modules[late_compiler.NAME].waits  # type: ignore[attr-defined]
     out["symbols_wait"] = "sympy.core" not in sys.modules

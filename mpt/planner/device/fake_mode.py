@@ -2,7 +2,7 @@
 
 FakeTensorMode computes an operator's results once for each set of arguments and then takes it from a cache. For
 the thousands of small operators of a traced step, describing the arguments (a dataclass of 17 fields per tensor)
-takes longer than making the result, and making it longer than it need be. Five things are shorter here
+takes longer than making the result, and making it longer than it need be. Six things are shorter here
 (`scripts/bench_plan.py` measures):
 
 - The description is one tuple. It leaves out where the arguments lie in their storages when the results are new
@@ -10,6 +10,7 @@ takes longer than making the result, and making it longer than it need be. Five 
 - Known results of an operator are made again from the results' forms, and a fake tensor from the attributes of the
   first one on its device. The first results of common operators are found by `mpt.planner.device.direct_results`.
 - Views are taken by torch's own code for meta tensors and not by its decompositions in Python.
+- Numbers (`torch.tensor(0.0)`, each weight's count of steps) are made like other tensors, not converted.
 - Calls are not guarded against `torch.compile`, which planning never uses.
 
 If torch's rules say otherwise than the CPU's kernels do, `mpt.planner.device.cpu_routes` is asked first.
@@ -65,6 +66,7 @@ VIEWS = frozenset({
 })  # fmt: skip
 _TO_COPY = _aten._to_copy.default
 _SCALAR = _aten._local_scalar_dense.default
+_LIFT = _aten.lift_fresh.default
 _EMPTY = _aten.empty_strided.default
 _EMPTY_WITH = {"dtype", "device", "pin_memory"}
 _PLACE = ("device", "layout", "pin_memory")
@@ -108,6 +110,8 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         view = self.view(func, args, kwargs)
         if view is not None:
             return view
+        if func is _LIFT and _is_number(args[0]):
+            return self._constant(args[0])
         if func is _SCALAR and isinstance(args[0], FakeTensor) and args[0].constant is not None:
             with no_dispatch():  # as torch's own rule does
                 return func(args[0].constant)
@@ -243,6 +247,14 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         with torch._C._DisableTorchDispatch():
             empty = torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device="meta")
         return self._fake(empty, form.device)
+
+    def _constant(self, number: Tensor) -> Tensor:
+        """Return a tensor of `torch.tensor(NUMBER)`, whose value stays known, as torch's own rule does."""
+        made: Any = self._make(Form((), (), number.dtype, number.device), ())
+        with no_dispatch():
+            made.constant = number.clone()
+        self.fake_tensor_converter.add_constant_storage_mapping(made)
+        return cast(Tensor, made)
 
     def _without_values(self, tensor: Tensor) -> Tensor:
         """Return a tensor like one whose values are known: torch would copy them, and the fake device holds none."""
@@ -397,6 +409,17 @@ def _learnt(func: Any, entry: Any) -> Outcome | None:
             shape, stride = (tuple(map(int, sizes)) for sizes in (found.shape, found.stride))  # type: ignore[arg-type]
             results.append(Form(shape, stride, found.dtype, found.device))
     return Outcome(tuple(results), tuple if entry.is_output_tuple else None)
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether this is a real tensor of one number on the CPU."""
+    return (
+        type(value) is Tensor
+        and not value.dim()
+        and value.device.type == "cpu"
+        and value.layout is _STRIDED
+        and not value.is_quantized
+    )
 
 
 def _is_elsewhere(value: Any, device: torch.device | None) -> bool:

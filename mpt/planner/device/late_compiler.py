@@ -169,7 +169,12 @@ def postpone() -> None:
     if NAME in sys.modules or spec is None:
         return
     module = LateModule(
-        spec, {"disable": keep_out, "graph_break": lambda *arguments, **options: None}
+        spec,
+        {
+            "disable": keep_out,
+            "allow_in_graph": lambda function: function,
+            "graph_break": lambda *arguments, **options: None,
+        },
     )
     sys.modules[NAME] = module
     vars(torch)["_dynamo"] = module

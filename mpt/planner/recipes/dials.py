@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mpt.config.relief import Dial
 from mpt.planner.facts.verdict import sure_share
 from mpt.planner.recipes.patches import joined
 from mpt.planner.recipes.recipe import Patch, Recipe
+
+TRIES = 4
+"""Values of a dial that are planned at most."""
+NEAR = 0.97
+"""Of the bytes that fit well: a recipe that takes as much is gentle enough."""
 
 
 @dataclass
@@ -25,6 +30,11 @@ class Turn:
     """The gentlest value that fits well, and its bytes."""
     fastest: float | None = None
     """Seconds of the fastest recipe that fits well."""
+    tried: int = 0
+    outcomes: list[bool] = field(default_factory=list)
+    """Whether each planned value fits well."""
+    seen: list[tuple[int, float]] = field(default_factory=list)
+    """Bytes and seconds of each."""
 
     def __post_init__(self) -> None:
         self.most = self.dial.end(
@@ -43,9 +53,15 @@ class Turn:
 
     def note(self, value: float, recipe: Recipe | None) -> None:
         """Take a value's plan into account."""
+        self.tried += 1
         if recipe is None:
             return
         nearer = abs(value - self.dial.least)
+        figures = recipe.plan.without_assumed, recipe.plan.step_seconds
+        if figures in self.seen:  # whole blocks move: there is nothing between these values
+            self.tried = TRIES
+        self.seen.append(figures)
+        self.outcomes.append(recipe.fits_well)
         if recipe.fits_well:
             self.fastest = min(self.fastest or math.inf, recipe.plan.step_seconds)
         if recipe.fits_well and (
@@ -55,14 +71,21 @@ class Turn:
         elif not recipe.fits_well and nearer > abs(self.too_large[0] - self.dial.least):
             self.too_large, self.part = (value, recipe.plan.without_assumed), recipe
 
-    def next_values(self) -> list[float]:
-        """Return the values to try next: the one at which a line meets the budget, and halfway to one that is too
-        large."""
-        if self.fitting is None:
-            return []
+    def next_value(self) -> float | None:
+        """Return the value to try next; None if there is none that is worth a trace.
+
+        It is the one at which a line meets the budget, or the middle if the last two were both too gentle, or both too
+        strong: memory is not quite on a line.
+        """
+        if self.fitting is None or self.tried == TRIES:
+            return None
         (good, small), (bad, large) = self.fitting, self.too_large
         budget = self.plain.plan.budget * sure_share()
+        if small > NEAR * budget:
+            return None
         share = min(0.9, max(0.1, (budget - small) / (large - small))) if large > small else 0.5
-        values = [good + part * (bad - good) for part in (share, (1 + share) / 2)]
-        known = [self.dial.settings(value) for value in (good, bad)]
-        return [value for value in values if self.dial.settings(value) not in known]
+        if len(self.outcomes) > 1 and self.outcomes[-1] == self.outcomes[-2]:
+            share = 0.5
+        value = good + share * (bad - good)
+        known = [self.dial.settings(one) for one in (good, bad)]
+        return None if self.dial.settings(value) in known else value

@@ -8,7 +8,8 @@ in another one, by more than the time model's band, gets no tricks, the file's o
 
 - Needless ones: a trick costs time, so a recipe is not tried if a part of it fits already, or if a recipe
   of the same precision fits that changes nothing and takes no longer. Nor is one that cannot come first: something
-  fits that changes no more, and takes no longer than a traced part of it.
+  fits that changes no more, and takes no longer than a traced part of it; or that changes nothing, and takes no longer
+  than a part that changes something by as much as the ranking prefers it.
 - Hopeless ones: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
   smaller. If a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. A
   recipe whose networks alone, as they are built, exceed the budget is not traced further than that. And if two
@@ -52,8 +53,6 @@ from mpt.planner.recipes.recipe import TIE, Patch, Recipe, is_part, rank
 
 PARTS = (2, 4, 8)
 LAST_RESORT_PARTS = (16, 32)
-DIAL_ROUNDS = 2
-"""Each round tries two values of a dial and leaves about a third of the range."""
 HEAVY = 0.3
 """Share of the memory, or of the budget if that is less, without the context, below which moving weights is not
 tried.
@@ -152,6 +151,7 @@ class _Search:
         self.dialled = [
             one for one in reliefs("activations", "weights") if allow_lossy or not one.is_lossy
         ]
+        self.allow_lossy = allow_lossy
         self.recipes: list[Recipe] = []
         self.refused: list[tuple[Patch, str]] = []
         self.hopeless: list[Patch] = []
@@ -303,12 +303,16 @@ class _Search:
                         ]
                     )
         for turns in sorted(groups, key=lambda group: (not group[0].is_exact, len(group))):
-            for _ in range(DIAL_ROUNDS):
-                turns = [
-                    turn for turn in turns if not self.cannot_win(turn.part, turn.patch(turn.most))
+            while turns:
+                tries = [
+                    (turn, value)
+                    for turn in turns
+                    if not self.cannot_win(turn.part, turn.patch(turn.most))
+                    and (value := turn.next_value()) is not None
                 ]
-                self.turn([(turn, value) for turn in turns for value in turn.next_values()])
-                turns = sorted(turns, key=lambda turn: turn.fastest or math.inf)[:1]
+                self.turn(tries)
+                turns = sorted((turn for turn, _ in tries), key=lambda one: one.fastest or math.inf)
+                turns = turns[:1]
 
     def turn(self, tries: Sequence[tuple[Turn, float]]) -> None:
         """Plan values of dials, all at once, and let the turns know."""
@@ -362,18 +366,24 @@ class _Search:
         )
 
     def cannot_win(self, part: Recipe, patch: Patch) -> bool:
-        """Return whether something that fits well changes no more than a patch, and takes no longer than a part of it.
+        """Return whether something that fits well comes before a patch, which takes no less time than a part of it.
 
-        What a patch has in addition to a part, or has more of, takes more time.
+        It does if it changes no more and takes no longer than the part, since what a patch has in addition to a part,
+        or has more of, takes more time. Beside what changes nothing, a patch that changes something has to be faster
+        by the band of the time model (`rank`), or by what is left of that beside a third one that it ties with.
         """
         limit = (
             *part.harshness[:-2],
             not part.is_exact or self.is_inexact(patch),
             len(patch.get("memory", {})),
         )
+        least_band = min(one.plan.time_band for one in self.recipes)
+        wide = 1 if self.allow_lossy or not any(limit[:-1]) else (1 + least_band) / (1 + TIE)
         fitting = (one for one in self.recipes if one.traced and one.fits_well)
         return any(
-            one.harshness <= limit and one.plan.step_seconds <= part.plan.step_seconds
+            one.harshness <= limit
+            and one.plan.step_seconds
+            <= (wide if one.changes_nothing else 1) * part.plan.step_seconds
             for one in fitting
         )
 
@@ -398,8 +408,15 @@ class _Search:
                 yield one
 
     def is_outdone(self, precision: Patch) -> bool:
-        """Return whether a precision alone takes longer than a fitting recipe, by more than the time model's band."""
+        """Return whether a precision alone takes longer than a fitting recipe, by more than the time model's band.
+
+        Or if something that changes nothing comes before it and all that takes longer.
+        """
         alone = self.seconds_alone(precision)
+        if precision and any(
+            self.cannot_win(one, precision) for one in self.recipes if one.patch == precision
+        ):
+            return True
         fitting = (one.plan for one in self.recipes if one.fits_well)
         return alone < math.inf and any(
             plan.step_seconds * (1 + plan.time_band) < alone for plan in fitting

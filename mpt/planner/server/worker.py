@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,7 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
     `specs` and `refusals` are kept for later requests.
     """
     from mpt.config.load import load_config
+    from mpt.config.part_packages import outside_packages
     from mpt.errors import MptError
     from mpt.memory.recomputing.remembered import remembering
     from mpt.planner.facts.calibration import Calibration
@@ -62,6 +64,7 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
     from mpt.planner.plans.inference import InferenceWish, plan_inference
     from mpt.planner.plans.plan import Wish, plan_config
     from mpt.planner.plans.worlds import plan_worlds
+    from mpt.planner.server.lone_libraries import lone_libraries
     from mpt.seams import DataSpec
 
     try:
@@ -94,7 +97,8 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
             [request["gpu"], request.get("data"), request["allow"]], sort_keys=True
         )
         refused = refusals.kept(config, [request["gpu"], wish.placement, wish.whole_run])
-        with refused, remembering(subject):
+        is_own = not request["allow"] and not outside_packages()
+        with refused, remembering(subject), lone_libraries() if is_own else nullcontext():
             plan = plan_config(config, spec, gpu, calibration, wish)
         return {"found": replace(plan, notes=[*plan.notes, *notes]).as_data()}
     except MptError as error:

@@ -102,7 +102,7 @@ class Trace:
 
 
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
-"""Called with every operator, its arguments and its result."""
+"""Called with every operator but views, which launch nothing, with its arguments and its result."""
 
 SHRUNK = frozenset({"aten::col2im"})
 """Their kernels make a tensor like the first argument and shrink it to the result: the storage keeps its size. A fake
@@ -266,6 +266,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.below is not None and (SparseRows in types or sparse_rows.makes_rows(func, args)):
             return self._on_rows(func, args, kwargs)
         operator = func._schema.name
+        if self.below is not None and (view := self.below.view(func, args, kwargs)) is not None:
+            if self._live.number_of(view) is None:
+                self._note(view, operator)
+            return view
         if self.unseen is not None and self.unseen.opens_handle(
             operator, self.moment == "backward"
         ):
@@ -275,8 +279,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.outcome = None
         if func is SUM and self.moment == "backward" and self._adds_up(args, sys._getframe(1)):
             result = args[0].add_(args[1])
-        elif self.below is not None and (view := self.below.view(func, args, kwargs)) is not None:
-            result = view
         elif self.below is not None and (known := self.below.known(func, args, kwargs)) is not None:
             self.outcome, result = known, self.below.make(known, args)
         elif self.below is None and sparse_rows.is_stolen(func, args):

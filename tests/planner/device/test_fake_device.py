@@ -111,6 +111,10 @@ def test_an_operator_without_a_rule_for_shapes_gives_what_the_cpus_does(seen: An
     assert device == other == "fgpu"
 
 
+def test_the_value_of_a_number_stays_known(seen: Any) -> None:
+    assert seen["number"] == [3.0, "FakeTensor"]
+
+
 def test_asking_for_a_device_is_no_operator(seen: Any) -> None:
     assert seen["operators_of_an_addition"] == ["aten::add"]
 
@@ -136,6 +140,7 @@ def test_what_no_plan_uses_of_torchvision_is_not_imported_and_is_there_when_aske
 
 def test_torchs_compiler_is_imported_when_something_asks_for_it_and_stays_eager(seen: Any) -> None:
     assert seen["compiler_waits"]
+    assert seen["decorated"]
     assert seen["compiler_is_whole"]
     assert seen["stance"] == "force_eager"
     assert seen["compiled_to"] == [2.0]
