@@ -266,10 +266,16 @@ class _Search:
 
     def try_without_scale(self, gpu: Gpu) -> None:
         """Try in bfloat16, which needs no loss scale, tricks that the configured half precision refuses for having
-        one."""
+        one.
+
+        Alone it takes the configured one's time, and is not tried beside what comes before that.
+        """
         names = [one.usable(gpu.has_bfloat16, unscaled=True) for one in lighter_modes(lossy=False)]
+        plain = next((one for one in self.recipes if not one.patch), None)
         for name in filter(None, names if is_scaled(self.config.precision.mode) else ()):
             mode = {"precision": mode_patch(self.config, name)}
+            if plain is not None and self.cannot_win(replace(plain, patch=mode), mode):
+                continue
             refused = [patch["memory"] for patch, _ in self.refused if set(patch) == {"memory"}]
             self.try_all(joined(mode, tricks) for tricks in refused)
 

@@ -499,6 +499,20 @@ def test_what_changes_something_has_to_be_faster_by_the_band_than_what_changes_n
     assert not cannot_win(1.15, "cpu_optimizer", allow_lossy=True)
 
 
+@pytest.mark.parametrize(("seconds", "is_tried"), [(1.1, False), (2.0, True)])
+def test_bfloat16_is_not_tried_for_a_trick_beside_what_comes_before_the_configured_half(
+    seconds: float, is_tried: bool
+) -> None:
+    session: Any = FakeSession(lambda memory, mode: plan(7.0))
+    under_way = _Search(
+        session, load_config(CONFIG), BUDGET, lambda planned, fitting: None, allow_lossy=False
+    )
+    under_way.recipes = [recipe({}, 8.0), recipe({"memory": {"recompute": "all"}}, 3.0, seconds)]
+    under_way.refused = [({"memory": {"optimizer_in_backward": True}}, "it has a loss scale")]
+    under_way.try_without_scale(find_gpu("rtx3060"))
+    assert bool(session.asked) == is_tried
+
+
 def test_a_recipe_waits_for_the_answer_to_a_part_of_it_that_may_rule_it_out() -> None:
     def answer(memory: dict[str, Any], mode: str) -> Plan:
         return plan(9.0, held_throughout=7 * GIB)
