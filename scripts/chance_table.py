@@ -2,11 +2,11 @@
 """Whether the chances of plans are right: how many published runs stayed within the memory that a chance allows.
 
     python scripts/chance_table.py -o docs/benchmarks/plan_chances.md
+    python scripts/chance_table.py --save    # renew the rows of these pages in what `mpt plan` learns from
 
-For a chance such as 90 % the learnt distribution gives a share of the planned memory; counted are the runs that needed
-no more. Runs that a distribution was learnt from do not judge it: each source is judged by what the others teach, and
-the tables that nothing was learnt from by all of them. Nothing is planned here: plans are those of
-`mpt/planner/facts/published.json` and of the named pages.
+For a chance such as 90 % the learnt distribution gives a multiple of the planned memory; counted are the runs that
+needed no more. Each source is judged by what the others teach, and one that nothing is learnt from by all of them.
+Nothing is planned here: plans are those of the named pages, and of `scripts/check_plan.py --save` for the others.
 """
 
 from __future__ import annotations
@@ -15,176 +15,156 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import fmean
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from mpt.planner.facts.verdict import PUBLISHED, bell_width, share_below
+from mpt.planner.facts.verdict import PUBLISHED, published_ratios, share_below
 from scripts.provenance import made
 
-Share = Callable[[float, Sequence[float]], float]
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (0.5, 0.75, 0.9, 0.95)
-HELD_OUT = {
-    "torchtitan, Llama 3.1 8B": (
+PAGES = {
+    "torchtitan": (
         "plan_cards.md",
-        r"\| \d+ \| (?:eager|compiled) \| ([\d.]+) \| ([\d.]+) \|",
+        r"\| (\d+ \| (?:eager|compiled)) \| ([\d.]+) \| ([\d.]+) \|",
+        1024,
     ),
-    "mmsegmentation's, with DistributedDataParallel": (
+    "mmsegmentation": (
         "plan_segmentation.md",
-        r"\| \w+, ResNet-[^|]+ \| ([\d,]+) \| [^|]+ \| ([\d,]+) \(",
+        r"\| (\w+, ResNet-[^|]+) \| ([\d,]+) \| [^|]+ \| ([\d,]+) \(",
+        1,
     ),
-    "StyleGAN2, NVIDIA's": (
+    "StyleGAN2": (
         "stylegan2_memory.md",
-        r"\| \d+ pixels, [^|]+ \| ([\d,]+) \| [^|]* \| [^|]+ \| ([\d,]+) \(",
+        r"\| (\d+ pixels, [^|]+) \| ([\d,]+) \| [^|]* \| [^|]+ \| ([\d,]+) \(",
+        1,
     ),
-    "aMUSEd's 18": ("diffusion_amused.md", r"\| \d+ \| [^|]+ \| \d+ \| ([\d.]+) \| ([\d.]+) \|"),
 }
-"""Source -> page in docs/benchmarks, and what matches its rows: measured, planned."""
-NOT_NAMED = ("aMUSEd's 18",)
-"""Sources that do not say what their figures count."""
+"""Source -> page in docs/benchmarks, what matches its rows (run, measured, planned as that program was), MiB of a unit.
+
+All plans are without an assumed workspace of cuDNN, as those that chances are asked for.
+"""
+HELD_OUT = {
+    "aMUSEd": ("diffusion_amused.md", r"\| (\d+ \| [^|]+ \| \d+) \| ([\d.]+) \| ([\d.]+) \|", 1000)
+}
+"""Sources that do not say what their figures count; nothing is learnt from them."""
 
 
-def learnt() -> dict[str, list[float]]:
-    """Return measured over planned memory of the runs that chances are learnt from, by source."""
-    found: dict[str, list[float]] = {}
-    for row in json.loads(PUBLISHED.read_text("utf-8")):
-        if not row["explained"]:
-            found.setdefault(row["source"], []).append(row["measured_mib"] / row["planned_mib"])
+def rows_of(source: str, page: str, pattern: str, unit: int) -> list[dict[str, Any]]:
+    """Return a page's runs as `published.json` has them. Raises SystemExit if it has none."""
+    text = (ROOT / "docs" / "benchmarks" / page).read_text("utf-8")
+    found = [
+        {
+            "source": source,
+            "run": run.replace(" |", ","),
+            "measured_mib": round(float(measured.replace(",", "")) * unit),
+            "planned_mib": round(float(planned.replace(",", "")) * unit),
+            "explained": "",
+        }
+        for run, measured, planned in re.findall(pattern, text)
+    ]
+    if not found:
+        raise SystemExit(f"{page}: no row matches {pattern}")
     return found
 
 
-def held_out(page: str, pattern: str) -> list[float]:
-    """Return the same of a table on a page. Raises SystemExit if it has no such rows."""
-    text = (ROOT / "docs" / "benchmarks" / page).read_text("utf-8")
-    rows = [
-        (float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in re.findall(pattern, text)
-    ]
-    if not rows:
-        raise SystemExit(f"{page}: no row matches {pattern}")
-    return [measured / planned for measured, planned in rows]
+def page_rows() -> list[dict[str, Any]]:
+    """Return the rows of all pages that chances are learnt from."""
+    return [row for source, where in PAGES.items() for row in rows_of(source, *where)]
 
 
-def limit(chance: float, ratios: Sequence[float], share: Share = share_below) -> float:
+def save(rows: list[dict[str, Any]]) -> None:
+    """Write rows into what `mpt plan` learns from, in place of those of their sources."""
+    renewed = {row["source"] for row in rows}
+    kept = [row for row in json.loads(PUBLISHED.read_text("utf-8")) if row["source"] not in renewed]
+    lines = ",\n".join(f" {json.dumps(row)}" for row in [*kept, *rows])
+    PUBLISHED.write_text(f"[\n{lines}\n]\n", "utf-8")
+
+
+def limit(chance: float, sources: Collection[Sequence[float]]) -> float:
     """Return the multiple of the planned memory that has a chance, by bisection."""
     low, high = 0.5, 2.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if share(middle, ratios) < chance else (low, middle)
+        low, high = (middle, high) if share_below(middle, sources) < chance else (low, middle)
     return high
 
 
-def by_source(sources: Mapping[str, Sequence[float]]) -> Share:
-    """Return the share of runs below a limit if every source counts the same, however many runs it has."""
-    width = bell_width([ratio for ratios in sources.values() for ratio in ratios])
-
-    def share(most: float, _: Sequence[float]) -> float:
-        return fmean(
-            fmean(NormalDist(one, width).cdf(most) for one in ratios) for ratios in sources.values()
-        )
-
-    return share
-
-
-def wide() -> Iterator[str]:
-    """Yield the lines of the table of chances learnt from all sources that name their way of measuring but one."""
-    sources = {
-        **learnt(),
-        **{name: held_out(*where) for name, where in HELD_OUT.items() if name not in NOT_NAMED},
+def judged() -> dict[str, tuple[list[float], list[list[float]]]]:
+    """Return the ratios of each source, and those that judge it."""
+    learnt = published_ratios()
+    found = {
+        name: (ratios, [others for other, others in learnt.items() if other != name])
+        for name, ratios in learnt.items()
     }
-    within = dict.fromkeys(LEVELS, 0.0)
-    for name, ratios in sources.items():
-        share = by_source({other: values for other, values in sources.items() if other != name})
-        limits = {level: limit(level, (), share) for level in LEVELS}
-        counts = {level: sum(ratio <= most for ratio in ratios) for level, most in limits.items()}
-        for level, count in counts.items():
-            within[level] += count / len(ratios) / len(sources)
-        cells = (
-            f"{counts[level]} ({counts[level] / len(ratios):.0%}) at {limits[level]:.3f}"
-            for level in LEVELS
-        )
-        yield f"| {name} | {len(ratios)} | {' | '.join(cells)} |"
-    yield f"| mean of the sources | {len(sources)} | {' | '.join(f'{one:.0%}' for one in within.values())} |"
-
-
-def judged() -> Iterator[tuple[str, str, list[float], list[float]]]:
-    """Yield runs, what judges them, their ratios and those that were learnt from."""
-    sources = learnt()
-    for name, ratios in sources.items():
-        others = [ratio for other, values in sources.items() if other != name for ratio in values]
-        yield name, "the other two sources", ratios, others
-    every = [ratio for values in sources.values() for ratio in values]
-    for name, (page, pattern) in HELD_OUT.items():
-        yield name, "all three", held_out(page, pattern), every
-
-
-def row(name: str, by: str, ratios: Sequence[float], known: Sequence[float]) -> str:
-    """Return a row of the table."""
-    within = [sum(ratio <= limit(level, known) for ratio in ratios) for level in LEVELS]
-    cells = " | ".join(f"{count} ({count / len(ratios):.0%})" for count in within)
-    return f"| {name} | {by} | {len(ratios)} | {cells} |"
-
-
-def total(
-    name: str, judgements: Sequence[tuple[str, str, Sequence[float], Sequence[float]]]
-) -> str:
-    """Return the row of several sources together."""
-    count = sum(len(ratios) for _, _, ratios, _ in judgements)
-    within = [
-        sum(ratio <= limit(level, known) for _, _, ratios, known in judgements for ratio in ratios)
-        for level in LEVELS
-    ]
-    return (
-        f"| {name} | | {count} | "
-        + " | ".join(f"{one} ({one / count:.0%})" for one in within)
-        + " |"
-    )
+    for name, where in HELD_OUT.items():
+        ratios = [row["measured_mib"] / row["planned_mib"] for row in rows_of(name, *where)]
+        found[name] = ratios, [*learnt.values()]
+    return found
 
 
 def page() -> str:
     """Return the page."""
-    judgements = list(judged())
+    lines, shares, counts = [], [], []
+    for name, (ratios, known) in judged().items():
+        limits = [limit(level, known) for level in LEVELS]
+        within = [sum(ratio <= most for ratio in ratios) for most in limits]
+        cells = " | ".join(
+            f"{count} ({count / len(ratios):.0%}) at {most:.3f}"
+            for count, most in zip(within, limits, strict=True)
+        )
+        lines.append(f"| {name} | {len(ratios)} | {max(ratios):.3f} | {cells} |")
+        if name not in HELD_OUT:
+            shares.append([count / len(ratios) for count in within])
+            counts.append([len(ratios), *within])
+    means = " | ".join(f"{fmean(share):.0%}" for share in zip(*shares, strict=True))
+    number, *sums = (sum(count) for count in zip(*counts, strict=True))
+    totals = " | ".join(f"{count} ({count / number:.0%})" for count in sums)
+    sources = published_ratios().values()
+    limits = ", ".join(f"{level:.0%} at {limit(level, sources):.3f}" for level in LEVELS)
     heads = " | ".join(f"{level:.0%}" for level in LEVELS)
-    sources = learnt()
-    every = [ratio for values in sources.values() for ratio in values]
-    limits = ", ".join(f"{level:.0%} at {limit(level, every):.3f}" for level in LEVELS)
     return "\n".join(
         [
             "# Chances of plans, counted",
             "",
-            f"Written by `python scripts/chance_table.py`, {made()}, on a CPU. A chance is that of a "
-            "run to need no more than some multiple of its planned memory, learnt from "
-            f"{len(every)} published runs ([table](plan_published.md)): {limits} of the plan. Counted are runs that "
-            "needed no more; in a column of 90 % nine of ten should.",
+            f"Written by `python scripts/chance_table.py`, {made()}, on a CPU. A chance is that of a run to need no "
+            f"more than some multiple of its planned memory, learnt from {number} published runs of {len(sources)} "
+            f"sources, each of which counts the same: {limits} of the plan. Planned is memory without an assumed "
+            "workspace of cuDNN, as what is judged; measured is memory with what the run's cuDNN took. Runs: "
+            "[ViT-L/16, BERT-large, xMem](plan_published.md), [torchtitan](plan_cards.md), [mmsegmentation]"
+            "(plan_segmentation.md) (its step of 2020), [StyleGAN2](stylegan2_memory.md) (with a kernel for each "
+            "picture) and, for comparison, [aMUSEd](diffusion_amused.md), whose way of measuring is not named.",
             "",
-            f"| Runs | Judged by | Number | {heads} |",
-            "|---|---|---:|" + "---:|" * len(LEVELS),
-            *(row(*one) for one in judgements),
-            total(
-                "all whose way of measuring is named",
-                [one for one in judgements if one[0] not in NOT_NAMED],
-            ),
-            total("all", judgements),
+            "Each source is judged by what the other five teach, aMUSEd by all six. Counted are runs that needed no "
+            "more, with the multiple of the planned memory; in a column of 90 % nine of ten should. Highest is what "
+            "the run that needed most took of its plan.",
             "",
-            "Learnt from all sources that name their way of measuring but the one that is judged, each of which counts "
-            "the same; with the multiple of the planned memory:",
-            "",
-            f"| Judged | Number | {heads} |",
-            "|---|---:|" + "---:|" * len(LEVELS),
-            *wide(),
+            f"| Judged | Runs | Highest | {heads} |",
+            "|---|---:|---:|" + "---:|" * len(LEVELS),
+            *lines,
+            f"| the six, each counting the same | {number} | | {means} |",
+            f"| the six, each run counting the same | {number} | | {totals} |",
             "",
         ]
     )
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page, or what is learnt from."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.parse_args().output.write_text(page(), "utf-8")
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("-o", "--output", type=Path)
+    task.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    if options.save:
+        save(page_rows())
+    else:
+        options.output.write_text(page(), "utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Nothing is fitted: every row uses the defaults of `mpt.planner` and what its sou
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from mpt.config.load import load_config
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
-from mpt.planner.facts.verdict import PUBLISHED
+from scripts.chance_table import save
 
 MIB, GB = 2**20, 10**9
 BERT_CONTEXT = 1343 * MIB
@@ -188,9 +187,7 @@ def main() -> None:
             )
     print()
     if arguments.save:
-        PUBLISHED.write_text(
-            "[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n", "utf-8"
-        )
+        save(rows)
     for source, values in errors.items():
         sizes = [abs(value) for value in values]
         print(

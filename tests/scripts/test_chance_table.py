@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from mpt.planner.facts.verdict import published_ratios
 from scripts import chance_table as script
 
 
 def test_a_chance_is_a_multiple_of_the_plan_and_back() -> None:
-    ratios = [0.95, 1.0, 1.02, 1.1]
-    assert script.share_below(script.limit(0.9, ratios), ratios) == pytest.approx(0.9)
-    assert script.limit(0.5, ratios) < script.limit(0.9, ratios) < 1.2
+    sources = [[0.95, 1.0, 1.02], [1.1]]
+    assert script.share_below(script.limit(0.9, sources), sources) == pytest.approx(0.9)
+    assert script.limit(0.5, sources) < script.limit(0.9, sources) < 1.2
 
 
-def test_every_run_is_judged_by_others_and_counted_once() -> None:
-    judgements = list(script.judged())
-    learnt = sum(map(len, script.learnt().values()))
-    assert sum(len(ratios) for _, by, ratios, _ in judgements if by != "all three") == learnt == 14
-    for _, _, ratios, known in judgements:
-        assert not set(ratios) & set(known)
-    assert len(judgements[-1][2]) == 18
-    # one source does not name its way of measuring; and the mean
-    assert len(list(script.wide())) == len(judgements)
-    text = script.row("some", "others", [0.9, 1.001, 1.5, 3.0], [0.99, 1.0, 1.01])
-    assert text == "| some | others | 4 | 1 (25%) | 2 (50%) | 2 (50%) | 2 (50%) |"
+def test_every_source_is_judged_by_others_and_one_is_held_out_of_all() -> None:
+    learnt, judged = published_ratios(), script.judged()
+    assert [*judged] == [*learnt, "aMUSEd"]
+    assert (len(learnt), sum(map(len, learnt.values()))) == (6, 63)
+    for name, ratios in learnt.items():
+        assert judged[name][0] is ratios
+        assert ratios not in judged[name][1]
+        assert len(judged[name][1]) == 5
+    assert len(judged["aMUSEd"][0]) == 18
+    assert len(judged["aMUSEd"][1]) == 6
+    assert script.page().count(" at ") == 4 * (7 + 1)
+
+
+def test_saved_rows_take_the_place_of_those_of_their_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "published.json"
+    file.write_text('[{"source": "a", "run": 1}, {"source": "b", "run": 2}]', "utf-8")
+    monkeypatch.setattr(script, "PUBLISHED", file)
+    script.save([{"source": "a", "run": 3}, {"source": "c", "run": 4}])
+    assert [(row["source"], row["run"]) for row in json.loads(file.read_text("utf-8"))] == [
+        ("b", 2),
+        ("a", 3),
+        ("c", 4),
+    ]

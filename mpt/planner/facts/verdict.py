@@ -1,9 +1,10 @@
 """Whether a plan fits, in three classes, with the chance that a real run does: learnt from published measurements.
 
-`published.json` holds published measurements and the plans of the same runs (`scripts/check_plan.py --save`, tabled in
-docs/benchmarks/plan_published.md). Their ratios, each widened into a normal distribution, give the distribution of
-measured over planned memory. Rows whose error has a known cause that no longer applies (`explained`) are left out, and
-so is the source that states neither its cuDNN mode nor its optimizer.
+`published.json` holds published measurements and the plans of the same runs (`scripts/check_plan.py --save`,
+`scripts/chance_table.py --save`). Their ratios, each widened into a normal distribution, give the distribution of
+measured over planned memory; each source counts the same, however many runs it has. Planned is what is judged: without
+an assumed workspace of cuDNN. Rows whose error has a known cause that no longer applies (`explained`) are left out, and
+so are the sources that do not name their way of measuring.
 
 The classes: it fits, with a chance of nine in ten or more; it may fit, by luck or by giving cached memory back to the
 driver in every step, which is slower and may fail; it does not fit.
@@ -15,7 +16,7 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,7 +38,7 @@ class Verdict:
 
     @property
     def percent(self) -> int:
-        """The chance for people, 1 to 99: some fourteen published runs say nothing of the last of a hundred."""
+        """The chance for people, 1 to 99: some sixty published runs say nothing of the last of a hundred."""
         return min(99, max(1, round(100 * self.chance)))
 
     @property
@@ -69,13 +70,18 @@ def fits_surely(plan: Plan | InferencePlan) -> bool:
 
 def chance_of(planned_bytes: int, budget_bytes: int) -> float:
     """Return the chance that a run stays within a budget for which so much was planned."""
-    return share_below(budget_bytes / planned_bytes, published_ratios())
+    return share_below(budget_bytes / planned_bytes, published_ratios().values())
 
 
-def share_below(limit: float, ratios: Sequence[float]) -> float:
-    """Return the share of a distribution of ratios, each widened into a normal one, that lies below a limit."""
-    width = bell_width(ratios)
-    return statistics.fmean(_below((limit - ratio) / width) for ratio in ratios)
+def share_below(limit: float, sources: Collection[Sequence[float]]) -> float:
+    """Return the share of a distribution of ratios, each widened into a normal one, that lies below a limit.
+
+    Each source counts the same.
+    """
+    width = bell_width([ratio for ratios in sources for ratio in ratios])
+    return statistics.fmean(
+        statistics.fmean(_below((limit - ratio) / width) for ratio in ratios) for ratios in sources
+    )
 
 
 @functools.cache
@@ -85,10 +91,13 @@ def sure_share() -> float:
 
 
 @functools.cache
-def published_ratios() -> tuple[float, ...]:
-    """Return measured over planned bytes of the published runs."""
-    rows = json.loads(PUBLISHED.read_text("utf-8"))
-    return tuple(row["measured_mib"] / row["planned_mib"] for row in rows if not row["explained"])
+def published_ratios() -> dict[str, list[float]]:
+    """Return measured over planned bytes of the published runs, by source."""
+    found: dict[str, list[float]] = {}
+    for row in json.loads(PUBLISHED.read_text("utf-8")):
+        if not row["explained"]:
+            found.setdefault(row["source"], []).append(row["measured_mib"] / row["planned_mib"])
+    return found
 
 
 def bell_width(ratios: Sequence[float]) -> float:
