@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mpt.config.layers import write_override
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.planner.answers.plan import RESUME, InferencePlan, Plan
@@ -159,14 +158,15 @@ def describe_too_large(plan: Plan, room: MadeRoom | None) -> Iterator[str]:
 
 def way_out(name: str, plan: Plan, room: MadeRoom | None) -> str:
     """Return the advice for a plan that does not fit."""
-    moment = room.moments[name] if room is not None else None
-    if room is not None and moment is not None and moment.fits:
-        change = " ".join(
-            write_override(f"memory.{key}", value) for key, value in room.patch["memory"].items()
-        )
-        return f"{change} makes room for it"
+    if room is not None and room.moments[name].fits:
+        return f"{room.overrides} makes room for it"
     if name == RESUME:  # which has no batch
         return "a mode that holds less, or memory.cpu_optimizer=true"
+    if room is not None and "train" in room.patch:
+        least = describe_bytes(room.moments[name].reserved + plan.context_bytes)
+        return f"no train.batch_size makes room for it: {least} even with one sample"
+    if plan.batch_size == 1:
+        return "no train.batch_size makes room for it"
     return "use a smaller train.batch_size"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_run
+from mpt.planner.answers.plan import PlannedMoment
 from mpt.planner.client.session import Session
 from mpt.planner.recipes.beside import make_room, moments_that_do_not_fit
 from mpt.planner.recipes.words import describe_too_large
@@ -20,6 +22,7 @@ from mpt.planner.trace.trace import Recorder
 from mpt.tasks.classify import Classify
 from tests.engine import parts
 from tests.planner.configs import UNET, make
+from tests.planner.made_plans import make_plan
 
 
 def test_an_evaluation_of_a_whole_batch_exceeds_the_steps_of_small_micro_batches(
@@ -147,3 +150,39 @@ def test_state_that_is_parked_makes_room_for_an_evaluation(session: Session) -> 
     assert "; memory.park_optimizer=true makes room for it" in said
     (said,) = describe_too_large(plan, None)
     assert "use a smaller train.batch_size" in said
+
+
+def planned_by_batch(bytes_of: Callable[[int], int], budget: int) -> Any:
+    """Return a session whose steps fit, and whose evaluations take so many bytes by their batch."""
+
+    def plan(configs: list[Any], **_: Any) -> list[Any]:
+        batch = configs[0].train.batch_size
+        size = bytes_of(batch)
+        found = make_plan(
+            batch_size=batch,
+            fits=True,
+            budget_bytes=budget,
+            moments={"evaluation": PlannedMoment(reserved=size, fits=size <= budget)},
+        )
+        return [SimpleNamespace(found=found)]
+
+    return SimpleNamespace(plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "batch", "said"),
+    [
+        (100, 64, "train.batch_size=55 makes room for it"),
+        # as of cuBLAS's workspace
+        (1000, 64, "no train.batch_size makes room for it: 0 MiB even with one sample"),
+        (1000, 1, "no train.batch_size makes room for it"),
+    ],
+)
+def test_a_smaller_batch_is_advised_only_if_one_makes_room(
+    fixed: int, batch: int, said: str
+) -> None:
+    config = make("small_cnn", batch_size=batch)
+    session = planned_by_batch(lambda samples: fixed + 10 * samples, 680)
+    plan = session.plan([config])[0].found
+    (sentence,) = describe_too_large(plan, make_room(session, config, plan, 680))
+    assert said in sentence
