@@ -10,7 +10,8 @@ Nothing is fitted: every row uses the defaults of `mpt.planner` and what its sou
 - BERT-large: "Methods and tools for efficient training on a single GPU" (Hugging Face), nvidia-smi, MB of 2^20 bytes,
   V100. The page itself gives 1343 MB for a process with nothing but its context and kernels; that is taken as the
   context here. Gradients were zeroed, not released: `memory.set_to_none: false` again.
-- xMem: arXiv 2510.21048, torchvision models at 86 x 86, peak MiB, RTX 3060 and 4060.
+- xMem: arXiv 2510.21048, torchvision models at 86 x 86, peak MiB, RTX 3060 and 4060. Its programs set neither cuDNN's
+  benchmark mode nor TF32, so that both are torch's defaults: off, and on for convolutions.
 - GPUMemNet: ResNet-50 in float32 on an A100, memory in use on the device in MiB; cuDNN's benchmark mode is not
   stated.
 """
@@ -131,7 +132,6 @@ ROWS = (
 
 EXPLAINED = {
     ("ViT-L/16", "the same, 4 x 4"): "torch 2.0's Adam made a second temporary",
-    ("xMem", "VGG-19, AdamW, batch 377"): "cuDNN's benchmark mode, calibrated only",
 }
 """Rows whose error has a known cause that no longer applies (docs/benchmarks/plan_published.md)."""
 

@@ -38,7 +38,7 @@ MATRIX_PRODUCTS = frozenset(
 CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::_convolution"})
 ASSUMED_SHARE = 1.0
 """Of the largest convolution's input and output, for a card without a calibration. In xMem's measurements VGG-19 needed
-0.85 of them in benchmark mode, the most of 15 runs (`mpt/planner/facts/published.json`)."""
+0.85 of them, the most of 15 runs (`mpt/planner/facts/published.json`)."""
 FLASH_BACKWARD = "aten::_scaled_dot_product_flash_attention_backward"
 
 
