@@ -78,9 +78,12 @@ def page_rows() -> list[dict[str, Any]]:
 
 def save(rows: list[dict[str, Any]]) -> None:
     """Write rows into what `mpt plan` learns from, in place of those of their sources."""
-    renewed = {row["source"] for row in rows}
-    kept = [row for row in json.loads(PUBLISHED.read_text("utf-8")) if row["source"] not in renewed]
-    lines = ",\n".join(f" {json.dumps(row)}" for row in [*kept, *rows])
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in json.loads(PUBLISHED.read_text("utf-8")):
+        found.setdefault(row["source"], []).append(row)
+    for source in {row["source"]: None for row in rows}:
+        found[source] = [row for row in rows if row["source"] == source]
+    lines = ",\n".join(f" {json.dumps(row)}" for source in found.values() for row in source)
     PUBLISHED.write_text(f"[\n{lines}\n]\n", "utf-8")
 
 

@@ -11,7 +11,10 @@ Nothing is fitted: every row uses the defaults of `mpt.planner` and what its sou
   V100. The page itself gives 1343 MB for a process with nothing but its context and kernels; that is taken as the
   context here. Gradients were zeroed, not released: `memory.set_to_none: false` again.
 - xMem: arXiv 2510.21048, torchvision models at 86 x 86, peak MiB, RTX 3060 and 4060. Its programs set neither cuDNN's
-  benchmark mode nor TF32, so that both are torch's defaults: off, and on for convolutions.
+  benchmark mode nor TF32, so that both are torch's defaults: off, and on for convolutions. Five rows are the article's;
+  the others are of its repository (github.com/Stone-ResearchLife/xMem, plot/data/001-Anova/CNN/001, "ground"): of the
+  first hundred runs by name the first of each network and optimizer that did not run out of memory, but for Adagrad,
+  which mpt has not.
 - GPUMemNet: ResNet-50 in float32 on an A100, memory in use on the device in MiB; cuDNN's benchmark mode is not
   stated.
 """
@@ -122,6 +125,32 @@ ROWS = (
     xmem("MobileNetV2, Adam, batch 764", 10110, "mobilenet_v2", 764, "adam"),
     xmem("ConvNeXt-B, AdamW, batch 294", 10012, "convnext_base", 294, "adamw"),
     xmem("VGG-19, AdamW, batch 377", 10364, "vgg19", 377, "adamw"),
+    *(
+        xmem(f"{label}, {name}, batch {batch}", mebibytes, model, batch, name.lower())
+        for label, model, runs in (
+            (
+                "ConvNeXt-B",
+                "convnext_base",
+                {"Adam": (300, 10034), "AdamW": (300, 10034), "RMSprop": (200, 6744), "SGD": (300, 9522)},
+            ),
+            (
+                "ConvNeXt-T",
+                "convnext_tiny",
+                {"Adam": (200, 3308), "AdamW": (200, 3308), "RMSprop": (300, 4616), "SGD": (200, 3166)},
+            ),
+            (
+                "MnasNet",
+                "mnasnet1_0",
+                {"Adam": (300, 3114), "AdamW": (200, 2142), "RMSprop": (200, 2134), "SGD": (300, 3088)},
+            ),
+            (
+                "MobileNetV3-L",
+                "mobilenet_v3_large",
+                {"Adam": (200, 1736), "AdamW": (300, 2604), "RMSprop": (700, 6076)},
+            ),
+        )
+        for name, (batch, mebibytes) in runs.items()
+    ),
     *(
         Row("GPUMemNet", f"ResNet-50, Adam, batch {batch}", mebibytes * MIB, "a100", "torchvision:resnet50", batch,
             context=Calibration().context_bytes)

@@ -4,8 +4,9 @@
     python scripts/diffusion_cards.py -o docs/benchmarks/diffusion_cards.md
 
 Each row is one plan, as `mpt plan @NAME` makes it; the networks are built from their shapes alone. A card is enough if
-the total fits with what its driver keeps. Rows that were planned are kept in a
-file beside the output until the table is whole, so that a second call continues; the page has the rows that there are.
+the total fits, with a chance of nine in ten (`mpt.planner.facts.verdict`), with what its driver keeps. Rows that were
+planned are kept in a file beside the output until the table is whole, so that a second call continues; the page has the
+rows that there are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mpt.errors import MptError
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import load_calibration
 from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.facts.verdict import sure_share
 from scripts.provenance import made
 
 GPU = "rtx3060"
@@ -51,24 +53,23 @@ CONFIGS = {
     "flux_lora": "Flux.1-dev, 512 px",
     "sd3_lora": "SD3 medium, 1024 px",
 }
+STREAMED = "memory.stream_weights"
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "sdxl_lora": {
+        "recomputed, 35 % of the blocks streamed": (RECOMPUTED, f"{STREAMED}=0.35"),
+        "fp8 base, recomputed, 35 % of the blocks streamed": (RECOMPUTED, FP8, f"{STREAMED}=0.35"),
+    },
     "flux_lora": {
-        "fp8 base, recomputed, 35 % of the blocks streamed": (
-            RECOMPUTED,
-            FP8,
-            "memory.stream_weights=0.35",
-        ),
-        "NF4 base, recomputed, 35 % of the blocks streamed": (
-            RECOMPUTED,
-            NF4,
-            "memory.stream_weights=0.35",
-        ),
-    }
+        "fp8 base, recomputed, 35 % of the blocks streamed": (RECOMPUTED, FP8, f"{STREAMED}=0.35"),
+        "fp8 base, recomputed, 50 % of the blocks streamed": (RECOMPUTED, FP8, f"{STREAMED}=0.5"),
+        "NF4 base, recomputed, 35 % of the blocks streamed": (RECOMPUTED, NF4, f"{STREAMED}=0.35"),
+    },
 }
 """Further recipes of a configuration that is large."""
 GENTLEST = (
-    *("as it stands", "recomputed", "fp8 base, recomputed"),
-    "fp8 base, recomputed, 35 % of the blocks streamed",
+    *("as it stands", "recomputed", "recomputed, 35 % of the blocks streamed"),
+    "fp8 base, recomputed",
+    *(f"fp8 base, recomputed, {part} % of the blocks streamed" for part in (35, 50)),
     "NF4 base, recomputed",
     "NF4 base, recomputed, 35 % of the blocks streamed",
     "NF4 base, recomputed, all frozen weights streamed",
@@ -101,10 +102,14 @@ def plan(session: Session, config: str, overrides: tuple[str, ...]) -> dict[str,
     }
 
 
+def fits_card(needed_bytes: int, size: int) -> bool:
+    """Return whether a plan is of the class that fits a card of that many GB."""
+    return needed_bytes / 2**30 <= sure_share() * (size - WITHOUT_DISPLAY_GIB)
+
+
 def smallest_card(needed_bytes: int) -> str:
-    """Return the smallest usual card that has room."""
-    gib = needed_bytes / 2**30
-    return next((f"{size} GB" for size in CARDS if gib <= size - WITHOUT_DISPLAY_GIB), "none")
+    """Return the smallest usual card that it fits."""
+    return next((f"{size} GB" for size in CARDS if fits_card(needed_bytes, size)), "none")
 
 
 def row(label: str, recipe: str, found: dict[str, Any]) -> str:
@@ -156,11 +161,7 @@ def by_card(rows: dict[str, Any]) -> list[str]:
         chosen: dict[str, list[int]] = {}
         for size in BY_CARD:
             planned = {recipe: rows.get(f"{name} {recipe}", {}).get("bytes") for recipe in GENTLEST}
-            fitting = (
-                r
-                for r, needed in planned.items()
-                if needed and needed / 2**30 <= size - WITHOUT_DISPLAY_GIB
-            )
+            fitting = (r for r, needed in planned.items() if needed and fits_card(needed, size))
             if (recipe := next(fitting, None)) is not None:
                 chosen.setdefault(recipe, []).append(size)
         for recipe, sizes in chosen.items():
@@ -180,8 +181,8 @@ def page(lines: list[str], cards: list[str]) -> str:
             f"Written by `python scripts/diffusion_cards.py`, {today}, torch {torch.__version__}. **Planned, not "
             "measured**: no GPU and no weights were used. Memory is in GiB for batch 1 on an "
             f"{GPU}, with the CUDA context; weights are those that are on the card throughout. A card is named by its "
-            "GB and has to hold all of the total. The base is in bfloat16 where nothing else is said; a step is this "
-            "card's, whether it has the memory or not.",
+            "GB and has to hold all of the total with a chance of nine in ten. The base is in bfloat16 if nothing else "
+            "is said; a step is this card's, whether it has the memory or not.",
             "",
             "| Model | Recipe | Weights | Total | Step, s | Smallest card |",
             "|---|---|---:|---:|---:|---|",
@@ -189,9 +190,9 @@ def page(lines: list[str], cards: list[str]) -> str:
             "",
             "## By card",
             "",
-            "The gentlest of these recipes that fits: first what changes nothing of the result (as it stands, "
-            "recomputed), then an fp8 base, then NF4, then streaming. `mpt train @NAME` with what the last column "
-            "adds.",
+            "The gentlest of these recipes that fits with a chance of nine in ten ([chances](plan_chances.md)): first "
+            "what changes nothing of the result (as it stands, recomputed, blocks streamed), then an fp8 base, then "
+            "NF4. `mpt train @NAME` with what the last column adds.",
             "",
             "| Model | Cards, GB | Recipe | Total, GiB | Add |",
             "|---|---|---|---:|---|",

@@ -34,7 +34,7 @@ COMMAND = "python scripts/diffusion_presets.py"
 CONFIGS = ("flux_lora", "sdxl_lora")
 GPU = "rtx3060"
 """The card of the table."""
-EXACT = {"memory.recompute=all"}
+EXACT = {"memory.recompute=all", "memory.stream_weights=0.35"}
 END = "<!-- end of shipped presets -->"
 
 

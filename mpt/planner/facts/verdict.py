@@ -38,7 +38,7 @@ class Verdict:
 
     @property
     def percent(self) -> int:
-        """The chance for people, 1 to 99: some sixty published runs say nothing of the last of a hundred."""
+        """The chance for people, 1 to 99: some eighty published runs say nothing of the last of a hundred."""
         return min(99, max(1, round(100 * self.chance)))
 
     @property

@@ -13,7 +13,7 @@ from scripts import diffusion_presets as script
 def test_files_and_rows_are_what_the_table_says() -> None:
     texts = script.texts()
     assert {path for path, text in texts.items() if path.read_text("utf-8") != text} == set()
-    assert len(texts) == 1 + 6 + 3, "the page, every size of Flux, and three of SDXL"
+    assert len(texts) == 1 + 6 + 4, "the page, every size of Flux, and four of SDXL"
 
 
 def test_a_preset_adds_to_the_memory_of_its_configuration() -> None:
