@@ -50,6 +50,10 @@ SMALLEST: tuple[tuple[str, dict[str, Any]], ...] = (
     ("micro-batches of 4", {"memory": {"micro_batch": 4}}),
     ("micro-batches of 2", {"memory": {"micro_batch": 2}}),
     ("micro-batches of 1", {"memory": {"micro_batch": 1}}),
+    (
+        "micro-batches of 1, activations offloaded",
+        {"memory": {"micro_batch": 1, "offload_activations": True}},
+    ),
 )
 """Ways to train the configuration as it is on 6 GB, the fastest first."""
 ARTICLE_SECONDS, ARTICLE_BUSY = (2.6, 3.1), (0.7, 0.9)
