@@ -230,10 +230,10 @@ def page(found: list[Row]) -> str:
             f"held a second temporary of the size of all weights, {TEMPORARY_GB} GB here, in its step. With it the "
             f"median error is {of_side[512]:.1%} at 512 pixels and {of_side[256]:.1%} at 256.",
             "",
-            "The two tables seem not to have been measured alike: with a batch of 1 and the same method the figures of 256 "
-            f"pixels differ from those of 512 by {between_sides(found, lambda one: one.published)}, although the networks "
-            f"hold no more (planned: {between_sides(found, lambda one: one.gb)}). The rest is not explained; it may be "
-            "memory of other programs on the card, which nvidia-smi shows too.",
+            "The two tables seem not to have been measured alike: with a batch of 1 and the same method the figures of "
+            f"256 pixels differ from those of 512 by {between_sides(found, lambda one: one.published)}, although the "
+            f"networks hold no more (planned: {between_sides(found, lambda one: one.gb)}). The rest is not explained; "
+            "it may be memory of other programs on the card, which nvidia-smi shows too.",
             "",
         ]
     )
