@@ -43,6 +43,7 @@ FILE = find_shipped(CONFIG)
 PRESETS, PLAN = FILE.parent / "presets", FILE.with_name("saehd_512.plan.yaml")
 COMMAND = "python scripts/saehd_presets.py"
 BATCHES = (8, 10, 12, 16, 20, 24)
+WIDE = {"ae_dims": 352, "e_dims": 72, "d_dims": 84, "d_mask_dims": 26}
 WIDER = {"ae_dims": 384, "e_dims": 80, "d_dims": 96, "d_mask_dims": 32}
 WIDEST = {"ae_dims": 512, "e_dims": 96, "d_dims": 128, "d_mask_dims": 48}
 SMALLEST: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -72,7 +73,7 @@ class Card:
 
 CARDS = (
     Card(8, "rtx3070", "", {}),
-    Card(10, "rtx3080", "larger networks", {"model": WIDER}),
+    Card(10, "rtx3080", "larger networks", {"model": WIDE}),
     Card(12, "rtx3060", "larger networks", {"model": WIDER}),
     Card(
         16, "rtx4080", "larger networks, float32", {"model": WIDER, "precision": {"mode": "fp32"}}
