@@ -27,7 +27,7 @@ PLANS = (
     "@resnet50_imagefolder --gpu gtx1650 model=torchvision:resnet18 train.batch_size=64",
     "@dcgan_amp --gpu gtx1650 model.image_size=64 model.features=64",
     "@resnet50_imagefolder --gpu rtx2060 train.batch_size=64",
-    "@resnet50_imagefolder --gpu rtx2060 model=timm:vit_base_patch16_224 train.batch_size=64 memory.lora=16",
+    "@resnet50_imagefolder --gpu rtx2060 model=timm:vit_base_patch16_224 train.batch_size=60 memory.lora=16",
     "@resnet50_imagefolder --gpu rtx2060 memory.micro_batch=64",
     "@stylegan2_256 --gpu rtx2060",
     "@saehd_512 --gpu rtx2060 --with @saehd_512_6gb",

@@ -38,8 +38,11 @@ class Verdict:
 
     @property
     def percent(self) -> int:
-        """The chance for people, 1 to 99: some eighty published runs say nothing of the last of a hundred."""
-        return min(99, max(1, round(100 * self.chance)))
+        """The chance for people, rounded down, so that 90 is only printed of what fits.
+
+        1 to 99: some eighty published runs say nothing of the last of a hundred.
+        """
+        return min(99, max(1, math.floor(100 * self.chance)))
 
     @property
     def likely(self) -> str:

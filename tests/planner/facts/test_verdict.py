@@ -14,6 +14,7 @@ from mpt.planner.answers.plan import Plan
 from mpt.planner.facts.verdict import (
     PUBLISHED,
     SURE,
+    Verdict,
     bell_width,
     chance_of,
     judge,
@@ -94,6 +95,10 @@ def test_a_recipe_that_only_may_fit_comes_after_one_that_fits_and_calls_for_a_se
         >= SURE
         > chance_of(int(1e6 * (sure_share() + 0.002)), int(1e6))
     )
+
+
+def test_nine_in_ten_are_not_printed_of_what_only_may_fit() -> None:
+    assert [Verdict("may fit", chance).percent for chance in (0.8996, 0.001, 1.0)] == [89, 1, 99]
 
 
 def test_no_budget_has_no_verdict() -> None:
