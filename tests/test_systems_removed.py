@@ -138,6 +138,7 @@ def test_without_any_system_all_parts_are_imported_and_a_training_is_built(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_without_a_system_the_fast_tier_of_all_else_passes(system: str, tmp_path: Path) -> None:
     """Tests of common code that try it on a system's parts go with the system."""
