@@ -187,6 +187,7 @@ def test_an_xseg_comes_from_deepfacelab_trains_and_goes_back(tmp_path, capsys):
         "dataset.dst=null",
         f"dataset.src={FIXTURES / 'wf_polygons.pak'}",
         "train.steps=8",
+        "train.batch_size=1",
         "train.log_every=1",
     ]
     assert (

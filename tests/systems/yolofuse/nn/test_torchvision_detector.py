@@ -65,7 +65,8 @@ def test_a_detector_gets_the_task_detect_and_a_classifier_its_own() -> None:
 def test_gradients_reach_every_parameter_and_the_evaluation_has_its_figures(
     name: str, precision: str
 ) -> None:
-    small_proposals = {"options": {"rpn_post_nms_top_n_train": 50, "rpn_pre_nms_top_n_train": 50}}
+    few = {f"rpn_{when}_nms_top_n_{of}": 50 for when in ("pre", "post") for of in ("train", "test")}
+    small_proposals = {"options": few}
     model = {"name": name, "image_size": 96, **(small_proposals if name == RCNN else {})}
     run, batch = small(name, precision, model=model)
     batch = {key: value[:2] for key, value in batch.items()}

@@ -116,8 +116,9 @@ def test_the_average_follows_with_the_published_decay_and_takes_the_statistics_a
     update(run, run.phases[0], batch)
     before = {name: value.clone() for name, value in twin.state_dict().items()}
     follow(twin, net, 0.75, averages_buffers=True)
+    now = net.state_dict()
     for name, value in twin.state_dict().items():
-        new = net.state_dict()[name]
+        new = now[name]
         expected = torch.lerp(before[name], new, 0.25) if value.is_floating_point() else new
         torch.testing.assert_close(value, expected)
 

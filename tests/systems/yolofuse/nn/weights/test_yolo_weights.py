@@ -24,14 +24,12 @@ def saved(net: YoloFuse, path: Path, prefix: str = "") -> str:
 
 def test_the_same_network_is_loaded_by_name_whatever_the_prefix(tmp_path: Path) -> None:
     source = YoloFuse(Settings(fusion="mid"), 1)
+    given = source.state_dict()
     for prefix in ("", "model."):
         net = YoloFuse(Settings(fusion="mid"), 1)
         said = start_from(net, saved(source, tmp_path / "a.safetensors", prefix))
         assert "loaded all 739 tensors" in said
-        assert all(
-            torch.equal(value, source.state_dict()[name])
-            for name, value in net.state_dict().items()
-        )
+        assert all(torch.equal(value, given[name]) for name, value in net.state_dict().items())
 
 
 def test_class_branches_stay_where_the_number_of_classes_differs(tmp_path: Path) -> None:
@@ -104,9 +102,8 @@ def test_the_tensors_of_a_pickled_model_are_read_without_running_it(
     content = (tmp_path / "a.pt").read_bytes()
     assert b"mpt.systems.yolofuse" in content
     start_from(net, str(tmp_path / "a.pt"))
-    assert all(
-        torch.equal(value, source.state_dict()[name]) for name, value in net.state_dict().items()
-    )
+    given = source.state_dict()
+    assert all(torch.equal(value, given[name]) for name, value in net.state_dict().items())
 
 
 def test_a_network_on_both_cameras_channels_takes_a_one_camera_file_whole(tmp_path: Path) -> None:
