@@ -3,8 +3,8 @@
 A configuration's parts take their device as an argument. A training script of somebody else names it: `.cuda()`,
 `device="cuda"`, `torch.autocast("cuda")`, `torch.cuda.is_available()`. Inside `cuda_stands_in` these mean the fake
 device, and a script's questions about the card (its name, its memory, whether it has bfloat16) are answered for the GPU
-that is planned for. Its streams and events do nothing. Calls that need a real card, such as recorded graphs, still
-raise.
+that is planned for. Its streams and events do nothing. Calls that need a real card still raise, recorded graphs too but
+in a plan.
 
 The doctor takes real steps of such scripts with the CPU in its place.
 

@@ -11,7 +11,7 @@ it would take the device from somewhere else, is planned as if all of it were on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from unittest import mock
@@ -37,6 +37,7 @@ from mpt.planner.own.changes import (
     takes_low_bits,
 )
 from mpt.planner.own.factory import Made, Source, call_factory, find_factory
+from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.ranks import one_of_several
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
@@ -125,12 +126,21 @@ def _trace_on_gpu(
     def on_step(step: int) -> None:
         seen["work"] = step == STEPS - 1
 
+    def watch() -> AbstractContextManager[None]:
+        modules = name_modules(created, {})
+        recorder.mark_modules(modules)
+        return watch_step(recorder, modules, ForwardAutocast(changes))
+
     recorder = Recorder(device.type, unseen, observe)
+    graphs = Graphs(
+        recorder, watch, lambda recorded: work.include(recorded) if seen["work"] else None
+    )
     factory = find_factory(source)
     with (
         libraries_as_ever(),
         on_fake_gpu(recorder, gpu),
         cuda_stands_in(gpu) as stand_in,
+        graphs.stand_in(),
         one_of_several(recorder),
         without_values() as values,
         ExitStack() as stack,
@@ -152,8 +162,11 @@ def _trace_on_gpu(
             whole=recorder.trace,
             largest_convolution=convolution,
         ),
-        block_lists=find_block_lists(trained_modules(modules, created)),
-        has_adam=bool(created.optimizers) and all(map(takes_low_bits, created.optimizers)),
+        # what is recorded already can no longer be changed
+        block_lists=() if graphs.is_used else find_block_lists(trained_modules(modules, created)),
+        has_adam=not graphs.is_used
+        and bool(created.optimizers)
+        and all(map(takes_low_bits, created.optimizers)),
         has_autocast=stand_in.autocasts > 0,
         all_on_gpu=all_on_gpu,
     )
@@ -168,6 +181,7 @@ def perform(
 ) -> dict[str, nn.Module]:
     """Perform the traced steps of a training that was built; return its networks by name."""
     modules = name_modules(created, made.named)
+    recorder.rename(modules)
     recorder.mark_modules(modules)
     recorder.mark(tensors_in(made.batch), "batch")
     apply_to_modules(changes, modules)

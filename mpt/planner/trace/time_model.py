@@ -83,6 +83,14 @@ class Work:
         """Count a kernel of the device."""
         self.operators[flops, moved, half] += self.share
 
+    def include(self, other: Work) -> None:
+        """Count all of another's operators too."""
+        for key, count in other.operators.items():
+            self.operators[key] += self.share * count
+        self.host_bytes += self.share * other.host_bytes
+        self.host_compute_bytes += self.share * other.host_compute_bytes
+        self.uncertain |= other.uncertain
+
     def seconds(self, gpu: Gpu, efficiency: Efficiency = Efficiency()) -> float:
         """Return the time of one step on a GPU."""
         total = 0.0

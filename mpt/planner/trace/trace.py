@@ -231,6 +231,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.mark(module._buffers.values(), "buffers", full)
                 self.mark(module._parameters.values(), "parameters", full)
 
+    def rename(self, modules: Mapping[str, nn.Module]) -> None:
+        """Give what was recorded under earlier names of these modules to the new ones."""
+        for new, module in modules.items():
+            old = self.module_names.get(id(module), new)
+            for storage in self.trace.storages if old != new else ():
+                if storage.module == old or storage.module.startswith(f"{old}."):
+                    storage.module = new + storage.module.removeprefix(old)
+
     @contextlib.contextmanager
     def recording(self) -> Iterator[Trace]:
         """Record inside the block; cyclic garbage collection is off, so that deaths come in one order every time."""

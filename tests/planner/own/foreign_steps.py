@@ -255,3 +255,41 @@ def broken():
 def number():
     """No step at all."""
     return 3
+
+
+def recorded(is_recorded=True):
+    """A step that is warmed up and recorded as a CUDA graph."""
+    model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+    x = torch.randn(256, 512, device="cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    if not is_recorded:
+        return step
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def replay():
+        graph.replay()
+        return model
+
+    return replay
+
+
+def in_parts():
+    """A network whose forward and backward are recorded apart."""
+    model = nn.Linear(8, 8).cuda()
+    torch.cuda.make_graphed_callables(model, (torch.randn(4, 8, device="cuda"),))
+
+
+def sharded():
+    """Weights that are shared out over cards."""
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(nn.Linear(8, 8).cuda())

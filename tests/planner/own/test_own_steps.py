@@ -194,6 +194,21 @@ def test_buckets_of_gradients_are_planned_for_one_of_several_cards(session: Sess
     assert any("without NCCL's own buffers" in note for note in copied.notes)
 
 
+def test_a_recorded_step_has_its_memory_in_a_pool_and_its_time_in_each_replay(
+    session: Session,
+) -> None:
+    source = {"where": str(STEPS), "function": "recorded", "folder": str(STEPS.parents[3])}
+    recorded, plain = (
+        session.plan_own(source, {"is_recorded": each}).get().plan for each in (True, False)
+    )
+    # a number more is alive
+    assert recorded.by_category == pytest.approx(plain.by_category, abs=512)
+    assert recorded.allocated == pytest.approx(plain.allocated, abs=512)
+    assert recorded.reserved > plain.reserved  # the warm-up's memory is not the graph's
+    assert recorded.step_seconds == pytest.approx(plain.step_seconds, rel=0.02)
+    assert {name for name, _ in recorded.by_module} == {name for name, _ in plain.by_module}
+
+
 @pytest.mark.parametrize("as_lists", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_table_of_ctc_grows_with_the_labels(as_lists: bool) -> None:
     few, many = (
@@ -212,6 +227,8 @@ def test_the_table_of_ctc_grows_with_the_labels(as_lists: bool) -> None:
         ("ends", f"it ends the program.*{STEPS}:[12][0-9][0-9]"),
         ("number", "it returned int; return a step, which takes nothing, or"),
         ("nothing", "has no function nothing"),
+        ("in_parts", "make_graphed_callables is not followed; record the whole step"),
+        ("sharded", "planned of configurations alone: `parallel.strategy: fsdp`"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line_with_its_place(name: str, words: str) -> None:
