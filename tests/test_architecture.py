@@ -55,6 +55,9 @@ def _no_trees_left() -> Iterator[None]:
     parse.cache_clear()
 
 
+@functools.lru_cache(
+    2000
+)  # the pairs alone: the trees of all files would be looked at in every search for garbage
 def imports_of(source: str) -> list[tuple[int, str]]:
     """Return line and dotted name of every import in a source, wherever it stands, relative ones marked by a dot.
 
@@ -156,7 +159,8 @@ def test_a_training_s_batches_are_supplied_in_one_place() -> None:
     found = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if "Loader(" in (text := path.read_text("utf-8"))
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "Loader"

@@ -36,6 +36,12 @@ def reference() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def page(reference: ModuleType) -> str:
+    written: str = reference.write_page()
+    return written
+
+
 def test_every_generated_page_is_up_to_date(reference: ModuleType) -> None:
     pages = reference.write_all()
     old = [
@@ -77,10 +83,7 @@ def test_every_card_says_what_the_part_is_and_links_to_its_settings() -> None:
 
 
 @pytest.mark.parametrize("subpackage", SUBPACKAGES)
-def test_every_name_and_every_setting_is_on_the_page(
-    reference: ModuleType, subpackage: str
-) -> None:
-    page = reference.write_page()
+def test_every_name_and_every_setting_is_on_the_page(page: str, subpackage: str) -> None:
     for name in INSTALLED.names(subpackage):
         plugin = INSTALLED.find(subpackage, name)
         assert plugin
@@ -104,10 +107,8 @@ def test_every_setting_has_a_description(subpackage: str) -> None:
     assert not silent, f"write one line below each of these fields: {sorted(silent)}"
 
 
-def test_every_general_setting_has_a_description_and_a_row_of_the_page(
-    reference: ModuleType,
-) -> None:
-    notes, page = read_notes_of_schema(), reference.write_page()
+def test_every_general_setting_has_a_description_and_a_row_of_the_page(page: str) -> None:
+    notes = read_notes_of_schema()
     keys = [
         key
         for kind in (GeneralOptions, MemoryOptions, Parallel, Train)

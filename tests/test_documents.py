@@ -163,9 +163,13 @@ def test_every_page_that_code_names_is_there() -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def app() -> Any:
+    return make_app()
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
-def test_every_command_shown_exists_and_its_configuration_is_valid(path: Path) -> None:
-    app = make_app()
+def test_every_command_shown_exists_and_its_configuration_is_valid(path: Path, app: Any) -> None:
     known: dict[str | None, set[str | None]] = {
         command.name: set() for command in app.registered_commands
     }
