@@ -41,6 +41,13 @@ def run_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: list[str])
     (tmp_path / "my_training.py").write_text(training, "utf-8")  # which the page imports
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
+    load, smaller = (
+        mpt.load,
+        {"@classify_digits": ["model.features=4"]},
+    )  # half precision is slow on a CPU
+    monkeypatch.setattr(
+        mpt, "load", lambda source, *words: load(source, *words, *smaller.get(str(source), []))
+    )
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "docs/reference/api.md", "exec"), names)

@@ -73,8 +73,19 @@ def test_one_step_gives_finite_losses_and_moves_every_network(mode: Any, make: A
         )
 
 
-@pytest.mark.parametrize("mode", EVERY_MODE, ids=str)
-@pytest.mark.parametrize("model", ["small_cnn", "dcgan"])
+@pytest.mark.parametrize(
+    ("mode", "model"),
+    [
+        pytest.param(
+            mode,
+            model,
+            marks=() if (row + column) % 2 else pytest.mark.slow,
+            id=f"{model}-{mode}",
+        )
+        for row, model in enumerate(("small_cnn", "dcgan"))
+        for column, mode in enumerate(EVERY_MODE)
+    ],
+)
 def test_the_step_runs_on_fake_tensors_in_every_mode(mode: Any, model: str) -> None:
     optimizer = {"name": "adam", "eps": 1e-4}
     model_settings = {"name": model, "features": 4, "image_size": 16}
