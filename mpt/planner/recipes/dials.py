@@ -12,6 +12,8 @@ from mpt.planner.recipes.recipe import Patch, Recipe
 
 TRIES = 4
 """Values of a dial that are planned at most."""
+STEP = 0.125
+"""Share of a dial that a block may be: where two values give the same, no less is looked through."""
 NEAR = 0.97
 """Of the bytes that fit well: a recipe that takes as much is gentle enough."""
 
@@ -57,10 +59,6 @@ class Turn:
         if recipe is None:
             return
         nearer = abs(value - self.dial.least)
-        figures = recipe.plan.without_assumed, recipe.plan.step_seconds
-        if figures in self.seen:  # whole blocks move: there is nothing between these values
-            self.tried = TRIES
-        self.seen.append(figures)
         self.outcomes.append(recipe.fits_well)
         if recipe.fits_well:
             self.fastest = min(self.fastest or math.inf, recipe.plan.step_seconds)
@@ -70,6 +68,11 @@ class Turn:
             self.fitting = value, recipe.plan.without_assumed
         elif not recipe.fits_well and nearer > abs(self.too_large[0] - self.dial.least):
             self.too_large, self.part = (value, recipe.plan.without_assumed), recipe
+        figures = recipe.plan.without_assumed, recipe.plan.step_seconds
+        left = abs((self.fitting or self.too_large)[0] - self.too_large[0])
+        if figures in self.seen and left < STEP * abs(self.most - self.dial.least):
+            self.tried = TRIES  # whole blocks move, and hardly one between these values
+        self.seen.append(figures)
 
     def next_value(self) -> float | None:
         """Return the value to try next; None if there is none that is worth a trace.
