@@ -18,6 +18,7 @@ from mpt.engine.state.progress import Progress
 from mpt.engine.step.step import update
 from mpt.errors import PartError
 from mpt.parallel.start import joined
+from mpt.report.page import write_report
 from mpt.run.boards.boards import flat_numbers
 from mpt.seams import Batch, Loss, log
 from mpt.workflows.train import train
@@ -151,6 +152,7 @@ def test_figures_are_in_the_lines_the_report_and_the_boards_and_go_on_at_a_resum
     assert [set(one) for one in logged] == [{"net/boxes", "net/answer"}] * 2
     assert all(1 <= one["net/boxes"] <= 3 for one in logged)
     assert {"net/score", "net/box"} == set(lines[0]["losses"])
+    write_report(path)
     assert set(json.loads((path / "report.json").read_text())["curves"]["logged"]) == {
         "net/boxes",
         "net/answer",
