@@ -32,7 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage rarely, and not among what collection made: it took a seventh of the suite's time."""
+    """Look for garbage rarely, and not among what collection made: it took a seventh of the suite's time.
+
+    And keep nothing compiled from now on: a part that a test writes twice in a second would stay the first one.
+    """
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -121,15 +126,14 @@ def modules_of_parts() -> set[str]:
 def pytest_configure(config: pytest.Config) -> None:
     """Hide GPUs, from the processes that tests start too, unless tests are chosen for needing one: `pytest -m gpu`.
 
-    Keep compiled files: without them each process that tests start compiles mpt anew. And take Ctrl-C as a terminal's
-    programs do. A shell lets what it starts in the background ignore it, and nohup a hang-up, which the programs that
-    tests send these signals to would inherit.
+    Keep what is compiled while tests are collected: without it each process that tests start compiles mpt anew. And
+    take Ctrl-C as a terminal's programs do. A shell lets what it starts in the background ignore it, and nohup a
+    hang-up, which the programs that tests send these signals to would inherit.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)  # still nothing here, but no longer inherited
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     if "gpu" not in config.getoption("markexpr"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
