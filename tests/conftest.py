@@ -15,7 +15,6 @@ import pytest
 
 import mpt
 from mpt.config.part_packages import IMPORT_HOME, VARIABLE
-from tests import warm_processes
 
 TESTS = Path(__file__).parent
 TRACING = "COVERAGE_PROCESS_CONFIG"
@@ -85,13 +84,6 @@ def _git_asked_once() -> Iterator[None]:
             "ask_git",
             lambda folder, *words: (answers if folder == TESTS.parent else ask)(folder, *words),
         )
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _warm_processes() -> Iterator[None]:
-    """Start processes of mpt with torch imported already, unless the lines of processes are counted."""
-    with contextlib.nullcontext() if TRACING in os.environ else warm_processes.installed():
         yield
 
 

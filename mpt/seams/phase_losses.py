@@ -70,8 +70,8 @@ def as_together(item: Any, phase: Phase) -> tuple[Loss, ...]:
 
 def forward_of(run: Run) -> AbstractContextManager[Any]:
     """Return the context of one forward: the precision mode's and the tricks', as one."""
-    if not run.tricks and run.stable_forms is NOTHING:
-        return run.precision.forward()
+    if not run.tricks:
+        return arithmetic_of(run)
     return entered([arithmetic_of(run), *(trick.forward() for trick in run.tricks)])
 
 

@@ -7,6 +7,7 @@ ImageNet's own figures are given in `configs/resnet50_imagefolder.yaml`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -118,9 +119,7 @@ class Classify(Exports):
         """Return the loss, cross-entropy by default: a mean, or a sum and its weight if samples weigh differently."""
         logits = self.checked(self.net(self.standardize(batch["image"])))
         if not self.is_normalised:
-            if SHARE not in batch:
-                return (Loss("loss", self.loss(logits, batch["label"])),)
-            return (Loss("loss", of_mixture(batch, lambda label: self.loss(logits, label))),)
+            return (Loss("loss", of_mixture(batch, partial(self.loss, logits))),)
         return (
             Loss(
                 "loss",

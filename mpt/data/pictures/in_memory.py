@@ -61,9 +61,10 @@ class InMemory(Dataset):
         image = FieldSpec(shape, torch.uint8 if self.delivers_bytes else torch.float32, "image")
         numbers = self.class_labels()
         counts = class_counts(numbers, classes)
-        self.is_sound = bool(images.dtype is torch.uint8 or images.isfinite().all()) and (
-            not classes or (min(numbers, default=0) >= 0 and max(numbers, default=0) < len(classes))
-        )
+        is_finite = bool(images.dtype is torch.uint8 or images.isfinite().all())
+        has_classes = min(numbers, default=0) >= 0 and max(numbers, default=0) < len(classes)
+        # a set that derives from this one may deliver something else
+        self.is_sound = type(self) is InMemory and is_finite and (has_classes or not classes)
         self.spec = DataSpec(
             {"image": image, "label": FieldSpec((), torch.int64)}, len(images), classes, counts
         )

@@ -132,8 +132,7 @@ def advance_to(training: Training, stop: StopRequest, stream: Iterator[Batch], g
     console, background = training.journal.console, training.saver.background
     while progress.step < goal:
         started = time.perf_counter()
-        if world.size > 1:
-            world.note_step(progress.step)
+        world.note_step(progress.step)
         if background.writing is not None:
             training.saver.note_written()
         try:

@@ -49,10 +49,7 @@ def weigh(losses: Iterable[Loss], share: float) -> list[Tensor]:
 
 def add_up(values: Sequence[Tensor]) -> Tensor:
     """Return the sum of losses that are back-propagated together."""
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
+    return sum(values[1:], values[0])
 
 
 class Normaliser:

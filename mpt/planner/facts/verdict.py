@@ -81,7 +81,7 @@ def share_below(limit: float, sources: Collection[Sequence[float]]) -> float:
 
     Each source counts the same.
     """
-    width = bell_width([ratio for ratios in sources for ratio in ratios])
+    width = bell_width(tuple(ratio for ratios in sources for ratio in ratios))
     return statistics.fmean(
         statistics.fmean(_below((limit - ratio) / width) for ratio in ratios) for ratios in sources
     )
@@ -103,13 +103,9 @@ def published_ratios() -> dict[str, list[float]]:
     return found
 
 
-def bell_width(ratios: Sequence[float]) -> float:
-    """Return Silverman's width of a kernel for that many values."""
-    return _bell_width(tuple(ratios))
-
-
 @functools.lru_cache(64)
-def _bell_width(ratios: tuple[float, ...]) -> float:
+def bell_width(ratios: tuple[float, ...]) -> float:
+    """Return Silverman's width of a kernel for that many values."""
     return 0.9 * statistics.stdev(ratios) / math.pow(len(ratios), 0.2)
 
 

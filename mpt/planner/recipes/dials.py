@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from mpt.config.relief import Dial
+from mpt.planner.answers.plan import Plan
 from mpt.planner.facts.verdict import sure_share
 from mpt.planner.recipes.patches import joined
 from mpt.planner.recipes.recipe import Patch, Recipe
@@ -30,13 +31,11 @@ class Turn:
     """The trick's strongest proposal; if it does not fit well there is nothing to find."""
     fitting: tuple[float, int] | None = None
     """The gentlest value that fits well, and its bytes."""
-    fastest: float | None = None
-    """Seconds of the fastest recipe that fits well."""
     tried: int = 0
-    outcomes: list[bool] = field(default_factory=list)
-    """Whether each planned value fits well."""
-    seen: list[tuple[int, float]] = field(default_factory=list)
-    """Bytes and seconds of each."""
+    recipes: list[Recipe] = field(default_factory=list)
+    """Of the values that could be planned, in order."""
+    is_flat: bool = False
+    """Whether hardly a block more or less moves between what fits and what does not."""
 
     def __post_init__(self) -> None:
         self.most = self.dial.end(
@@ -59,20 +58,22 @@ class Turn:
         if recipe is None:
             return
         nearer = abs(value - self.dial.least)
-        self.outcomes.append(recipe.fits_well)
-        if recipe.fits_well:
-            self.fastest = min(self.fastest or math.inf, recipe.plan.step_seconds)
         if recipe.fits_well and (
             self.fitting is None or nearer < abs(self.fitting[0] - self.dial.least)
         ):
             self.fitting = value, recipe.plan.without_assumed
         elif not recipe.fits_well and nearer > abs(self.too_large[0] - self.dial.least):
             self.too_large, self.part = (value, recipe.plan.without_assumed), recipe
-        figures = recipe.plan.without_assumed, recipe.plan.step_seconds
         left = abs((self.fitting or self.too_large)[0] - self.too_large[0])
-        if figures in self.seen and left < STEP * abs(self.most - self.dial.least):
-            self.tried = TRIES  # whole blocks move, and hardly one between these values
-        self.seen.append(figures)
+        if left < STEP * abs(self.most - self.dial.least):
+            self.is_flat = any(is_alike(recipe.plan, other.plan) for other in self.recipes)
+        self.recipes.append(recipe)
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of the fastest recipe that fits well, infinite if none does."""
+        fitting = (recipe for recipe in self.recipes if recipe.fits_well)
+        return min((recipe.plan.step_seconds for recipe in fitting), default=math.inf)
 
     def next_value(self) -> float | None:
         """Return the value to try next; None if there is none that is worth a trace.
@@ -80,15 +81,20 @@ class Turn:
         It is the one at which a line meets the budget, or the middle if the last two were both too gentle, or both too
         strong: memory is not quite on a line.
         """
-        if self.fitting is None or self.tried == TRIES:
+        if self.fitting is None or self.tried == TRIES or self.is_flat:
             return None
         (good, small), (bad, large) = self.fitting, self.too_large
         budget = self.plain.plan.budget * sure_share()
         if small > NEAR * budget:
             return None
         share = min(0.9, max(0.1, (budget - small) / (large - small))) if large > small else 0.5
-        if len(self.outcomes) > 1 and self.outcomes[-1] == self.outcomes[-2]:
+        if len({recipe.fits_well for recipe in self.recipes[-2:]}) == 1 < len(self.recipes):
             share = 0.5
         value = good + share * (bad - good)
         known = [self.dial.settings(one) for one in (good, bad)]
         return None if self.dial.settings(value) in known else value
+
+
+def is_alike(plan: Plan, other: Plan) -> bool:
+    """Return whether two plans hold as many bytes and take as long."""
+    return (plan.without_assumed, plan.step_seconds) == (other.without_assumed, other.step_seconds)

@@ -317,7 +317,7 @@ class _Search:
                     and (value := turn.next_value()) is not None
                 ]
                 self.turn(tries)
-                turns = sorted((turn for turn, _ in tries), key=lambda one: one.fastest or math.inf)
+                turns = sorted((turn for turn, _ in tries), key=lambda one: one.fastest)
                 turns = turns[:1]
 
     def turn(self, tries: Sequence[tuple[Turn, float]]) -> None:

@@ -65,3 +65,14 @@ def test_a_set_says_that_its_samples_need_no_look_only_if_they_do_not():
     assert not data.is_sound
     with pytest.raises(DataError, match="sample 2: its 'image' holds NaN"):
         next(Loader(data, 4, seed=0).batches())
+
+
+def test_a_set_of_somebodys_own_that_derives_from_it_is_looked_at():
+    class Noisy(InMemory):
+        def fetch(self, indices, epoch):
+            batch = super().fetch(indices, epoch)
+            return {**batch, "image": batch["image"] / 0 * 0}
+
+    data = Noisy(torch.rand(4, 1, 8, 8), torch.zeros(4), ("a",))
+    with pytest.raises(DataError, match="sample 0: its 'image' holds NaN"):
+        next(Loader(data, 4, seed=0, shuffle=False).batches())

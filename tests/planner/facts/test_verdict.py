@@ -66,7 +66,7 @@ def test_the_chance_grows_with_the_margin_and_is_that_of_the_published_runs() ->
     for margin in (1.0, 1.02, 1.05):
         stayed = fmean(sum(ratio <= margin for ratio in ratios) / len(ratios) for ratios in sources)
         assert abs(chance_of(10_000, int(10_000 * margin)) - stayed) < 0.2
-    assert 0 < bell_width([ratio for ratios in sources for ratio in ratios]) < 0.05
+    assert 0 < bell_width(tuple(ratio for ratios in sources for ratio in ratios)) < 0.05
 
 
 def test_each_source_counts_the_same_however_many_runs_it_has() -> None:
