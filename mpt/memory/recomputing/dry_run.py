@@ -108,11 +108,8 @@ def measure_units(run: Run, units: list[Unit], setting: str) -> dict[Unit, UnitC
 
     watch = SavedTensors(pack)  # the last of the tricks, so that autograd asks it and no other
     with _explained(setting), on_fake_tensors(run), FlopCount() as counter:
-        parameters = [p for module in run.task.modules.values() for p in module.parameters()]
-        # a view of a weight is of its twin
-        weights = [*parameters, *(_fake_twin(p) for p in parameters)]
-        alive += weights
-        seen.update(weight.untyped_storage()._cdata for weight in weights)
+        alive += _weights(run)
+        seen.update(weight.untyped_storage()._cdata for weight in alive)
         handles = []
         for unit, cost in costs.items():
 
@@ -224,10 +221,8 @@ def measure_calls(run: Run, units: list[Unit], setting: str) -> list[Loss]:
 
     watch = SavedTensors(pack)
     with _explained(setting), on_fake_tensors(run), recorder:
-        parameters = [p for module in run.task.modules.values() for p in module.parameters()]
-        weights = {
-            p.untyped_storage()._cdata for p in (*parameters, *(_fake_twin(p) for p in parameters))
-        }
+        alive = _weights(run)
+        weights = {weight.untyped_storage()._cdata for weight in alive}
         handles = []
         for unit in units:
             handles.append(
@@ -276,6 +271,15 @@ def _explained(setting: str) -> Iterator[None]:
             f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line}). Compute without .item() and without `if` on "
             "tensors, or leave the setting out"
         ) from error
+
+
+def _weights(run: Run) -> list[Tensor]:
+    """Return the weights and their fake twins, which views of them are of.
+
+    They have to be held while they are recognised: a fake mode forgets a twin that nobody holds, and makes another.
+    """
+    parameters = [p for module in run.task.modules.values() for p in module.parameters()]
+    return [*parameters, *(_fake_twin(p) for p in parameters)]
 
 
 def _fake_twin(tensor: Tensor) -> Tensor:

@@ -397,6 +397,16 @@ def test_a_dry_run_counts_what_a_recomputation_runs() -> None:
         assert all(then.seconds > now.seconds for now, then in itertools.pairwise(options))
 
 
+def test_a_dry_run_takes_no_weight_outside_of_the_blocks_for_memory_of_the_step() -> None:
+    run = parts.classifier()
+    net = run.task.modules["net"]
+    units = [unit for chain in find_chains(net, "net") for unit in chain]
+    saved_elsewhere = [bytes for _, bytes in measure_calls(run, units, "here")[0].elsewhere]
+    assert saved_elsewhere
+    # autograd saves a transposed view of it, which is a view of its fake twin
+    assert net.head[3].weight.nbytes not in saved_elsewhere
+
+
 def test_attention_with_dropout_is_not_left_out_of_a_recomputation() -> None:
     flash = aten._scaled_dot_product_efficient_attention.default
     query = torch.zeros(1)
