@@ -1,7 +1,7 @@
 """Check mpt on a CUDA machine and measure it there, what is worth most first; run it again and it goes on.
 
 Usage: python scripts/gpu_check.py FOLDER [--minutes 8.5] [--only PART,...] [--config FILE ...] [--fresh] [--page]
-       [--small | --cpu-rehearsal]
+       [--at-once 8] [--small | --cpu-rehearsal]
 
 Parts, in their order; each runs in processes of its own, and none can take the time of those before it:
 
@@ -92,6 +92,13 @@ def main() -> int:
     )
     parser.add_argument(
         "--fresh", action="store_true", help="measure all anew, whatever FOLDER holds"
+    )
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        help="checks of the card side by side; each takes a core and up to 2 GiB of the card, and their times are worth "
+        "less",
     )
     page_help = (
         "write FOLDER's results to docs/benchmarks/gpu-NAME.md, or to FILE, and measure nothing"
@@ -213,8 +220,9 @@ def run_part(
             save()
 
         commands = commands_of(check_names(bool(rehearsal)), rehearsal or "cuda", bool(rehearsal))
+        rows = before.get("rows", ())
         results["card"] = {
-            "rows": runner.run_checks(commands, seconds, before.get("rows", ()), keep)
+            "rows": runner.run_checks(commands, seconds, rows, keep, options.at_once)
         }
     elif part == "tests":
         if not is_settled(before):

@@ -11,6 +11,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,27 @@ def run_checks(
     seconds: float,
     before: Sequence[Row] = (),
     save: Callable[[list[Row]], None] = lambda rows: None,
+    at_once: int = 1,
 ) -> list[Row]:
-    """Run the command of each check that `before` does not settle; return a row for each, in their order."""
+    """Run the command of each check that `before` does not settle, `at_once` side by side; return a row for each."""
     deadline = time.monotonic() + seconds
     rows = {name: {"name": name, "error": LATE} for name in commands}
     rows |= {row["name"]: row for row in before if row["name"] in commands}
     waiting = [name for name, row in rows.items() if not is_settled(row)]
     waiting.sort(key=lambda name: rows[name].get("tries", 0))
-    for name in waiting:
-        rows[name] = run_check(rows[name], commands[name], deadline - time.monotonic())
-        save(list(rows.values()))
+    with ThreadPoolExecutor(at_once) as pool:
+        running = {
+            pool.submit(run_by, deadline, rows[name], commands[name]): name for name in waiting
+        }
+        for done in as_completed(running):
+            rows[running[done]] = done.result()
+            save(list(rows.values()))
     return list(rows.values())
+
+
+def run_by(deadline: float, row: Row, command: Sequence[str | Path]) -> Row:
+    """Run one check until a moment of `time.monotonic`; return its row."""
+    return run_check(row, command, deadline - time.monotonic())
 
 
 def is_settled(row: Row) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mpt.doctor.card.runner import as_markdown, faults, left_over, run_checks
@@ -52,3 +54,13 @@ def test_what_time_did_not_reach_is_no_fault_and_is_left() -> None:
     assert [row.get("said") for row in rows] == ["x", None]
     assert faults(rows) == []
     assert left_over(rows) == ["two"]
+
+
+def test_checks_side_by_side_keep_their_order_and_wait_for_each_other_no_longer() -> None:
+    meet = "import sys, time; from pathlib import Path; me, other = map(Path, sys.argv[1:]); me.touch()\n"
+    meet += 'while not other.exists(): time.sleep(0.01)\nprint(\'{"said": "met"}\')'
+    with TemporaryDirectory() as folder:
+        one, other = Path(folder) / "one", Path(folder) / "other"
+        checks = {"one": [*command(meet), one, other], "other": [*command(meet), other, one]}
+        rows = run_checks(checks, 30, at_once=2)
+    assert [(row["name"], row["said"]) for row in rows] == [("one", "met"), ("other", "met")]

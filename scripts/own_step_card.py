@@ -1,0 +1,238 @@
+#!/usr/bin/env python
+"""Steps that know nothing of mpt: planned without a GPU, then measured on one, side by side.
+
+    python scripts/own_step_card.py plan PLANS.json --gpu h100              # anywhere; no GPU is looked at
+    python scripts/own_step_card.py measure PLANS.json ROWS.jsonl           # on the card
+    python scripts/own_step_card.py page ROWS.jsonl -o docs/benchmarks/own_steps_card.md
+
+The cases are those of `own_step_card_models.py`. Measured are `max_memory_allocated` and `max_memory_reserved` of eight
+steps in one process, whose cache and cuBLAS workspaces are given back between the cases, and the median time of the
+last five. Planned are the same two without the assumed workspace of cuDNN, and that. Plans have to be made with the
+torch that the card's machine has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.own_step_card_models import CASES, build
+from scripts.provenance import made
+
+STEPS, TIMED = 8, 5
+MIB = 2**20
+
+
+def plan_all(path: Path, gpu_name: str, only: str) -> None:
+    """Plan each case, and write the file anew after each."""
+    import torch
+
+    from mpt.planner.facts.calibration import Calibration
+    from mpt.planner.facts.gpus import find_gpu
+    from mpt.planner.own.changes import Changes
+    from mpt.planner.own.factory import Source
+    from mpt.planner.own.trace import trace_own
+    from mpt.planner.plans.plan import Wish, describe
+    from mpt.planner.trace.unseen import Unseen
+
+    gpu, calibration = find_gpu(gpu_name), Calibration()
+    source = Source("scripts.own_step_card_models", build.__name__, str(Path.cwd()))
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    found["about"] = {"gpu": gpu.name, "torch": torch.__version__, "made": made()}
+    rows = found.setdefault("plans", {})
+    for case in CASES:
+        if only not in case.name or "reserved" in rows.get(case.name, {}):
+            continue
+        started = time.perf_counter()
+        try:
+            unseen = Unseen(gpu.capability, False, 0, calibration.cudnn_share)
+            run = trace_own(source, {"case": case.name}, gpu, unseen, Changes(), None).fake
+            plan = describe(run, case.batch, gpu, calibration, Wish(), 0, False, None)
+            rows[case.name] = {
+                "allocated": plan.allocated,
+                "reserved": plan.reserved,
+                "assumed_workspace": plan.assumed_workspace,
+                "seconds": plan.step_seconds,
+                "band": plan.time_band,
+                "notes": list(plan.notes),
+            }
+        except Exception as error:
+            rows[case.name] = {"error": f"{type(error).__name__}: {error}"}
+        rows[case.name]["planning"] = round(time.perf_counter() - started, 1)
+        print(case.name, rows[case.name], flush=True)
+        path.write_text(json.dumps(found, indent=1))
+
+
+def measure_all(plans: Path, path: Path, seconds: float) -> None:
+    """Take true steps of each planned case that has no row yet, and append a row for each."""
+    import torch
+
+    deadline = time.monotonic() + seconds
+    known = json.loads(plans.read_text())
+    done = (
+        {json.loads(line)["case"] for line in path.read_text().splitlines()}
+        if path.is_file()
+        else set()
+    )
+    about = {
+        "card": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "driver": torch.version.cuda,
+        **known["about"],
+    }
+    for case in CASES:
+        planned = known["plans"].get(case.name)
+        if planned is None or case.name in done or time.monotonic() > deadline:
+            continue
+        row = {"case": case.name, "planned": planned, "about": about}
+        try:
+            row |= measure(case.name)
+        except Exception as error:
+            row["error"] = (
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
+        clear()
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps({k: v for k, v in row.items() if k != "about"}), flush=True)
+
+
+def measure(case: str) -> dict[str, Any]:
+    """Build and step; return the peaks in bytes and the median time of a step in seconds."""
+    import torch
+
+    clear()
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    started = time.perf_counter()
+    step = build(case)
+    times = []
+    for _ in range(STEPS):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    stats = torch.cuda.memory_stats()
+    return {
+        "allocated": torch.cuda.max_memory_allocated() - before[0],
+        "reserved": torch.cuda.max_memory_reserved() - before[1],
+        "seconds": statistics.median(times[-TIMED:]),
+        "first_seconds": times[0],
+        "retries": stats.get("num_alloc_retries", 0),
+        "whole_seconds": round(time.perf_counter() - started, 2),
+        "before": before,
+    }
+
+
+def clear() -> None:
+    """Give everything back to the driver, cuBLAS's workspaces too, and begin the peaks anew."""
+    import torch
+
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """Return the table as a page, and what it says in sum."""
+    about = rows[0]["about"]
+    measured = [row for row in rows if "reserved" in row and "reserved" in row["planned"]]
+    without = [off(row, "reserved", False) for row in measured]
+    within = [off(row, "reserved", True) for row in measured]
+    live = [off(row, "allocated", False) for row in measured]
+    times = [row["planned"]["seconds"] / row["seconds"] for row in measured]
+    lines = [
+        "# Steps that know nothing of mpt, on a card",
+        "",
+        f"Planned by `python scripts/own_step_card.py plan PLANS.json --gpu {about['gpu']}` without looking at a GPU, "
+        f"{about['made']}, torch {about['torch']}; measured by `python scripts/own_step_card.py measure PLANS.json ROWS.jsonl` on one "
+        f"{about['card']}, cuDNN {about['cudnn']}. Unmodified models of timm, torchvision and transformers with random weights, eight steps each. "
+        "Nothing was fitted to these rows.",
+        "",
+        "| | Median error | Lowest | Highest | Rows |",
+        "|---|---:|---:|---:|---:|",
+        summed("Reserved, without cuDNN's workspace", without),
+        summed("Reserved, with the assumed workspace", within),
+        summed("Allocated, without cuDNN's workspace", live),
+        "",
+        f"Planned over measured step time: median {statistics.median(times):.2f}, from {min(times):.2f} to {max(times):.2f}.",
+        "",
+        "| Step | Planned, MiB | Assumed workspace | Measured | Error | With the workspace | Allocated: planned | Measured | Time: planned, ms | Measured |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in measured:
+        planned = row["planned"]
+        figures = [
+            mib(planned["reserved"]),
+            mib(planned["assumed_workspace"]),
+            mib(row["reserved"]),
+            f"{off(row, 'reserved', False):+.1%}",
+            f"{off(row, 'reserved', True):+.1%}",
+            mib(planned["allocated"]),
+            mib(row["allocated"]),
+            f"{1000 * planned['seconds']:.1f}",
+            f"{1000 * row['seconds']:.1f}",
+        ]
+        lines.append(f"| {row['case']} | {' | '.join(figures)} |")
+    others = [row for row in rows if row not in measured]
+    lines += [
+        "",
+        *(f"- {row['case']}: {row.get('error') or row['planned']['error']}" for row in others),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def off(row: dict[str, Any], what: str, with_workspace: bool) -> float:
+    """Return planned over measured, less one."""
+    planned = row["planned"]
+    return (planned[what] + (planned["assumed_workspace"] if with_workspace else 0)) / row[what] - 1
+
+
+def summed(name: str, errors: list[float]) -> str:
+    """Return a row of the summary."""
+    median = statistics.median(abs(one) for one in errors)
+    return f"| {name} | {median:.1%} | {min(errors):+.1%} | {max(errors):+.1%} | {len(errors)} |"
+
+
+def mib(size: float) -> str:
+    """Return bytes as MiB."""
+    return f"{size / MIB:,.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    planning = commands.add_parser("plan")
+    planning.add_argument("plans", type=Path)
+    planning.add_argument("--gpu", required=True)
+    planning.add_argument("--only", default="", help="cases with this in their name")
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("plans", type=Path)
+    measuring.add_argument("rows", type=Path)
+    measuring.add_argument("--seconds", type=float, default=600.0)
+    writing = commands.add_parser("page")
+    writing.add_argument("rows", type=Path)
+    writing.add_argument("-o", type=Path, required=True)
+    options = parser.parse_args()
+    if options.command == "plan":
+        plan_all(options.plans, options.gpu, options.only)
+    elif options.command == "measure":
+        measure_all(options.plans, options.rows, options.seconds)
+    else:
+        rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
+        options.o.write_text(page(rows), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
