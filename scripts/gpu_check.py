@@ -97,8 +97,7 @@ def main() -> int:
         "--at-once",
         type=int,
         default=1,
-        help="checks of the card side by side; each takes a core and up to 2 GiB of the card, and their times are worth "
-        "less",
+        help="checks of the card side by side; each takes a core and up to 2 GiB of the card, and times say less",
     )
     page_help = (
         "write FOLDER's results to docs/benchmarks/gpu-NAME.md, or to FILE, and measure nothing"

@@ -156,9 +156,10 @@ def page(rows: list[dict[str, Any]]) -> str:
         "# Steps that know nothing of mpt, on a card",
         "",
         f"Planned by `python scripts/own_step_card.py plan PLANS.json --gpu {about['gpu']}` without looking at a GPU, "
-        f"{about['made']}, torch {about['torch']}; measured by `python scripts/own_step_card.py measure PLANS.json ROWS.jsonl` on one "
-        f"{about['card']}, cuDNN {about['cudnn']}. Unmodified models of timm, torchvision and transformers with random weights, eight steps each. "
-        "Nothing was fitted to these rows.",
+        f"{about['made']}, torch {about['torch']}; measured by "
+        f"`python scripts/own_step_card.py measure PLANS.json ROWS.jsonl` on one {about['card']}, cuDNN {about['cudnn']}. "
+        "Unmodified models of timm, torchvision and transformers with random weights, eight steps each. Nothing was "
+        "fitted to these rows.",
         "",
         "| | Median error | Lowest | Highest | Rows |",
         "|---|---:|---:|---:|---:|",
@@ -166,9 +167,11 @@ def page(rows: list[dict[str, Any]]) -> str:
         summed("Reserved, with the assumed workspace", within),
         summed("Allocated, without cuDNN's workspace", live),
         "",
-        f"Planned over measured step time: median {statistics.median(times):.2f}, from {min(times):.2f} to {max(times):.2f}.",
+        f"Planned over measured step time: median {statistics.median(times):.2f}, "
+        f"from {min(times):.2f} to {max(times):.2f}.",
         "",
-        "| Step | Planned, MiB | Assumed workspace | Measured | Error | With the workspace | Allocated: planned | Measured | Time: planned, ms | Measured |",
+        "| Step | Planned, MiB | Assumed workspace | Measured | Error | With the workspace | Allocated: planned "
+        "| Measured | Time: planned, ms | Measured |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in measured:
