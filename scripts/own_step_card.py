@@ -157,7 +157,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         f"Planned by `python scripts/own_step_card.py plan PLANS.json --gpu {about['gpu']}` without looking at a GPU, "
         f"{about['made']}, torch {about['torch']}; measured by "
-        f"`python scripts/own_step_card.py measure PLANS.json ROWS.jsonl` on one {about['card']}, cuDNN {about['cudnn']}. "
+        f"`python scripts/own_step_card.py measure PLANS.json ROWS.jsonl` on one {about['card']}, "
+        f"cuDNN {about['cudnn']}. "
         "Unmodified models of timm, torchvision and transformers with random weights, eight steps each. Nothing was "
         "fitted to these rows.",
         "",

@@ -68,7 +68,7 @@ CASES = [
         "adamw",
         64,
         *[
-            "timm:regnety_016",
+            "torchvision:regnet_y_1_6gf",
             "timm:mobilenetv3_large_100",
             "timm:densenet121",
             "timm:mixer_b16_224",
