@@ -24,9 +24,10 @@ import torch
 
 from mpt.config.load import load_config
 from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.facts.time_band import range_of
 from mpt.planner.server.worker import find_data_spec, preload
 from mpt.planner.step.run_fake import trace_config
-from mpt.planner.trace.time_model import Work, range_of
+from mpt.planner.trace.time_model import Work
 from mpt.vision_ops import import_torchvision
 from scripts.provenance import made
 

@@ -302,7 +302,7 @@ def heavy_modules_after(code: str) -> set[str]:
 
 @pytest.mark.tier("full")
 def test_importing_the_light_packages_imports_no_torch() -> None:
-    light_commands = ("cli/arguments", "init", "listing", "report", "schema", "validate")
+    light_commands = ("cli/arguments", "init", "listing", "plan", "report", "schema", "validate")
     files = [
         path
         for path in package_files()

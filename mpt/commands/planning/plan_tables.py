@@ -10,6 +10,7 @@ from mpt.config.sizes import describe_bytes
 from mpt.planner.answers.plan import InferencePlan, Plan, PlannedRanks
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
+from mpt.planner.facts.time_band import BAND, range_of
 from mpt.planner.facts.verdict import judge
 from mpt.planner.recipes.recipe import EXPLANATIONS, describe_cost, describe_patch, worth_showing
 from mpt.planner.recipes.scaling import Scaling
@@ -24,7 +25,6 @@ from mpt.planner.recipes.words import (
     moved,
     verdict,
 )
-from mpt.planner.trace.time_model import BAND, range_of
 from mpt.report.units import counted, show_seconds
 
 SHOWN = 6

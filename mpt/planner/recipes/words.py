@@ -9,11 +9,11 @@ from mpt.config.sizes import describe_bytes
 from mpt.planner.answers.plan import RESUME, InferencePlan, Plan
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
+from mpt.planner.facts.time_band import BAND, range_of
 from mpt.planner.facts.verdict import judge
 from mpt.planner.recipes.beside import MadeRoom, moments_that_do_not_fit
 from mpt.planner.recipes.recipe import Recipe, describe_patch
 from mpt.planner.recipes.search import Search
-from mpt.planner.trace.time_model import BAND, range_of
 from mpt.run.process.host_memory import available_bytes
 
 

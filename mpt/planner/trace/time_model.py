@@ -17,14 +17,9 @@ from typing import Any
 
 from mpt.planner.device.outcomes import Outcome
 from mpt.planner.facts.gpus import Gpu
+from mpt.planner.facts.time_band import BAND, UNCERTAIN_BAND, UNCERTAIN_SHARE
 from mpt.planner.trace.operator_costs import cost_of
 
-BAND = 0.3
-UNCERTAIN_BAND = 0.65
-"""Of steps of which `UNCERTAIN_SHARE` is spent in kernels whose published times are spread widely."""
-UNCERTAIN_SHARE = 0.05
-UNCERTAIN_RANGE = 0.6, 5.0
-"""Published over planned time of such steps: no constant meets them."""
 ARITHMETIC_SHARE = 0.75
 BANDWIDTH_SHARE = 0.62
 LAUNCH_SECONDS = 6e-6
@@ -117,11 +112,6 @@ class Work:
         arithmetic = flops / (peak * 1e12 * efficiency.arithmetic)
         traffic = moved / (gpu.bandwidth * 1e9 * efficiency.bandwidth)
         return max(arithmetic, traffic, efficiency.launch_seconds)
-
-
-def range_of(band: float) -> tuple[float, float]:
-    """Return the least and the most that a step may take, in planned ones."""
-    return UNCERTAIN_RANGE if band > BAND else (1 - band, 1 + band)
 
 
 HOST_BANDWIDTH = 15e9

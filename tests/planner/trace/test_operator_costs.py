@@ -12,9 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpt.commands.planning.plan_tables import describe_range
 from mpt.planner.device.outcomes import Cost, Kernel
 from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.facts.time_band import BAND, UNCERTAIN_BAND
 from mpt.planner.recipes.words import describe_band
 from mpt.planner.trace.operator_costs import cost_of, window_operations
-from mpt.planner.trace.time_model import BAND, UNCERTAIN_BAND, Work
+from mpt.planner.trace.time_model import Work
 
 SIDE, BATCH, CHANNELS = 8, 2, 128
 
