@@ -7,12 +7,10 @@ those of the same updates operator by operator.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from mpt.doctor.card.runner import Skipped
 
-ROOT = Path(__file__).resolve().parents[1]
 NETWORKS = ("dcgan_amp", "classify_digits", "saehd_demo")
 STEPS, SMALL_STEPS = 100, 2
 WARM = 5
@@ -48,12 +46,13 @@ def take(name: str, memory: dict[str, Any], count: int) -> tuple[float, list[flo
 
     import mpt
     from mpt.config.load import load_config
+    from mpt.config.shipped import shipped_configs
 
     words = [
         "train.device=cuda",
         *(f"memory.{key}={setting(value)}" for key, value in memory.items()),
     ]
-    built = mpt.build(load_config(ROOT / "configs" / f"{name}.yaml", words))
+    built = mpt.build(load_config(shipped_configs()[name], words))
     batches = built.batches()
     done: Any = {}
     started = 0.0

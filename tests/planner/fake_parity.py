@@ -199,12 +199,15 @@ def main() -> None:
             ("flash", (8, 6), HALF, 64, None),
             ("efficient_turing", (7, 5), HALF, 64, None),
             ("efficient_float32", (8, 6), FULL, 64, None),
-            ("efficient_mask", (8, 6), HALF, 64, True),
+            ("efficient_mask", (8, 6), HALF, 64, "mask"),
+            ("math_bias", (8, 6), HALF, 64, "bias of each head"),
             ("math_odd_head", (8, 6), FULL, 63, None),
         ):
             routes.target.capability = capability
             q = torch.zeros(1, 2, 32, size, device="fgpu:0", dtype=dtype, requires_grad=True)
             bias = torch.zeros(32, 32, device="fgpu:0", dtype=torch.bool) if mask else None
+            if mask == "bias of each head":  # as T5 gets it from an embedding, its heads innermost
+                bias = torch.zeros(32, 32, 2, device="fgpu:0", dtype=dtype).permute(2, 0, 1)[None]
             seen: list[str] = []
             recorder = Recorder(
                 "fgpu", observer=lambda func, a, k, r, seen=seen: seen.append(func._schema.name)

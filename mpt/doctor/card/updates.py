@@ -39,6 +39,8 @@ WAYS: dict[str, dict[str, Any]] = {
 """Ways of training that are equal to the plain one bit for bit."""
 EXPECTED_WAITS = ("loss_watch.py", "questions.py")
 """Intended waits of a step: for its losses, or for whether its gradients are finite."""
+SAID_OF_A_WAIT = "called a synchronizing"
+"""By torch; it also warns that its mode of synchronization is a prototype."""
 OFFLOAD_STEPS, SETTLED_STEP = 20, 5
 GROWTH = 0.05
 
@@ -133,7 +135,7 @@ def find_waits(name: str, device: torch.device) -> dict[str, Any]:
     places = {
         f"{Path(one.filename).name}:{one.lineno}"
         for one in caught
-        if "synchroniz" in str(one.message)
+        if SAID_OF_A_WAIT in str(one.message)
     }
     unexpected = sorted(place for place in places if not place.startswith(EXPECTED_WAITS))
     said = f"waits at {', '.join(sorted(places)) or 'no line'}"

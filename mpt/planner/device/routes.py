@@ -177,7 +177,8 @@ def _attention(
             attn_mask.logical_not(), -math.inf
         )
     four_dimensional = query.dim() == 4 and key.dim() == 4 and value.dim() == 4
-    if four_dimensional and _flash_accepts(
+    fused = four_dimensional and _lie_in_rows(query, key, value, attn_mask)
+    if fused and _flash_accepts(
         query, key, value, attn_mask, dropout_p, is_causal, needs_grad, enable_gqa
     ):
         size = query.shape[-1]
@@ -190,7 +191,7 @@ def _attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]
         return output[..., :size] if size % 8 else output  # type: ignore[no-any-return]
-    if four_dimensional and not enable_gqa and _efficient_accepts(query, value):
+    if fused and not enable_gqa and _efficient_accepts(query, value):
         result: Tensor = aten._scaled_dot_product_efficient_attention(
             query,
             key,
@@ -206,6 +207,11 @@ def _attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]
     return result
+
+
+def _lie_in_rows(*tensors: Tensor | None) -> bool:
+    """The fused kernels read along the last dimension: not a learned bias such as T5's, whose heads lie innermost."""
+    return all(tensor is None or tensor.stride(-1) == 1 for tensor in tensors)
 
 
 def _flash_accepts(

@@ -96,8 +96,9 @@ def test_attention_takes_the_route_of_the_target_gpu(seen: Any) -> None:
     assert "aten::_scaled_dot_product_flash_attention" in routes["flash"]
     for name in ("efficient_turing", "efficient_float32", "efficient_mask"):
         assert "aten::_scaled_dot_product_efficient_attention" in routes[name], name
-    assert any("softmax" in name for name in routes["math_odd_head"])
-    assert not any("attention" in name for name in routes["math_odd_head"])
+    for name in ("math_odd_head", "math_bias"):
+        assert any("softmax" in one for one in routes[name]), name
+        assert not any("attention" in one for one in routes[name]), name
 
 
 def test_recurrent_layers_and_silu_run_as_single_kernels(seen: Any) -> None:
