@@ -84,7 +84,8 @@ class Record:
     def warn_of_waits(self, wanted: bool) -> None:
         """Warn of each wait at its line, as `torch.cuda.set_sync_debug_mode` does, or no longer."""
         if wanted:
-            words = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+            words = "Synchronization debug mode is a prototype feature and does not yet detect all"
+            words += " synchronizing operations"
             warnings.warn(words, UserWarning, stacklevel=1)
         if wanted != self.warns:
             self.warns = wanted
