@@ -10,17 +10,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
+from mpt.planner.client.forks import CAN_FORK, Fork, control_sockets, request_fork
 from mpt.run.process.operating_system import usable_cores
 
 MOST = 8
 """Each holds a torch of its own, some 400 MiB."""
+LEAVE_SECONDS = 1.0
 ON_ALL_CORES = ("--vram", "--scaling", "presets")
 """Options and sub-commands of `mpt plan` that have many recipes planned."""
 WITHOUT = ("-h", "--help", "--parts", "--quick", "tune", "calibrate", "check")
@@ -31,15 +34,36 @@ WITHOUT = ("-h", "--help", "--parts", "--quick", "tune", "calibrate", "check")
 class Planner:
     """A process that plans (`mpt.planner.server.worker`), and the file that its standard error goes to."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Fork
     errors: IO[str]
     environment: dict[str, str]
+    control: socket.socket | None = None
+    """Takes the pipes of its forks; None if it does not fork."""
 
-    def end(self) -> None:
-        """End the process, which keeps nothing, at once."""
+    def end(self, has_forks: bool = False) -> None:
+        """End the process, which keeps nothing, at once: it would take a while to unload torch.
+
+        An original whose forks and input have ended does so without, when it has waited for them: nobody else can.
+        """
+        if has_forks and isinstance(self.process, subprocess.Popen):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(LEAVE_SECONDS)
         self.process.kill()
         self.process.wait()
         self.errors.close()
+        if self.control is not None:
+            self.control.close()
+
+    def fork(self, ask: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Planner | None:
+        """Have the process, which is idle, fork itself; None if it does not. `ask` sends it a request."""
+        if self.control is None:
+            return None
+        errors = errors_file()
+        process = request_fork(ask, self.control, errors)
+        if process is None:
+            errors.close()
+            return None
+        return Planner(process, errors, self.environment)
 
 
 PLANNING = "MPT_PLANNING"
@@ -70,21 +94,31 @@ def start() -> Planner:
         if found.environment == variables and found.process.poll() is None:
             return found
         found.end()
-    errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by who ends it
+    errors, sockets = errors_file(), control_sockets()
+    theirs = [sockets[1].fileno()] if sockets else []
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mpt.planner.server.worker"],
+            [sys.executable, "-m", "mpt.planner.server.worker", *map(str, theirs)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             encoding="utf-8",
             env=variables,
+            pass_fds=theirs,
         )
     except OSError:
         errors.close()
         raise
-    return Planner(process, errors, variables)
+    finally:
+        if sockets:
+            sockets[1].close()
+    return Planner(process, errors, variables, sockets[0] if sockets else None)
+
+
+def errors_file() -> IO[str]:
+    """Return a file for a process's standard error, to be closed by who ends it."""
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
 
 
 def start_ahead(words: Sequence[str]) -> None:
@@ -101,9 +135,8 @@ def start_ahead(words: Sequence[str]) -> None:
     ):
         atexit.register(end_unused)
         with contextlib.suppress(OSError):  # reported when the process is needed
-            _ahead.extend(
-                [start() for _ in range(count_workers() if options & set(ON_ALL_CORES) else 1)]
-            )
+            several = bool(options & set(ON_ALL_CORES)) and not CAN_FORK  # else the first one forks
+            _ahead.extend([start() for _ in range(count_workers() if several else 1)])
 
 
 def end_unused() -> None:

@@ -1,7 +1,7 @@
 """Worker processes that plan, seen from the command: requests in, plans out, in order.
 
-Workers live as long as the session, so that torch is imported once per worker and not once per recipe. A worker that
-dies (for want of memory, say) costs the one plan it was at.
+Workers live as long as the session, so that torch is not imported once per recipe. On Linux one of several is started,
+and the others are forks of it. A worker that dies (for want of memory, say) costs the one plan it was at.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mpt.errors import MptError
 from mpt.planner.answers.own_plan import OwnPlan
 from mpt.planner.answers.plan import InferencePlan, Plan
 from mpt.planner.client import processes
+from mpt.planner.client.forks import CAN_FORK
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.placement import Placement
@@ -67,21 +68,31 @@ class Answered:
 
 
 class _Worker:
-    def __init__(self) -> None:
-        self.planner = processes.start()
+    def __init__(self, planner: processes.Planner | None = None) -> None:
+        self.planner = planner or processes.start()
         self.process, self.errors = self.planner.process, self.planner.errors
+        self.is_busy = self.has_forks = False
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Return the answer as plain data, or None when the worker died."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self.is_busy = True
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except (OSError, ValueError):  # ValueError: the pipe to a process that ended was closed
             return None
+        finally:
+            self.is_busy = False
         return dict(json.loads(line)) if line else None
+
+    def fork(self) -> _Worker | None:
+        """Return a further worker that knows what this one does; None if it does not fork. It must be idle."""
+        planner = self.planner.fork(self.ask)
+        self.has_forks |= planner is not None
+        return None if planner is None else _Worker(planner)
 
     def last_words(self) -> str:
         self.errors.seek(0)
@@ -93,7 +104,7 @@ class _Worker:
             if pipe is not None:
                 with suppress(OSError):  # requests that no living process has
                     pipe.close()
-        self.planner.end()  # without a word: it would take a while to unload torch
+        self.planner.end(self.has_forks)
 
 
 class Session:
@@ -121,20 +132,46 @@ class Session:
         self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
         self._started: list[_Worker] = []
         self._is_killed = False
+        self._missing = 0
+        """Workers that are yet to be forked: after the first plan, with all that it has imported and learnt."""
         self.judge_by(budgets)
         self._pool = ThreadPoolExecutor(workers)
 
     def __enter__(self) -> Self:
-        self._started = [_Worker() for _ in range(self.workers)]
+        self._started = [_Worker() for _ in range(1 if CAN_FORK else self.workers)]
+        self._missing = self.workers - len(self._started)
         for worker in self._started:
             self._idle.put(worker)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.kill()  # a plan that nobody waits for any more is not finished
+        self._is_killed = True
+        for worker in list(self._started):
+            if worker.is_busy:  # a plan that nobody waits for any more is not finished
+                worker.process.kill()
         self._pool.shutdown(cancel_futures=True)
-        for worker in self._started:
+        for worker in reversed(self._started):  # forks before their original
             worker.stop()
+
+    def fork_ahead(self) -> None:
+        """Fork the other workers before the first plan, which they are not to wait for; else it is done after it."""
+        if self._missing:
+            worker = self._idle.get()
+            self._fork(worker)
+            self._idle.put(worker)
+
+    def _fork(self, worker: _Worker | None) -> None:
+        """Add the missing workers: forks of an idle one; if it does not fork, they are started when needed."""
+        missing, self._missing = self._missing, 0
+        for _ in range(missing):
+            twin = None if worker is None else worker.fork()
+            if twin is None:
+                worker = None
+            else:
+                self._started.append(twin)
+                if self._is_killed:
+                    twin.process.kill()
+            self._idle.put(twin)
 
     def judge_by(self, budgets: Sequence[int]) -> None:
         """Judge plans by these budgets too from now on, and keep each for when it is asked for at another of them."""
@@ -207,6 +244,7 @@ class Session:
             return Answer(error="cannot plan: it took too long", exit_code=2)
         worker = worker or self._replacement()
         answer = worker.ask(request)
+        self._fork(None if answer is None else worker)
         if answer is None:
             words = worker.last_words()
             self._idle.put(None)

@@ -93,6 +93,8 @@ def search(
     found = _Search(session, config, budget_bytes, on_answer, allow_lossy)
     tried = combinations(allow_lossy)
     precisions = list(precision_patches(config, gpu, allow_lossy))
+    if any(precisions):
+        session.fork_ahead()
     first = session.submit(config, budget_bytes=budget_bytes, timeline=True, whole_run=True)
     alone = [found.submit(precision) for precision in precisions if precision]
     searches = goes_on(first.result().get())

@@ -1,7 +1,8 @@
 """The process in which plans are made: one request per line on standard input, one answer per line on standard output.
 
 A process of its own, because the fake device is registered for good and because real GPUs must be
-hidden. Models may print: their output goes to standard error.
+hidden. Models may print: their output goes to standard error. Asked to, it forks: the fork answers requests of its own
+(`mpt.planner.server.twins`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpt.planner.server.refusals import Refusals
@@ -23,22 +24,37 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def main() -> None:
     """Answer requests until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    answers: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     gc.disable()
     preload()
     gc.freeze()
+    from mpt.planner.server import twins
     from mpt.planner.server.refusals import Refusals
+
+    twins.start_no_threads()
 
     specs: dict[str, Any] = {}
     refusals = Refusals()
-    for line in sys.stdin:
-        answers.write(json.dumps(answer(json.loads(line), specs, refusals)) + "\n")
+    requests: IO[str] = sys.stdin
+    while line := requests.readline():
+        request = json.loads(line)
+        if request == {"fork": True}:
+            pid, streams = twins.fork(int(sys.argv[1]))
+            if streams is not None:
+                answers.close()
+                requests, answers = streams
+                continue
+            found: dict[str, Any] = {"pid": pid}
+        else:
+            found = answer(request, specs, refusals)
+        answers.write(json.dumps(found) + "\n")
         answers.flush()
         # Garbage is looked for between plans, and not again and again among all that torch consists of.
         gc.collect()
         gc.freeze()
+    twins.leave()
 
 
 def preload() -> None:

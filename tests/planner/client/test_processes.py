@@ -63,8 +63,11 @@ def test_processes_are_started_ahead_for_a_plan_of_a_configuration_that_is_there
     (tmp_path / "here.yaml").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(processes, "start", object)
-    processes.start_ahead(words.split())
-    assert len(ahead) == count
+    for can_fork, started in ((False, count), (True, min(1, count))):
+        monkeypatch.setattr(processes, "CAN_FORK", can_fork)
+        processes.start_ahead(words.split())
+        assert len(ahead) == started
+        ahead.clear()
 
 
 def test_what_was_started_ahead_is_taken_only_where_it_is_what_would_be_started_now(

@@ -8,7 +8,10 @@ from functools import partial
 import pytest
 
 from mpt.config.load import load_config
+from mpt.planner.client.forks import CAN_FORK
 from mpt.planner.client.session import PlanError, Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.recipes.recipe import fits_surely
 from tests.planner.configs import UNET, VIT, make
 
@@ -126,11 +129,27 @@ def test_constants_outside_the_modules_and_builders_that_need_values_are_planned
 
 
 def test_a_worker_that_dies_costs_one_plan_only() -> None:
-    from mpt.planner.facts.calibration import Calibration
-    from mpt.planner.facts.gpus import find_gpu
-
     with Session(find_gpu("t4"), Calibration(), ["tests"]) as session:
         session._started[0].process.kill()
         session._started[0].process.wait()
         assert "ended" in session.plan([make("small_cnn")])[0].error
         assert session.plan([make("small_cnn")])[0].get().allocated > 0
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="workers are forked on Linux only")
+def test_a_fork_of_a_worker_plans_as_it_does_and_dies_alone(session: Session) -> None:
+    original = session._idle.get()
+    pair = Session(session.gpu, session.calibration, session.allow, workers=2)
+    pair._started, pair._missing = [original], 1
+    pair._idle.put(original)
+    config = make("small_cnn", "amp")
+    plans = [answer.get() for answer in [*pair.plan([config]), *pair.plan([config] * 2)]]
+    assert len({str(replace(one, planning_seconds=0)) for one in plans}) == 1
+    fork = pair._started[1]
+    fork.process.kill()
+    errors = sorted(answer.error for answer in pair.plan([config] * 2))
+    assert errors[0] == ""
+    assert "the planning process ended" in errors[1]
+    fork.stop()
+    assert original.process.poll() is None
+    session._idle.put(original)

@@ -52,6 +52,9 @@ class Sharded:
     def __exit__(self, *exception: object) -> None:
         pass
 
+    def fork_ahead(self) -> None:
+        """There is nothing to fork."""
+
     def submit(
         self, config: Config, *, budget_bytes: int, placement: dict[str, Any]
     ) -> Future[Answer[Plan]]:

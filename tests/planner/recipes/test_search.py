@@ -65,6 +65,9 @@ class FakeSession:
     ) -> None:
         self.answer, self.workers, self.asked = answer, workers, list[tuple[str, dict[str, Any]]]()
 
+    def fork_ahead(self) -> None:
+        """There is nothing to fork."""
+
     def submit(self, config: Config, **wish: Any) -> Future[Answer[Plan]]:
         memory = {
             name: value
