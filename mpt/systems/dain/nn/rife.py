@@ -23,7 +23,6 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
@@ -39,6 +38,7 @@ from mpt.systems.dain.nn.operators.regions import (
     IntermediateFlowRegion,
     WarpRegion,
 )
+from mpt.systems.dain.nn.operators.resizing import resized
 from mpt.systems.dain.nn.rife_published.networks import PublishedRife
 from mpt.systems.dain.nn.rife_published.version_settings import Version
 from mpt.systems.dain.nn.rife_published.versions import (
@@ -111,12 +111,12 @@ class FlowBlock(nn.Module):
     def forward(self, x: Tensor, flow: Tensor | None, scale: int) -> tuple[Tensor, Tensor]:
         """Return the increments of flow (in pixels of full size) and mask, at full size."""
         if scale > 1:
-            x = F.interpolate(x, scale_factor=1 / scale, mode="bilinear", align_corners=False)
+            x = resized(x, 1 / scale)
         if flow is not None:
             x = torch.cat((x, shrunk(flow, scale).to(x.dtype)), dim=1)
         x = self.down(x)
         x = self.last(self.body(x) + x)
-        x = F.interpolate(x, scale_factor=2 * scale, mode="bilinear", align_corners=False)
+        x = resized(x, 2 * scale)
         return x[:, :4] * (2 * scale), x[:, 4:]
 
 
@@ -124,10 +124,7 @@ def shrunk(flow_b4hw: Tensor, scale: int) -> Tensor:
     """Return flows at 1/scale of the size, in its pixels."""
     if scale == 1:
         return flow_b4hw
-    return (
-        F.interpolate(flow_b4hw, scale_factor=1 / scale, mode="bilinear", align_corners=False)
-        / scale
-    )
+    return resized(flow_b4hw, 1 / scale) / scale
 
 
 class ContextPyramid(nn.Module):

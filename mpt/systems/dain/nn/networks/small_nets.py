@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpt.systems.dain.nn.networks.flow_net import UNITS_PER_PIXEL, convolution
 from mpt.systems.dain.nn.operators.regions import CorrelationRegion, WarpRegion, raised
+from mpt.systems.dain.nn.operators.resizing import resized
 
 INNER_TAPS = (5, 6, 9, 10)
 """Of 4 x 4 taps, the four around the target: with ones there the filter is bilinear interpolation."""
@@ -74,7 +74,7 @@ class SmallFlowNet(nn.Module):
         (first2, second2), (first3, second3) = maps2, maps3
         cost = self.correlation(standardised(first3), standardised(second3))
         flow3 = self.decode3(torch.cat((cost, first3), dim=1))  # in pixels of level 3
-        up = 2 * F.interpolate(flow3, scale_factor=2, mode="bilinear", align_corners=False)
+        up = 2 * resized(flow3, 2)
         warped = self.warp(second2, up)
         cost = self.correlation(standardised(first2), standardised(warped))
         flow2 = up + self.decode2(torch.cat((cost, first2, up), dim=1))
@@ -96,11 +96,8 @@ class SmallUnet(nn.Module):
         zero = self.down0(x)
         one = self.down1(zero)
         two = self.up1(self.down2(one))
-        one = F.interpolate(two, scale_factor=2, mode="bilinear", align_corners=False) + one
-        enlarged = F.interpolate(
-            self.up0(one), scale_factor=2, mode="bilinear", align_corners=False
-        )
-        result: Tensor = enlarged + zero
+        one = resized(two, 2) + one
+        result: Tensor = resized(self.up0(one), 2) + zero
         return result
 
 

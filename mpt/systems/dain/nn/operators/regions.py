@@ -19,13 +19,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn import functional as F
 
 from mpt.precision.shared.float32_modules import cast_floating, full_precision
 from mpt.systems.dain.nn.operators.correlation import correlate
 from mpt.systems.dain.nn.operators.filter_interpolation import gather_filtered, tap_positions
 from mpt.systems.dain.nn.operators.positions import gather_weighted
 from mpt.systems.dain.nn.operators.projection import project_flow
+from mpt.systems.dain.nn.operators.resizing import resized
 from mpt.systems.dain.nn.operators.warping import INSIDE, bilinear_taps, sample_at_border
 
 LEAST_SHARE = 0.01
@@ -103,9 +103,7 @@ class FlowScalingRegion(nn.Module):
         """Return the flow to a time between (b, 2, h, w), float32."""
         with full_precision(flow_b2hw.device.type):
             scaled = self.scale * raised(time_b)[:, None, None, None] * raised(flow_b2hw)
-            return F.interpolate(
-                scaled, scale_factor=self.factor, mode="bilinear", align_corners=False
-            )
+            return resized(scaled, self.factor)
 
 
 class ProjectionRegion(OperatorRegion):

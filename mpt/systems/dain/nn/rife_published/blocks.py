@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpt.systems.dain.nn.operators.regions import raised
+from mpt.systems.dain.nn.operators.resizing import resized
 
 BODY_LAYERS = 8
 SLOPE = 0.2
@@ -49,11 +50,6 @@ def convolution(
 ) -> nn.Sequential:
     """Return a 3 x 3 convolution and its activation."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1), activation(outputs))
-
-
-def resized(x_bchw: Tensor, factor: float) -> Tensor:
-    """Return x enlarged by a factor, bilinearly with half-pixel centres."""
-    return F.interpolate(x_bchw, scale_factor=factor, mode="bilinear", align_corners=False)
 
 
 class FlowBlock(nn.Module):

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mpt.systems.dain.nn.operators.regions import WarpRegion
-from mpt.systems.dain.nn.rife_published.blocks import convolution, prelu, resized
+from mpt.systems.dain.nn.operators.resizing import resized
+from mpt.systems.dain.nn.rife_published.blocks import convolution, prelu
 
 WIDTH = 16
 
