@@ -12,6 +12,7 @@ that reach the budget are taken; if none do, those with the lowest peak.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from mpt.memory.recomputing import knapsack
 from mpt.memory.recomputing.blocks import Unit
@@ -65,7 +66,36 @@ def list_choices(losses: Sequence[Loss]) -> Listed:
             calls[-1].append(knapsack.Call(number, len(before), size))
             before.append((loss, call))
         calls[-1].append(knapsack.Call(None, 0, beside[-1]))
-    return list(own), [_choices(of_unit) for of_unit in own.values()], calls
+    known: dict[tuple[Any, ...], list[Choice]] = {}
+    choices = []
+    for of_unit in own.values():
+        form = _form(of_unit)
+        if form not in known:
+            known[form] = _choices(of_unit)
+        choices.append(known[form])
+    return list(own), choices, calls
+
+
+def _form(calls: Sequence[tuple[Loss, Call]]) -> tuple[Any, ...]:
+    """Return all that a unit's choices follow from, with its storages numbered as its operators meet them.
+
+    The blocks of a transformer are alike, and weighing the outputs of one takes time that grows with their square.
+    """
+    facts: list[Any] = []
+    for loss, call in calls:
+        numbers: dict[int, int] = {}
+
+        def own(storages: Iterable[int], numbers: dict[int, int] = numbers) -> tuple[int, ...]:
+            return tuple(numbers.setdefault(one, len(numbers)) for one in storages)
+
+        for one in call.operators:
+            changes = () if one.changes is None else own([one.changes])
+            related = own(one.reads), own(one.makes), changes
+            facts.append((one.key, *related, one.must_run, one.replaceable, one.seconds))
+        facts.append(frozenset(own(sorted(call.saved))))
+        sizes, changed = loss.storages.sizes, loss.storages.changed
+        facts.append(tuple((sizes[one], one in loss.fixed, one in changed) for one in numbers))
+    return tuple(facts)
 
 
 def _beside(loss: Loss) -> list[int]:

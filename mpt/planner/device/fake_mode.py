@@ -76,7 +76,15 @@ _QUERIES = {
     *fake_tensor._DISPATCH_META_HANDLERS,
     *fake_tensor._DISPATCH_HANDLE_DIRECTLY,
 }
-_VIEW_IDS, _QUERY_IDS = (frozenset(map(id, funcs)) for funcs in (VIEWS, _QUERIES))
+_profiler = torch.ops.profiler
+_RECORDS = {
+    _profiler._record_function_enter_new.default,
+    _profiler._record_function_exit._RecordFunction,
+}
+"""An optimizer's step is a range of the profiler. These have no tensors, and torch's rules take a millisecond."""
+_VIEW_IDS, _QUERY_IDS, _RECORD_IDS = (
+    frozenset(map(id, funcs)) for funcs in (VIEWS, _QUERIES, _RECORDS)
+)
 """Operators are compared by identity: their own hash is a function in Python."""
 
 _outcomes: dict[tuple[Any, ...], Outcome] = {}
@@ -107,6 +115,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if id(func) in _QUERY_IDS:
             return self.dispatch(func, types, args, kwargs)
+        if id(func) in _RECORD_IDS:
+            with torch._C._DisableTorchDispatch():
+                return func(*args, **kwargs)
         view = self.view(func, args, kwargs)
         if view is not None:
             return view

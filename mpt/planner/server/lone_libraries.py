@@ -1,7 +1,8 @@
 """Libraries imported without the further ones that they take along where those are installed.
 
 Diffusers imports PEFT, bitsandbytes and torchao for what they add to its networks, and with them transformers and
-torch's compiler: six seconds of processor time, and a plan of mpt's own parts uses none of it. So while the files that
+torch's compiler, and SciPy for noise schedules that mpt has none of: eight seconds of processor time, and a plan of
+mpt's own parts uses none of it. So while the files that
 look for them are executed, Python does not find them. Afterwards it does: text encoders are transformers' own. Parts
 from outside of mpt may want them of diffusers, so nothing is hidden from those.
 """
@@ -18,7 +19,15 @@ from typing import Any
 
 LOOKING = ("diffusers", "diffusers.quantizers")
 """Packages whose first files look for others."""
-HIDDEN = ("accelerate", "bitsandbytes", "onnxruntime", "peft", "torchao", "transformers")
+HIDDEN = (
+    "accelerate",
+    "bitsandbytes",
+    "onnxruntime",
+    "peft",
+    "scipy",
+    "torchao",
+    "transformers",
+)
 
 
 @contextmanager

@@ -59,8 +59,9 @@ def main() -> None:
 
 def preload() -> None:
     """Import the modules of every plan, while the command still reads its configuration."""
-    from mpt.planner.device import late_compiler
+    from mpt.planner.device import dispatch_rules, late_compiler
 
+    dispatch_rules.shorten()
     with late_compiler.without_triton():
         late_compiler.postpone()
         import mpt.planner.plans.plan  # noqa: F401

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -329,13 +330,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return is_in_place(args[0], args[1], caller)
 
     def _note(self, tensor: Tensor, operator: str, least: int = 0) -> None:
-        if tensor.device.type != self.device_type or tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
+        device = tensor.fake_device if type(tensor) is FakeTensor else tensor.device
+        if device.type != self.device_type:
             return
-        if tensor.layout == torch.sparse_coo:  # a real one, on a CPU
-            self._note(tensor._indices(), operator)
-            self._note(tensor._values(), operator)
-            return
-        if tensor.layout != torch.strided:
+        if tensor.layout is not torch.strided:
+            if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
+                return
+            if tensor.layout == torch.sparse_coo:  # a real one, on a CPU
+                self._note(tensor._indices(), operator)
+                self._note(tensor._values(), operator)
+                return
             raise NotImplementedError(
                 f"tensors of this layout are not followed ({operator}, {tensor.layout})"
             )

@@ -56,23 +56,27 @@ def watch_updates(
 ) -> Iterator[None]:
     """Mark the gradients of weights and the state of all optimizers as they appear, inside the block."""
 
-    marked: set[int] = set()
+    marked: dict[int, set[int]] = {}
+    """Optimizer -> the parameters whose state is marked."""
+
+    def mark(parameter: Any, state: Mapping[Any, Any], known: set[int]) -> None:
+        known.add(id(parameter))
+        recorder.mark(
+            (value for value in state.values() if isinstance(value, Tensor)),
+            "optimizer state",
+            owners.get(id(parameter), MASTERS),
+        )
 
     def after_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        known = marked.setdefault(id(optimizer), set())
         # An optimizer that steps during backward has one parameter at a time in its groups.
-        stepped = {
-            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-        }
-        for parameter, state in optimizer.state.items():
-            if id(parameter) in marked and id(parameter) not in stepped:
-                continue
-            marked.add(id(parameter))
-            owner = owners.get(id(parameter), MASTERS)
-            recorder.mark(
-                (value for value in state.values() if isinstance(value, Tensor)),
-                "optimizer state",
-                owner,
-            )
+        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+            if parameter in optimizer.state:
+                mark(parameter, optimizer.state[parameter], known)
+        if len(known) < len(optimizer.state):
+            for parameter, state in optimizer.state.items():
+                if id(parameter) not in known:
+                    mark(parameter, state, known)
 
     with ExitStack() as stack:
         for weight in weights:

@@ -18,6 +18,7 @@ from mpt.engine.building.build import build_run
 from mpt.engine.step.step import update
 from mpt.errors import ConfigError
 from mpt.memory import offload_activations
+from mpt.memory.recomputing import choices as weighing
 from mpt.memory.recomputing import keeping, knapsack, replay
 from mpt.memory.recomputing.blocks import Unit, find_chains
 from mpt.memory.recomputing.choices import choose_outputs, list_choices
@@ -395,6 +396,25 @@ def test_a_dry_run_counts_what_a_recomputation_runs() -> None:
         assert options[0].keeps is None
         assert all(then.total < now.total for now, then in itertools.pairwise(options))
         assert all(then.seconds > now.seconds for now, then in itertools.pairwise(options))
+
+
+def test_blocks_that_are_alike_are_weighed_once_and_get_the_choices_that_each_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = chain_run()
+    units = [unit for chain in find_chains(run.task.modules["net"], "net") for unit in chain]
+    losses = measure_calls(run, units, "here")
+    weighed, weigh = [], weighing._choices
+
+    def count(calls: Any) -> Any:
+        weighed.append(calls)
+        return weigh(calls)
+
+    monkeypatch.setattr(weighing, "_choices", count)
+    _, found, _ = list_choices(losses)
+    assert len(weighed) < len(found) == len(units)
+    monkeypatch.setattr(weighing, "_form", lambda calls: (id(calls),))
+    assert list_choices(losses)[1] == found
 
 
 def test_a_dry_run_takes_no_weight_outside_of_the_blocks_for_memory_of_the_step() -> None:

@@ -485,6 +485,13 @@ def test_a_dial_is_left_alone_where_whole_blocks_move_and_nothing_is_between() -
     assert len(tried) == 3
 
 
+def test_a_dial_is_turned_further_where_two_values_alike_leave_room_for_blocks_between() -> None:
+    turn, tried = turned(lambda sent: 8 if sent < 4.5 else 3)
+    assert max(tried[:2]) < 4.5  # neither fits: all would be sent
+    assert turn.fitting is not None
+    assert 4.5 <= turn.fitting[0] < 6
+
+
 def test_what_changes_something_has_to_be_faster_by_the_band_than_what_changes_nothing() -> None:
     def cannot_win(seconds: float, trick: str, allow_lossy: bool = False) -> bool:
         plain, exact = recipe({}, total=8), recipe({"memory": {"recompute": "all"}}, 3, seconds)
