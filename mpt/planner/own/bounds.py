@@ -1,12 +1,17 @@
 """Values and shapes that only a real step has, in somebody's own step on fake tensors.
 
-Values that are read are zero, but for small tensors that a script wrote out itself. A result whose shape depends on
-values (`x[mask]`, `nonzero`, `unique`) is given the largest shape that it can have, which is at least as large as a
-real step needs. An integer that is read may become a size: then the plan is too small, so these are counted apart.
+Values that are read are zero, but for small tensors that a script wrote out itself, and, while a step is built, for all
+that follow from its program (`mpt.planner.own.known_values`): sizes are computed from those. Lines at which others
+are read then are named. A step's batch may be a placeholder, so its values are not taken for true.
+
+A result whose shape depends on values (`x[mask]`, `nonzero`, `unique`) is given the largest shape that it can have,
+which is at least as large as a real step needs. An integer that is read may become a size: then the plan is too small,
+so these are counted apart.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
+from mpt.planner.own.known_values import MASKS, values_known
 from mpt.planner.own.sequences import (
     PackedSequences,
     alignments_gradient,
@@ -26,11 +32,13 @@ from mpt.planner.own.sequences import (
     ctc_loss,
     most_alignments,
 )
+from mpt.planner.trace.cannot_plan import line_of
 
 KNOWN_VALUES = 64
 """Tensors of that many numbers keep those that a script wrote, such as a detector's strides; torch keeps single
 ones."""
-MASKS = (torch.bool, torch.uint8)
+MOST_LINES = 3
+"""Lines that a note names."""
 _aten = torch.ops.aten
 
 
@@ -39,6 +47,9 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()
+        self.is_building = False
+        self.built_with: dict[str, None] = {}
+        """Lines at which a value that is not known was read while the step was built, in order."""
         self.integers = 0
         """How many of the values that were read are integers."""
         self.bounded = 0
@@ -68,14 +79,46 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if func is _aten.index_put.default and _has_masks(args[1]):
             return torch.empty_like(args[0])
         if func is SCALAR and not (
-            args[0].dtype.is_floating_point or args[0].dtype == torch.bool or _is_known(args[0])
+            self.is_building
+            or args[0].dtype.is_floating_point
+            or args[0].dtype == torch.bool
+            or _is_known(args[0])
         ):
             self.integers += 1
         return super().__torch_dispatch__(func, types, args, kwargs)
 
+    def array(self, tensor: Tensor) -> Any:
+        """Return zeros for a fake tensor's values."""
+        if not self.is_building:
+            return super().array(tensor)
+        self.built_with[line_of(sys._getframe(1))] = None
+        reads = self.reads
+        zeros, self.reads = super().array(tensor), reads
+        return zeros
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Let values that follow from the program alone be read inside the block, which builds the step."""
+        self.is_building = True
+        try:
+            with values_known():
+                yield
+        except Exception as error:
+            if self.built_with:
+                error.add_note(f"a value read at {next(iter(self.built_with))} was taken as 0")
+            raise
+        self.is_building = False
+
     def notes(self) -> list[str]:
         """Return the plan's assumptions."""
         found = []
+        if self.built_with:
+            lines = list(self.built_with)
+            others = f" and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
+            found.append(
+                "values that only a real run has were read while it was built, and taken as 0, at "
+                f"{', '.join(lines[:MOST_LINES])}{others}: if a size follows from one, this plan is of another network"
+            )
         if self.reads:
             found.append(f"the step reads values ({self.reads} times), which were taken as 0")
         if self.integers:

@@ -94,15 +94,16 @@ def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) ->
     recorder = Recorder("cpu")
     factory = find_factory(source)
     recording = on_fake_gpu(recorder, find_gpu(DEFAULT)) if is_fake else recorder.recording()
-    values = without_values() if is_fake else nullcontext()
+    bounds = without_values() if is_fake else nullcontext()
     with (
         libraries_as_ever(),
         torch.autograd.set_multithreading_enabled(False),
         recording,
-        values,
+        bounds as values,
         noting_what_is_made() as created,
     ):
-        made = call(lambda: call_factory(source, factory, arguments))
+        with nullcontext() if values is None else values.building():
+            made = call(lambda: call_factory(source, factory, arguments))
         perform(made, created, recorder, Changes(), lambda step: None)
     return recorder.trace
 
@@ -148,7 +149,8 @@ def _trace_on_gpu(
         if all_on_gpu:
             stack.enter_context(device)
         created = stack.enter_context(noting_what_is_made())
-        made = call(lambda: call_factory(source, factory, arguments))
+        with values.building():
+            made = call(lambda: call_factory(source, factory, arguments))
         if not (all_on_gpu or stand_in.is_used):
             return None
         work.uses_tf32 = gpu.tf32 > 0 and torch.get_float32_matmul_precision() != "highest"

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from types import FrameType
 
 from torch import nn
 from torch._subclasses.fake_tensor import (
@@ -74,7 +75,8 @@ def reason_of(error: BaseException) -> str:
         return (
             f"{operator_without_kernel[1]}, which it calls, has no rule for a GPU that is not there"
         )
-    return f"{type(error).__name__}: {plain(text)}" if text else type(error).__name__
+    words = f"{type(error).__name__}: {plain(text)}" if text else type(error).__name__
+    return "; ".join([words, *getattr(error, "__notes__", ())])
 
 
 def plain(text: str) -> str:
@@ -92,8 +94,18 @@ def place_of(errors: list[BaseException], recorder: Recorder) -> str:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             module = recorder.module_names.get(id(owner), type(owner).__name__)
-        if "/torch/" not in path.replace("\\", "/") and "/mpt/planner/" not in path.replace(
-            "\\", "/"
-        ):
+        if _is_outside(path):
             line = f"{path}:{number}"
     return f"{module} ({line})" if module else line
+
+
+def line_of(frame: FrameType | None) -> str:
+    """Return the innermost line outside torch, of a frame and its callers."""
+    while frame is not None and not _is_outside(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown line"
+
+
+def _is_outside(path: str) -> bool:
+    path = path.replace("\\", "/")
+    return "/torch/" not in path and "/mpt/planner/" not in path

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import sys
 
 import torch
@@ -293,3 +294,22 @@ def sharded():
     from torch.distributed.fsdp import fully_shard
 
     return fully_shard(nn.Linear(8, 8).cuda())
+
+
+def computed(batch_size=2):
+    """A network whose widths are computed with tensors on the default device."""
+    with torch.device("cuda"):
+        widths = (torch.arange(1, 4) * 64.0).int().tolist()
+        rates = [rate.item() for rate in torch.linspace(0, 1, len(widths) - 1)]
+        layers = [
+            nn.Sequential(nn.Linear(*sizes), nn.Dropout(rate) if rate else nn.Identity())
+            for sizes, rate in zip(itertools.pairwise(widths), rates)
+        ]
+        model = nn.Sequential(*layers)
+        print(model[0][0].weight.isnan().any().item(), widths)
+    return lambda: model(torch.randn(batch_size, widths[0], device="cuda")).sum().backward()
+
+
+def by_chance():
+    """A network whose width is a matter of chance."""
+    return nn.Linear(8 // torch.randint(1, 3, ()).item(), 1)

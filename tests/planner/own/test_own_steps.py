@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,24 @@ def test_shapes_that_depend_on_values_are_taken_at_their_bound() -> None:
     assert (
         "2 results whose size depends on values were taken as large as they can be"
         in found.plan.notes
+    )
+
+
+def test_sizes_that_a_factory_computes_with_tensors_are_true(session: Session) -> None:
+    computed, by_chance = (
+        session.plan_own(
+            {"where": str(STEPS), "function": name, "folder": str(STEPS.parents[3])}, {}
+        )
+        for name in ("computed", "by_chance")
+    )
+    plan = computed.get().plan
+    # a bias takes whole blocks
+    assert plan.by_category["parameters"] == 4 * (64 * 128 + 128 + 128 * 192) + 1024
+    (note,) = plan.notes
+    assert note.startswith("values that only a real run has were read while it was built")
+    assert f"{STEPS}:3" in note  # the check of a weight is named, and the widths are not
+    assert re.search(
+        f"ZeroDivisionError.*; a value read at {STEPS}:3.. was taken as 0", by_chance.error
     )
 
 

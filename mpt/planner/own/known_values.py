@@ -1,0 +1,280 @@
+"""The values of small fake tensors that follow from the program alone.
+
+A network's sizes may be computed with tensors: the widths of a RegNet are `torch.arange(depth) * slope + start`,
+rounded and read with `tolist()`; the rates of stochastic depth are `torch.linspace(0, rate, depth)`. Fake tensors hold
+no values. So each small storage that is filled by an operator without chance, from tensors whose values are known, gets
+a real storage on the CPU in addition, and operators are called on both. Views need no care, since values belong to
+storages. A storage that is written to by anything else loses its values.
+
+Nothing that is recorded changes: the fake operators are called as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from mpt.run.process.storage_trace import LiveStorages, tensors_in
+
+MOST_BYTES = 32768
+"""Of a storage whose values are kept: 4,096 integers."""
+DEVICE = torch.ops.prim.device.default
+MASKS = (torch.bool, torch.uint8)
+_aten = torch.ops.aten
+_CPU = torch.device("cpu")
+UNKNOWN = object()
+"""In place of a result on values that are not known."""
+OVERWRITES = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default, _aten.copy_.default)
+"""They read nothing of the tensor that they write."""
+RESHAPES = {"resize_", "resize_as_", "set_"}
+"""They change a tensor's memory, and not its values."""
+ASKING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+READS = ("tolist", "numpy")
+"""Methods that read values without an operator."""
+BLANK = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+BY_FORM = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
+"""They read no values of their first argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What decides whether the values of an operator's results are known."""
+
+    is_view: bool
+    is_followed: bool
+    """Its results are the same each time, by torch's own rules."""
+    writes: tuple[tuple[int, str], ...]
+    """Places and names of the arguments that it writes to."""
+    is_blank: bool
+    is_by_form: bool
+    asks_values: bool
+    """Its result is a number, or has a shape, that follows from values."""
+
+
+_traits: dict[int, tuple[Any, Traits]] = {}
+"""By an operator's identity, which is its own for as long as it is kept here."""
+
+
+def traits_of(func: Any) -> Traits:
+    """Return an operator's traits."""
+    found = _traits.get(id(func))
+    if found is None:
+        space, _, name = func._schema.name.partition("::")
+        arguments = enumerate(func._schema.arguments)
+        writes = tuple(
+            (place, one.name) for place, one in arguments if one.alias_info and one.alias_info.is_write
+        )  # fmt: skip
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        is_stable = space == "aten" and not is_random and name not in RESHAPES
+        found = (
+            func,
+            Traits(
+                func.is_view,
+                is_stable,
+                writes,
+                is_stable and name in BLANK,
+                is_stable and name in BY_FORM,
+                is_stable and any(tag in func.tags for tag in ASKING),
+            ),
+        )
+        _traits[id(func)] = found
+    return found[1]
+
+
+class TrueValues:
+    """The values of the storages that are known."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage | None] = {}
+        """By number; None for memory that nothing was written to."""
+        self._live = LiveStorages(self._drop)
+        self._count = 0
+
+    def of(self, tensor: Tensor, is_overwritten: bool = False) -> Tensor | None:
+        """Return a tensor's values, which share memory with those that are kept; None if they are not known."""
+        if not isinstance(tensor, FakeTensor):
+            is_real = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"
+            is_plain = is_real and tensor.layout is torch.strided and _is_small(tensor)
+            return tensor.detach().clone() if is_plain else None
+        number = self._live.number_of(tensor)
+        if number is None:
+            return self._unfollowed(tensor)
+        if not _is_small(tensor) or tensor.is_conj() or tensor.is_neg():
+            return None
+        storage = self._storages[number]
+        if storage is None:
+            if not is_overwritten:
+                return None
+            size = tensor.untyped_storage().nbytes()
+            zeros = torch.zeros(size, dtype=torch.uint8, device="cpu")
+            storage = self._storages[number] = zeros.untyped_storage()
+        place = tensor.storage_offset(), tensor.shape, tensor.stride()
+        return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, *place)
+
+    def _unfollowed(self, tensor: FakeTensor) -> Tensor | None:
+        if tensor.constant is not None:  # torch keeps it right itself
+            return tensor.constant.clone()
+        if tensor.numel() or tensor.layout is not torch.strided:
+            return None
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+    def follow(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """Compute the values of an operator's results, and of the tensors that it wrote to."""
+        traits = traits_of(func)
+        if traits.is_view and isinstance(args[0], FakeTensor):
+            return
+        with torch._C.DisableTorchFunction():
+            if traits.is_blank:
+                self._keep(result, None)
+                return
+            named = traits.writes
+            written = [args[at] if at < len(args) else kwargs.get(name) for at, name in named]
+            if all(map(self._is_followed, tensors_in(written))):
+                values = self.computed(func, args, kwargs, result)
+                if values is not UNKNOWN:
+                    for fake, value in zip(tensors_in(result), tensors_in(values), strict=False):
+                        self._keep(fake, value)
+                    return
+            self._forget(written)
+
+    def computed(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any = None) -> Any:
+        """Return an operator's result on the values of its arguments, or `UNKNOWN`.
+
+        `result`: on fake tensors, which is not computed if it is large.
+        """
+        traits = traits_of(func)
+        if not traits.is_followed:
+            return UNKNOWN
+        by_form, overwritten = traits.is_by_form, args[0] if func in OVERWRITES else None
+        values: dict[int, Tensor] = {}
+        with torch._C.DisableTorchFunction(), no_dispatch():
+            for one in tensors_in((args, kwargs)):
+                value = _form_of(one) if by_form else self.of(one, one is overwritten)
+                if value is None:
+                    return UNKNOWN
+                values[id(one)] = value
+            if not all(map(_is_small, tensors_in(result))):
+                return UNKNOWN
+            args, kwargs = tree_map_only(Tensor, lambda one: values[id(one)], (args, kwargs))
+            args, kwargs = tree_map_only(torch.device, lambda _: _CPU, (args, kwargs))
+            try:
+                return func(*args, **kwargs)
+            except (
+                Exception
+            ):  # a kernel that the CPU does not have, or a mistake that is the user's
+                return UNKNOWN
+
+    def made(self, value: Any, device: torch.device) -> Any:
+        """Return results whose shapes depend on values as fake tensors of a device."""
+        if isinstance(value, tuple):
+            return tuple(self.made(one, device) for one in value)
+        if not isinstance(value, Tensor):
+            return value
+        fake = torch.empty(value.shape, dtype=value.dtype, device=device)
+        self._keep(fake, value)
+        return fake
+
+    def _is_followed(self, tensor: Tensor) -> bool:
+        return type(tensor) is FakeTensor and self._live.number_of(tensor) is not None
+
+    def _keep(self, fake: Tensor, value: Tensor | None) -> None:
+        """Note the values of new memory, or that nothing was written to it."""
+        if type(fake) is not FakeTensor or self._is_followed(fake):
+            return
+        size = fake.untyped_storage().nbytes()
+        if not 0 < size <= MOST_BYTES or size < fake.numel() * fake.itemsize:
+            return
+        if value is not None and (value.shape != fake.shape or value.dtype != fake.dtype):
+            return
+        self._count += 1
+        self._storages[self._count] = None
+        self._live.add(fake, self._count)
+        if value is not None:
+            with no_dispatch():
+                own = self.of(fake, is_overwritten=True)
+                assert own is not None
+                own.copy_(value)
+
+    def _drop(self, number: int) -> None:
+        self._storages.pop(number, None)
+
+    def _forget(self, written: Any) -> None:
+        for one in tensors_in(written):
+            if self._is_followed(one):
+                self._live.bury(one)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.numel() * tensor.itemsize <= MOST_BYTES
+
+
+def _form_of(tensor: Tensor) -> Tensor:
+    return torch.empty((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
+
+
+class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers questions about values that are known; others are passed on."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.known = TrueValues()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while planning
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].device  # asked many times over
+        kwargs = kwargs or {}
+        if traits_of(func).asks_values and not _is_plain_index(func, args):
+            value = self.known.computed(func, args, kwargs)
+            if value is not UNKNOWN:
+                return self.known.made(value, args[0].device)
+        result = func(*args, **kwargs)
+        self.known.follow(func, args, kwargs, result)
+        return result
+
+
+def _is_plain_index(func: Any, args: Any) -> bool:
+    """Return whether an operator takes elements at places, and not by masks."""
+    return func is _aten.index.Tensor and not any(
+        one is not None and one.dtype in MASKS for one in args[1]
+    )
+
+
+@contextmanager
+def values_known() -> Iterator[None]:
+    """Let values that follow from the program alone be read inside the block."""
+    mode, fake = KnownValues(), cast(Any, FakeTensor)
+    own = {name: getattr(fake, name) for name in READS if name in vars(fake)}
+
+    def reader(name: str, otherwise: Any) -> Any:
+        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            with torch._C.DisableTorchFunction(), no_dispatch():
+                value = mode.known.of(tensor)
+                if value is not None:
+                    return getattr(value.clone(), name)(*args, **kwargs)
+            return otherwise(tensor, *args, **kwargs)
+
+        return read
+
+    for name in READS:
+        setattr(fake, name, reader(name, getattr(fake, name)))
+    try:
+        with mode:
+            yield
+    finally:
+        for name in READS:
+            delattr(fake, name)
+            if name in own:
+                setattr(fake, name, own[name])
