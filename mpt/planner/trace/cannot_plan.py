@@ -99,9 +99,11 @@ def place_of(errors: list[BaseException], recorder: Recorder) -> str:
     return f"{module} ({line})" if module else line
 
 
-def line_of(frame: FrameType | None) -> str:
-    """Return the innermost line outside torch, of a frame and its callers."""
+def line_of(frame: FrameType | None) -> str | None:
+    """Return the innermost line outside torch, of a frame and its callers; None within torch's data loader."""
     while frame is not None and not _is_outside(frame.f_code.co_filename):
+        if "torch.utils.data" in frame.f_globals.get("__name__", ""):
+            return None
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown line"
 
