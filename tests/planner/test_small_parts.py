@@ -214,6 +214,13 @@ def test_a_step_far_from_the_roofline_teaches_no_time(seconds: float, factor: fl
     assert learn(measured, 1000, 1400, 0.1, "runs/a").time_factor == factor
 
 
+@pytest.mark.parametrize(("busy", "factor"), [(None, 5), (0.9, 5), (0.37, 1)])
+def test_a_card_that_waited_for_data_teaches_no_time(busy: float | None, factor: float) -> None:
+    """A ResNet-50 on an H200 that was busy for 37 % of the time had taught "18 times as long as planned"."""
+    measured = Measurement("NVIDIA H200", 1200, 1400, 0.5, 300, busy=busy)
+    assert learn(measured, 1000, 1400, 0.1, "runs/a").time_factor == factor
+
+
 def test_scratch_is_that_of_dense_convolutions_larger_than_1x1() -> None:
     unseen, x = Unseen((7, 5), cudnn_share=0.5), torch.zeros(2, 8, 4, 4)
     for groups, kernel, inside in ((1, 3, 2), (1, 1, 0), (8, 3, 0)):
@@ -243,10 +250,11 @@ def test_a_run_without_a_gpu_teaches_nothing(tmp_path: Path) -> None:
 def test_a_run_on_a_gpu_is_read_from_its_records(tmp_path: Path) -> None:
     (tmp_path / "env.json").write_text(json.dumps({"devices": [{"name": "NVIDIA T4"}]}))
     peak = {"kind": "cuda", "peak_bytes": 5, "reserved_bytes": 7}
-    (tmp_path / "summary.json").write_text(
-        json.dumps({"peak_memory": peak, "median_step_seconds": 0.5})
-    )
-    assert read_measurement(tmp_path) == Measurement("NVIDIA T4", 5, 7, 0.5, None)
+    written = {"peak_memory": peak, "median_step_seconds": 0.5}
+    for use, busy in (({}, None), ({"not_measured": "no library"}, None), ({"mean": 0.5}, 0.5)):
+        summary = {**written, "device_utilization": use}
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
+        assert read_measurement(tmp_path) == Measurement("NVIDIA T4", 5, 7, 0.5, None, busy=busy)
 
 
 def test_a_run_s_steps_teach_and_not_its_evaluation(tmp_path: Path) -> None:

@@ -56,6 +56,11 @@ def run(arguments: Command) -> None:
             f"the step took {show_seconds(measured.step_seconds)} where the roofline has "
             f"{show_seconds(plan.step_seconds)}: times x{factor:.3g} say nothing of the card, and are not taken"
         )
+    elif measured.waits_for_others:
+        print(
+            f"the card was busy for {measured.busy:.0%} of the time and waited for data or the host for the rest: the "
+            f"step's {show_seconds(measured.step_seconds)} are not taken"
+        )
     left = measured.allocated / plan.allocated - 1
     if left > UNEXPLAINED and found.cudnn_share == 0:
         print(

@@ -44,15 +44,15 @@ class AllocatorPeaks:
     """The peaks of a GPU's allocator in bytes: of the whole run, and of its training steps alone.
 
     Evaluation, samples and saving have peaks of their own, which a plan of the step does not know. The memory that they
-    reserve stays reserved, so the steps' reserve counts only until one of them has raised it.
+    reserve stays reserved, so the steps' reserve counts only where it goes beyond what they have raised it to.
     """
 
     allocated: int = 0
     reserved: int = 0
     steps_allocated: int = 0
     steps_reserved: int = 0
-    is_mixed: bool = False
-    """Whether something outside the steps has raised the reserve."""
+    raised_outside: int = 0
+    """What something outside the steps has raised the reserve to."""
     allocations: int = -1
     """How many allocations had been made at the end of the last work outside the steps."""
 
@@ -66,7 +66,7 @@ class AllocatorPeaks:
             # steps'.
             allocated, reserved = accelerator.peaks(device)
             self.steps_allocated = max(self.steps_allocated, allocated)
-            if not self.is_mixed:
+            if reserved > self.raised_outside:
                 self.steps_reserved = max(self.steps_reserved, reserved)
             self.allocated, self.reserved = (
                 max(self.allocated, allocated),
@@ -87,7 +87,8 @@ class AllocatorPeaks:
                     # need none.
                     torch._C._cuda_clearCublasWorkspaces()
                 allocated, reserved = accelerator.peaks(device)
-                self.is_mixed = self.is_mixed or reserved > before
+                if reserved > before:
+                    self.raised_outside = reserved
                 self.allocated, self.reserved = (
                     max(self.allocated, allocated),
                     max(self.reserved, reserved),

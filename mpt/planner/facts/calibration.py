@@ -25,6 +25,8 @@ from mpt.planner.facts.gpus import Gpu, find_gpu, installed_gpu, plain
 CONTEXT_BYTES = 450 * 2**20
 """300 to 500 MiB with CUDA 12 and lazily loaded kernels, depending on the card; of CUDA 13 no figure is known yet."""
 LARGEST_CONTEXT = 2 * 2**30
+LEAST_BUSY = 0.7
+"""A card that was busy for less of the time has waited for data or the host."""
 ALLOWED = {"context_bytes": (0, 4 * 2**30), "cudnn_share": (0.0, 4.0), "time_factor": (0.05, 20.0)}
 
 
@@ -135,6 +137,13 @@ class Measurement:
     """The card's; 0 if the records lack it."""
     capability: tuple[int, int] = (0, 0)
     cuda: str = ""
+    busy: float | None = None
+    """The mean share of sampled moments in which any kernel ran; None if the driver was not asked."""
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether the card mostly waited for data or the host, so that the step's time says nothing of it."""
+        return self.busy is not None and self.busy < LEAST_BUSY
 
     @property
     def gpu(self) -> Gpu:
@@ -154,7 +163,7 @@ def learn(
     """Return the calibration that makes the plan agree with the measurement, as far as `ALLOWED` goes.
 
     A step that took so much longer or shorter than the roofline is one that says nothing of the card (a tiny network, a
-    card that others used): the factor stays 1 then.
+    card that others used), and so does one in which the card waited for data: the factor stays 1 then.
 
     `planned` is the allocated peak without cuDNN's scratch, `planned_with_scratch` the one with a share of 1. A
     measured peak below the planned one teaches nothing about scratch, and the share stays 0.
@@ -166,7 +175,8 @@ def learn(
         context = CONTEXT_BYTES
     factor = measured.step_seconds / planned_seconds if planned_seconds else 1.0
     low, high = ALLOWED["time_factor"]
-    factor = round(factor, 4) if low <= factor <= high else 1.0
+    is_taken = low <= factor <= high and not measured.waits_for_others
+    factor = round(factor, 4) if is_taken else 1.0
     return Calibration(context, round(share, 4), factor, source, cuda=measured.cuda)
 
 
@@ -198,6 +208,7 @@ def read_measurement(run: Path) -> Measurement:
             int(device.get("memory_bytes", 0)),
             (int(major), int(minor)),
             str(environment.get("cuda") or ""),
+            (summary.get("device_utilization") or {}).get("mean"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
