@@ -36,9 +36,10 @@ from mpt.planner.recipes.recipe import describe_patch
 ROOT = Path(__file__).resolve().parent.parent
 SYSTEMS = "mpt/systems"
 AGAINST = """The aim of 15 s for each of the first three was set on another machine, by figures of a commit of
-22 November (c789bdee): ResNet-101 22 s, ViT-L 41, SD 1.5's UNet 68. Here that commit took 74.7 s for ResNet-101 (load 2
-to 5) and 132.2 s for ViT-L (load 5 to 7), on 2026-11-26: 3.4 and 3.2 times as much. So 15 s there are 48 to 51 s here,
-at such a load. The UNet cannot be compared so, since its configuration came two days after that commit."""
+22 November (c789bdee): ResNet-101 22 s, ViT-L 41, SD 1.5's UNet 68. Here that commit took 44.3, 57.8 and 61.7 s for
+ResNet-101 and 83.2, 91.8 and 99.3 s for ViT-L (load 2 to 3), on 2026-11-26: 2.5 and 2.2 times as much on average. So
+15 s there are some 33 to 37 s here. The UNet cannot be compared so, since its configuration came two days after that
+commit."""
 NOT_COMPARED = frozenset({"planning_seconds", "chance", "verdict", "cost"})
 SEARCHES = {
     "resnet101": "configs/resnet50_imagefolder.yaml model=torchvision:resnet101 train.batch_size=128 --vram 8GiB",
