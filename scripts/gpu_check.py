@@ -56,6 +56,7 @@ from mpt.doctor.card import runner  # noqa: E402
 from mpt.doctor.card.checks import check_names, commands_of  # noqa: E402
 from scripts import gpu_check_features, gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
 from scripts.gpu_check_modes import FIRST_CONFIGS, LARGE_CONFIGS, modes_of  # noqa: E402
+from scripts.provenance import made  # noqa: E402
 
 PARTS = ("card", "plan", "tests", "demo", "modes", "peers", "features", "rest")
 SHARES = {"card": 0.5, "plan": 0.5, "tests": 0.3, "demo": 0.35}
@@ -189,7 +190,7 @@ def begin(options: argparse.Namespace, machine: dict[str, Any]) -> dict[str, Any
             found["seconds_before"] = found.get("seconds", 0.0)
             return found
     gpu_check_plan.forget(options.folder)
-    return {"machine": machine, "rehearsal": options.rehearsal, "configs": []}
+    return {"machine": machine, "rehearsal": options.rehearsal, "configs": [], "made": made()}
 
 
 def read_results(kept: Path) -> dict[str, Any]:
@@ -221,7 +222,8 @@ def run_part(
         commands = commands_of(check_names(bool(rehearsal)), rehearsal or "cuda", bool(rehearsal))
         rows = before.get("rows", ())
         results["card"] = {
-            "rows": runner.run_checks(commands, seconds, rows, keep, options.at_once)
+            "rows": runner.run_checks(commands, seconds, rows, keep, options.at_once),
+            "at_once": max(options.at_once, before.get("at_once", 1)),
         }
     elif part == "tests":
         if not is_settled(before):
@@ -543,9 +545,8 @@ def write_page(folder: Path, page: Path) -> int:
     ).strip("-")
     page = page if page.name else ROOT / "docs" / "benchmarks" / f"gpu-{name}.md"
     lines = as_markdown(results)
-    page.write_text(
-        "\n".join([*lines, "", "Made by `python scripts/gpu_check.py FOLDER`.", ""]), "utf-8"
-    )
+    told = f"Written by `python scripts/gpu_check.py FOLDER`, {results.get('made') or made()}."
+    page.write_text("\n".join([lines[0], "", told, *lines[1:], ""]), "utf-8")
     print(f"wrote {page}")
     return 0
 
@@ -563,7 +564,10 @@ def as_markdown(results: dict[str, Any]) -> list[str]:
     lines += [", ".join(f"{key} {value}" for key, value in machine.items() if key != "gpu"), ""]
     lines += summary(results)
     if "card" in results:
-        lines += runner.as_markdown("What is right and wrong on this card", results["card"]["rows"])
+        at_once = results["card"].get("at_once", 1)
+        beside = "" if at_once == 1 else f" ({at_once} checks at once: times are of a shared card)"
+        title = f"What is right and wrong on this card{beside}"
+        lines += runner.as_markdown(title, results["card"]["rows"])
     if "tests" in results:
         lines += [
             f"Tests marked gpu: exit {results['tests']['exit_code']}: {results['tests']['said']}",

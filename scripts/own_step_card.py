@@ -3,7 +3,7 @@
 
     python scripts/own_step_card.py plan PLANS.json --gpu h100              # anywhere; no GPU is looked at
     python scripts/own_step_card.py measure PLANS.json ROWS.jsonl           # on the card
-    python scripts/own_step_card.py page ROWS.jsonl -o docs/benchmarks/own_steps_card.md
+    python scripts/own_step_card.py page PLANS.json ROWS.jsonl -o docs/benchmarks/own_steps_card.md
 
 The cases are those of `own_step_card_models.py`. Measured are `max_memory_allocated` and `max_memory_reserved` of eight
 steps in one process, whose cache and cuBLAS workspaces are given back between the cases, and the median time of the
@@ -24,6 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from mpt.planner.facts.calibration import CONTEXT_BYTES
+from mpt.planner.facts.verdict import sure_share
 from scripts.own_step_card_models import CASES, build
 from scripts.provenance import made
 
@@ -62,6 +64,7 @@ def plan_all(path: Path, gpu_name: str, only: str) -> None:
                 "assumed_workspace": plan.assumed_workspace,
                 "seconds": plan.step_seconds,
                 "band": plan.time_band,
+                "kernels": round(sum(run.work.operators.values())),
                 "notes": list(plan.notes),
             }
         except Exception as error:
@@ -87,13 +90,11 @@ def measure_all(plans: Path, path: Path, seconds: float) -> None:
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "driver": torch.version.cuda,
-        **known["about"],
     }
     for case in CASES:
-        planned = known["plans"].get(case.name)
-        if planned is None or case.name in done or time.monotonic() > deadline:
+        if case.name not in known["plans"] or case.name in done or time.monotonic() > deadline:
             continue
-        row = {"case": case.name, "planned": planned, "about": about}
+        row = {"case": case.name, "about": about}
         try:
             row |= measure(case.name)
         except Exception as error:
@@ -144,32 +145,39 @@ def clear() -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def page(plans: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """Return the table as a page, and what it says in sum."""
-    about = rows[0]["about"]
+    card, about = rows[0]["about"], plans["about"]
+    rows = [{**row, "planned": plans["plans"].get(row["case"], {})} for row in rows]
     measured = [row for row in rows if "reserved" in row and "reserved" in row["planned"]]
-    without = [off(row, "reserved", False) for row in measured]
-    within = [off(row, "reserved", True) for row in measured]
-    live = [off(row, "allocated", False) for row in measured]
     times = [row["planned"]["seconds"] / row["seconds"] for row in measured]
+    needed = [
+        (row["reserved"] + CONTEXT_BYTES) / (row["planned"]["reserved"] + CONTEXT_BYTES)
+        for row in measured
+    ]
+    most = 1 / sure_share()
     lines = [
         "# Steps that know nothing of mpt, on a card",
         "",
         f"Planned by `python scripts/own_step_card.py plan PLANS.json --gpu {about['gpu']}` without looking at a GPU, "
         f"{about['made']}, torch {about['torch']}; measured by "
-        f"`python scripts/own_step_card.py measure PLANS.json ROWS.jsonl` on one {about['card']}, "
-        f"cuDNN {about['cudnn']}. "
-        "Unmodified models of timm, torchvision and transformers with random weights, eight steps each. Nothing was "
-        "fitted to these rows.",
+        f"`python scripts/own_step_card.py measure PLANS.json ROWS.jsonl` on one {card['card']}, "
+        f"torch {card['torch']}, cuDNN {card['cudnn']}. Unmodified models of timm, torchvision and transformers with "
+        "random weights, eight steps each, in the modes of a script: `-amp` float16 with GradScaler, `-nhwc` channels "
+        "last, `-pure` bfloat16 weights, `-recompute` the library's own. No constant was fitted to these rows.",
         "",
         "| | Median error | Lowest | Highest | Rows |",
         "|---|---:|---:|---:|---:|",
-        summed("Reserved, without cuDNN's workspace", without),
-        summed("Reserved, with the assumed workspace", within),
-        summed("Allocated, without cuDNN's workspace", live),
+        summed("Reserved, without cuDNN's workspace", measured, "reserved", False),
+        summed("Reserved, with the assumed workspace", measured, "reserved", True),
+        summed("Allocated, without cuDNN's workspace", measured, "allocated", False),
         "",
-        f"Planned over measured step time: median {statistics.median(times):.2f}, "
-        f"from {min(times):.2f} to {max(times):.2f}.",
+        f"Of {len(measured)} steps {sum(one <= most for one in needed)} needed no more than {most:.3f} times their "
+        "plan, the room that a plan is given before it is said to fit "
+        f"({CONTEXT_BYTES // MIB} MiB of context in both); the most was {max(needed):.3f} times.",
+        "",
+        f"Planned over measured step time: median {statistics.median(times):.2f}, from {min(times):.2f} to "
+        f"{max(times):.2f}.",
         "",
         "| Step | Planned, MiB | Assumed workspace | Measured | Error | With the workspace | Allocated: planned "
         "| Measured | Time: planned, ms | Measured |",
@@ -192,7 +200,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     others = [row for row in rows if row not in measured]
     lines += [
         "",
-        *(f"- {row['case']}: {row.get('error') or row['planned']['error']}" for row in others),
+        *(f"- {row['case']}: {row.get('error') or row['planned'].get('error')}" for row in others),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -203,8 +211,9 @@ def off(row: dict[str, Any], what: str, with_workspace: bool) -> float:
     return (planned[what] + (planned["assumed_workspace"] if with_workspace else 0)) / row[what] - 1
 
 
-def summed(name: str, errors: list[float]) -> str:
+def summed(name: str, rows: list[dict[str, Any]], what: str, with_workspace: bool) -> str:
     """Return a row of the summary."""
+    errors = [off(row, what, with_workspace) for row in rows]
     median = statistics.median(abs(one) for one in errors)
     return f"| {name} | {median:.1%} | {min(errors):+.1%} | {max(errors):+.1%} | {len(errors)} |"
 
@@ -226,6 +235,7 @@ def main() -> None:
     measuring.add_argument("rows", type=Path)
     measuring.add_argument("--seconds", type=float, default=600.0)
     writing = commands.add_parser("page")
+    writing.add_argument("plans", type=Path)
     writing.add_argument("rows", type=Path)
     writing.add_argument("-o", type=Path, required=True)
     options = parser.parse_args()
@@ -235,7 +245,7 @@ def main() -> None:
         measure_all(options.plans, options.rows, options.seconds)
     else:
         rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
-        options.o.write_text(page(rows), "utf-8")
+        options.o.write_text(page(json.loads(options.plans.read_text()), rows), "utf-8")
 
 
 if __name__ == "__main__":

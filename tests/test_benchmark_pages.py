@@ -17,7 +17,7 @@ RULE = re.compile(r"^\|[-:| ]+\|$", re.M)
 ORIGIN = {
     "date": re.compile(r"\b20\d\d-\d\d-\d\d\b"),
     "commit": re.compile(r"\bcommits? `?[0-9a-f]{7,8}\b"),
-    "machine": re.compile(r"\bCPUs?\b|\bcpu\b|EPYC|Xeon|x86_64|no device is involved"),
+    "machine": re.compile(r"\bCPUs?\b|\bcpu\b|EPYC|Xeon|x86_64|NVIDIA|no device is involved"),
     "command": re.compile(r"\bpython (?:-m \w|scripts/)|pytest|\bmpt \w+|scripts/\w+\.py"),
 }
 

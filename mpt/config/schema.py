@@ -160,8 +160,8 @@ class Train(Options):
     """The signs of a collapse."""
     deterministic: bool = True
     """Choose deterministic kernels, so that a resumed run repeats bit for bit. Costs a little speed on GPUs. torch
-    has none for the backward of bilinear resizing and sampling (StyleGAN2's augmentation): they add in any
-    order."""
+    has none for the backward of bilinear resizing (DAIN has its own) and sampling (StyleGAN2's augmentation), and
+    fused attention is as torch has it: they may add in any order."""
     threads: int | None = Field(None, gt=0)
     """CPU threads; null leaves torch's choice. Results are bit-equal only at a fixed count."""
     tensorboard: bool = False

@@ -175,7 +175,7 @@ def describe(
     if wish.snapshot:
         fits_into = None if held_back.fits is not False else capacity
         write_snapshot(Path(wish.snapshot), make_snapshot(fake.trace, fits_into, expandable))
-    notes = [*fake.notes, *routes.unknown_routes()]
+    notes = [*fake.notes, *fake.work.launch_notes(gpu), *routes.unknown_routes()]
     return Plan(
         batch_size=batch_size,
         allocated=free.allocated,

@@ -104,6 +104,16 @@ class Work:
         share = sum(times.get(key, 0.0) for key in self.uncertain) / sum(times.values())
         return UNCERTAIN_BAND if share >= UNCERTAIN_SHARE else BAND
 
+    def launch_notes(self, gpu: Gpu) -> list[str]:
+        """Return the warning, if it is due, that the host and not the card will set the step's pace."""
+        kernels, seconds = sum(self.operators.values()), self.seconds(gpu)
+        if not kernels or seconds >= HOST_LAUNCH_SECONDS * kernels:
+            return []
+        return [
+            f"{kernels:,.0f} kernels in {1000 * seconds:.3g} ms, {1e6 * seconds / kernels:.0f} µs each: a host that "
+            "takes longer to launch one sets the pace of the step, whatever the card"
+        ]
+
     def operator_seconds(
         self, gpu: Gpu, flops: int, moved: int, half: bool, efficiency: Efficiency = Efficiency()
     ) -> float:
@@ -114,5 +124,8 @@ class Work:
         return max(arithmetic, traffic, efficiency.launch_seconds)
 
 
+HOST_LAUNCH_SECONDS = 26e-6
+"""A kernel of 63 training steps took the host of an H200 as long as this or longer, Python and autograd included
+(docs/benchmarks/own_steps_card.md)."""
 HOST_BANDWIDTH = 15e9
 """Bytes per second of an ordinary host's memory under an elementwise optimizer."""

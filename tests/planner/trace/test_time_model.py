@@ -46,3 +46,13 @@ def test_an_optimizer_on_the_host_is_waited_for() -> None:
     work = Work(host_compute_bytes=30 * 10**6)  # at 15 GB/s
     work.add(0, 10**9, False)
     assert work.seconds(CARD) == pytest.approx(1e9 / (360e9 * 0.62) + 0.002, rel=1e-12)
+
+
+def test_a_step_of_short_kernels_says_that_the_host_sets_its_pace() -> None:
+    gpu, short, long = find_gpu("rtx3060"), Work(), Work()
+    for work, moved in ((short, 2**10), (long, 2**26)):
+        for _ in range(500):
+            work.add(0, moved, half=False)
+    (note,) = short.launch_notes(gpu)
+    assert "500 kernels in 3 ms, 6 µs each" in note
+    assert long.launch_notes(gpu) == Work().launch_notes(gpu) == []
