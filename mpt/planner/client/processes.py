@@ -109,6 +109,8 @@ def start() -> Planner:
         )
     except OSError:
         errors.close()
+        if sockets:
+            sockets[0].close()
         raise
     finally:
         if sockets:
