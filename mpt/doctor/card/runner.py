@@ -11,7 +11,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +40,15 @@ def run_checks(
     rows |= {row["name"]: row for row in before if row["name"] in commands}
     waiting = [name for name, row in rows.items() if not is_settled(row)]
     waiting.sort(key=lambda name: rows[name].get("tries", 0))
-    with ThreadPoolExecutor(at_once) as pool:
-        running = {
-            pool.submit(run_by, deadline, rows[name], commands[name]): name for name in waiting
-        }
-        for done in as_completed(running):
-            rows[running[done]] = done.result()
+
+    def make(name: str) -> tuple[str, Row]:
+        return name, run_check(rows[name], commands[name], deadline - time.monotonic())
+
+    with ThreadPool(at_once) as pool:  # which on Ctrl-C begins no further check
+        for name, row in pool.imap_unordered(make, waiting):
+            rows[name] = row
             save(list(rows.values()))
     return list(rows.values())
-
-
-def run_by(deadline: float, row: Row, command: Sequence[str | Path]) -> Row:
-    """Run one check until a moment of `time.monotonic`; return its row."""
-    return run_check(row, command, deadline - time.monotonic())
 
 
 def is_settled(row: Row) -> bool:

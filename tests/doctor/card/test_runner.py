@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
 from mpt.doctor.card.runner import as_markdown, faults, left_over, run_checks
 
 
@@ -64,3 +66,18 @@ def test_checks_side_by_side_keep_their_order_and_wait_for_each_other_no_longer(
         checks = {"one": [*command(meet), one, other], "other": [*command(meet), other, one]}
         rows = run_checks(checks, 30, at_once=2)
     assert [(row["name"], row["said"]) for row in rows] == [("one", "met"), ("other", "met")]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_ctrl_c_begins_no_further_check(tmp_path: Path, at_once: int) -> None:
+    begun = "import sys, time; from pathlib import Path; Path(sys.argv[1]).touch(); time.sleep(0.5)"
+    checks = {"first": says(said="x")} | {
+        str(number): [*command(begun), tmp_path / str(number)] for number in range(6)
+    }
+
+    def interrupt(rows: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_checks(checks, 60, (), interrupt, at_once)
+    assert not (tmp_path / "5").exists()
