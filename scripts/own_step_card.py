@@ -14,7 +14,6 @@ torch that the card's machine has.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -26,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpt.planner.facts.calibration import CONTEXT_BYTES
 from mpt.planner.facts.verdict import sure_share
+from scripts.gpu_check_memory import append, clear
+from scripts.gpu_check_plan import read_history
 from scripts.own_step_card_models import CASES, build
 from scripts.provenance import made
 
@@ -64,7 +65,7 @@ def plan_all(path: Path, gpu_name: str, only: str) -> None:
                 "assumed_workspace": plan.assumed_workspace,
                 "seconds": plan.step_seconds,
                 "band": plan.time_band,
-                "kernels": round(sum(run.work.operators.values())),
+                "kernels": round(run.work.kernels),
                 "notes": list(plan.notes),
             }
         except Exception as error:
@@ -80,11 +81,8 @@ def measure_all(plans: Path, path: Path, seconds: float) -> None:
 
     deadline = time.monotonic() + seconds
     known = json.loads(plans.read_text())
-    done = (
-        {json.loads(line)["case"] for line in path.read_text().splitlines()}
-        if path.is_file()
-        else set()
-    )
+    done = {row["case"] for row in read_history(path)}
+    card = torch.device("cuda", 0)
     about = {
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -96,22 +94,21 @@ def measure_all(plans: Path, path: Path, seconds: float) -> None:
             continue
         row = {"case": case.name, "about": about}
         try:
-            row |= measure(case.name)
+            row |= measure(case.name, card)
         except Exception as error:
             row["error"] = (
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             )
-        clear()
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        clear(card)
+        append(path, row)
         print(json.dumps({k: v for k, v in row.items() if k != "about"}), flush=True)
 
 
-def measure(case: str) -> dict[str, Any]:
+def measure(case: str, card: Any) -> dict[str, Any]:
     """Build and step; return the peaks in bytes and the median time of a step in seconds."""
     import torch
 
-    clear()
+    clear(card)
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     started = time.perf_counter()
     step = build(case)
@@ -132,17 +129,6 @@ def measure(case: str) -> dict[str, Any]:
         "whole_seconds": round(time.perf_counter() - started, 2),
         "before": before,
     }
-
-
-def clear() -> None:
-    """Give everything back to the driver, cuBLAS's workspaces too, and begin the peaks anew."""
-    import torch
-
-    gc.collect()
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
 
 
 def page(plans: dict[str, Any], rows: list[dict[str, Any]]) -> str:
@@ -244,8 +230,8 @@ def main() -> None:
     elif options.command == "measure":
         measure_all(options.plans, options.rows, options.seconds)
     else:
-        rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
-        options.o.write_text(page(json.loads(options.plans.read_text()), rows), "utf-8")
+        text = page(json.loads(options.plans.read_text()), read_history(options.rows))
+        options.o.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -168,9 +168,8 @@ class TrueValues:
             args, kwargs = tree_map_only(torch.device, lambda _: _CPU, (args, kwargs))
             try:
                 return func(*args, **kwargs)
-            except (
-                Exception
-            ):  # a kernel that the CPU does not have, or a mistake that is the user's
+            # a kernel that the CPU does not have, or a mistake that is the user's
+            except Exception:
                 return UNKNOWN
 
     def made(self, value: Any, device: torch.device) -> Any:

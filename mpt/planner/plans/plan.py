@@ -175,7 +175,8 @@ def describe(
     if wish.snapshot:
         fits_into = None if held_back.fits is not False else capacity
         write_snapshot(Path(wish.snapshot), make_snapshot(fake.trace, fits_into, expandable))
-    notes = [*fake.notes, *fake.work.launch_notes(gpu), *routes.unknown_routes()]
+    pace = [] if fake.trace.is_recorded else fake.work.launch_notes(gpu)
+    notes = [*fake.notes, *pace, *routes.unknown_routes()]
     return Plan(
         batch_size=batch_size,
         allocated=free.allocated,

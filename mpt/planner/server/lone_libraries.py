@@ -2,9 +2,9 @@
 
 Diffusers imports PEFT, bitsandbytes and torchao for what they add to its networks, and with them transformers and
 torch's compiler, and SciPy for noise schedules that mpt has none of: eight seconds of processor time, and a plan of
-mpt's own parts uses none of it. So while the files that
-look for them are executed, Python does not find them. Afterwards it does: text encoders are transformers' own. Parts
-from outside of mpt may want them of diffusers, so nothing is hidden from those.
+mpt's own parts uses none of it. So while the files that look for them are executed, Python does not find them.
+Afterwards it does: text encoders are transformers' own. Parts from outside of mpt may want them of diffusers, so
+nothing is hidden from those.
 """
 
 from __future__ import annotations

@@ -104,9 +104,14 @@ class Work:
         share = sum(times.get(key, 0.0) for key in self.uncertain) / sum(times.values())
         return UNCERTAIN_BAND if share >= UNCERTAIN_SHARE else BAND
 
+    @property
+    def kernels(self) -> float:
+        """How many kernels a step launches."""
+        return sum(self.operators.values())
+
     def launch_notes(self, gpu: Gpu) -> list[str]:
         """Return the warning, if it is due, that the host and not the card will set the step's pace."""
-        kernels, seconds = sum(self.operators.values()), self.seconds(gpu)
+        kernels, seconds = self.kernels, self.seconds(gpu)
         if not kernels or seconds >= HOST_LAUNCH_SECONDS * kernels:
             return []
         return [

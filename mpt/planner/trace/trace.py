@@ -88,6 +88,11 @@ class Trace:
     events: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether recorded graphs allocate in it, which the host launches as one."""
+        return any(storage.stream == GRAPHS for storage in self.storages)
+
     def span_at(self, event: int) -> Span:
         """Return the moment in which an event happened."""
         return self.spans[

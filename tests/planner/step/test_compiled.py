@@ -75,6 +75,10 @@ def test_a_compiled_plan_holds_less_and_says_how_it_was_made(session: Session) -
     # and shares no block with the rest
     assert compiled.get().reserved + MIB < recorded.get().reserved
     assert any("pool of their own" in note for note in recorded.get().notes)
+    # graphs are launched as one
+    paced = [any("the pace of the step" in note for note in plan.get().notes) for plan in plans]
+    assert paced[0]
+    assert not paced[2]
 
 
 @pytest.mark.slow

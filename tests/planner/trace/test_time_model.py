@@ -7,8 +7,10 @@ import torch
 
 from mpt.planner.device.outcomes import Cost
 from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.trace.allocator import GRAPHS
 from mpt.planner.trace.operator_costs import cost_of
 from mpt.planner.trace.time_model import Work
+from mpt.planner.trace.trace import Storage, Trace
 
 pytestmark = pytest.mark.tier("fast")
 
@@ -56,3 +58,15 @@ def test_a_step_of_short_kernels_says_that_the_host_sets_its_pace() -> None:
     (note,) = short.launch_notes(gpu)
     assert "500 kernels in 3 ms, 6 µs each" in note
     assert long.launch_notes(gpu) == Work().launch_notes(gpu) == []
+
+
+def test_a_trace_knows_that_graphs_were_recorded_in_it() -> None:
+    streams = {"eager": (0, 1), "recorded": (0, GRAPHS)}
+    traces = {
+        name: Trace([Storage(512, "temporaries", "", "", stream) for stream in both])
+        for name, both in streams.items()
+    }
+    assert {name: trace.is_recorded for name, trace in traces.items()} == {
+        "eager": False,
+        "recorded": True,
+    }
