@@ -97,3 +97,9 @@ def test_values_of_chance_and_of_large_tensors_are_not_known(
     found = compute()
     with pytest.raises(DataDependentOutputException):
         found[0].item()
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_parameter_made_from_a_number_is_converted_with_its_module() -> None:
+    module = nn.ParameterList([torch.tensor(0.0)]).half()
+    assert module[0].dtype == torch.float16
