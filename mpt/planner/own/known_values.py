@@ -269,7 +269,7 @@ def _swap(*tensors: Tensor) -> None:
                 del converter.tensor_memo[number]
             for aliases in converter.constant_storage_mapping.values():
                 aliases[:] = [alias for alias in aliases if alias() is not one]
-    _swap_tensors(*tensors)
+    _swap_tensors(*tensors)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
