@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 GIVE_VALUES = frozenset(
@@ -14,6 +15,8 @@ GIVE_VALUES = frozenset(
 """Operators of initializers, which change values and nothing else."""
 CHANGE_VALUES = frozenset({Tensor.add_, Tensor.mul_})
 """The same, if the other operand is a number."""
+INITIALIZERS = frozenset({init.uniform_, init.normal_, init.constant_, init.kaiming_uniform_})
+"""A mode is asked about these as a whole, and not about the operators in them."""
 
 
 class WithoutValues(TorchFunctionMode):
@@ -29,6 +32,11 @@ class WithoutValues(TorchFunctionMode):
             and not (args[0].requires_grad and torch.is_grad_enabled())
         ):
             return args[0]
+        if func in INITIALIZERS and kwargs is not None:
+            tensor = kwargs["tensor"]
+            is_refused = func is init.kaiming_uniform_ and (tensor.dim() < 2 or not tensor.numel())
+            if tensor.is_meta and not is_refused:
+                return tensor
         try:
             return func(*args, **(kwargs or {}))
         except (

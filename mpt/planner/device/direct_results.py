@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpt.planner.device.outcomes import Form, Outcome
+from mpt.planner.device.outcomes import Form, Outcome, Result
 
 REVIEWED = ("2.13", "2.14", "2.15")
 _aten = torch.ops.aten
@@ -71,7 +71,7 @@ def form_of(tensor: Tensor, device: torch.device) -> Form:
 def learnt(result: Any, args: Sequence[Any], device: torch.device) -> Outcome | None:
     """Move the result of a kernel for meta tensors to the device; None for anything but tensors."""
     container = type(result) if isinstance(result, tuple | list) else None
-    found: list[Form | int | None] = []
+    found: list[Result] = []
     for one in [result] if container is None else result:
         position = next((place for place, arg in enumerate(args) if arg is one), None)
         if one is None:

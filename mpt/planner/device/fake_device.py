@@ -179,7 +179,7 @@ def _is_eligible(value: Any) -> bool:
 
 def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Cast one eligible tensor; a float32 leaf weight's cast is made once per autocast region."""
-    if not _is_eligible(tensor) or tensor.dtype == dtype:
+    if tensor.dtype == dtype or not _is_eligible(tensor):
         return tensor
     is_weight = (
         dtype == torch.get_autocast_dtype(DEVICE)

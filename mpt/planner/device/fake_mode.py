@@ -28,17 +28,14 @@ import torch
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device import cpu_routes, direct_results
-from mpt.planner.device.outcomes import Form, Outcome
+from mpt.planner.device.outcomes import Form, Number, Outcome, Result
 
+NUMBERS = frozenset({int, float, bool})
 PLAIN = frozenset(
     {
-        int,
-        float,
-        bool,
         str,
         type(None),
         torch.dtype,
@@ -49,6 +46,7 @@ PLAIN = frozenset(
 )
 """Types of arguments that are compared by value."""
 _aten = torch.ops.aten
+_DETACH = _aten.detach.default
 VIEWS = frozenset({
     _aten.alias.default,
     _aten.as_strided.default,
@@ -57,8 +55,14 @@ VIEWS = frozenset({
     _aten.permute.default,
     _aten.select.int,
     _aten.slice.Tensor,
+    _aten.split.Tensor,
+    _aten.split_with_sizes.default,
+    _aten.squeeze.default,
+    _aten.squeeze.dim,
+    _aten.squeeze.dims,
     _aten.t.default,
     _aten.transpose.int,
+    _aten.unbind.int,
     _aten.unsqueeze.default,
     # shares memory too, though its schema says otherwise; torch 2.15 caches it
     _aten._unsafe_view.default,
@@ -87,6 +91,8 @@ _VIEW_IDS, _QUERY_IDS, _RECORD_IDS = (
 )
 """Operators are compared by identity: their own hash is a function in Python."""
 
+_no_dispatch, _empty = torch._C._DisableTorchDispatch, torch.empty_strided
+_subclass: Any = Tensor._make_subclass
 _outcomes: dict[tuple[Any, ...], Outcome] = {}
 """By the description of an operator and its arguments; torch's own cache holds the same for as long as the process."""
 
@@ -121,11 +127,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         view = self.view(func, args, kwargs)
         if view is not None:
             return view
-        if func is _LIFT and _is_number(args[0]):
-            return self._constant(args[0])
-        if func is _SCALAR and isinstance(args[0], FakeTensor) and args[0].constant is not None:
-            with no_dispatch():  # as torch's own rule does
-                return func(args[0].constant)
+        number = self.number(func, args)
+        if number is not None:
+            return number
         if func is _TO_COPY and _is_elsewhere(args[0], kwargs.get("device")):
             args = (self._without_values(args[0]), *args[1:])
         key = self._description(func, args, kwargs)
@@ -143,11 +147,29 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 _outcomes[key] = outcome
         return result
 
-    def view(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Return the view of a plain tensor that an operator takes; None for other operators and tensors."""
+    def view(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the view of a plain tensor that an operator takes, or its views; None for other operators and
+        tensors.
+        """
         if id(func) not in _VIEW_IDS or kwargs or not self._is_plain(args[0]):
             return None
-        return self._fake(self._on_meta(func, args, {}), args[0].fake_device)
+        device = args[0].fake_device
+        if func is _DETACH and device in self._attributes:
+            with _no_dispatch():
+                return self._fake(args[0], device, requires_grad=False)  # which detaches
+        found = self._on_meta(func, args, {})
+        if isinstance(found, Tensor):
+            return self._fake(found, device)
+        return [self._fake(one, device) for one in found]
+
+    def number(self, func: Any, args: Sequence[Any]) -> Any:
+        """Return a tensor of a number that is made, or a number that is read if it is known; else None."""
+        if func is _LIFT and _is_number(args[0]):
+            return self._constant(args[0])
+        if func is _SCALAR and isinstance(args[0], FakeTensor) and args[0].constant is not None:
+            with _no_dispatch():  # as torch's own rule does
+                return func(args[0].constant)
+        return None
 
     def _on_meta(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the kernel for meta tensors, as `fake_tensor.in_kernel_invocation_manager` has it."""
@@ -164,12 +186,22 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
         """Return the outcome that an operator had before with such arguments: one object for those of the same forms.
 
-        None if it is not known, or if the first argument is not a tensor of this mode.
+        None if it is not known, or if an argument is not plain.
         """
-        if not args or not self._is_plain(args[0]):
+        if not args:
             return None
-        key = self._description(func, args, kwargs)
+        if self.is_direct and _changes_each(func):
+            return Outcome((None,)) if self._are_plain(args) else None
+        key = self._description(func, args, kwargs)  # None if an argument is not plain
         return None if key is None else _outcomes.get(key)
+
+    def _are_plain(self, values: Iterable[Any]) -> bool:
+        """Return whether all tensors among nested arguments are plain."""
+        return all(
+            self._are_plain(one) if isinstance(one, list | tuple) else self._is_plain(one)
+            for one in values
+            if isinstance(one, list | tuple | Tensor)
+        )
 
     def _directly(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -237,7 +269,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         single = direct_results.single_operator(func)
         if single is None or not isinstance(args[0], list | tuple):
             return None
-        forms: list[Form | int | None] = []
+        forms: list[Result] = []
         for place, first in enumerate(args[0]):
             others = [one[place] if isinstance(one, list | tuple) else one for one in args[1:]]
             made = self.__torch_dispatch__(single, (), (first, *others), kwargs)
@@ -246,23 +278,24 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def make(self, outcome: Outcome, args: Sequence[Any]) -> Any:
         """Return an operator's results from a known outcome, without calling the dispatcher."""
+        make = self._make
         if outcome.container is None:
-            return self._make(outcome.results[0], args)
-        return outcome.container([self._make(form, args) for form in outcome.results])
+            return make(outcome.results[0], args)
+        return outcome.container([make(form, args) for form in outcome.results])
 
-    def _make(self, form: Form | int | None, args: Sequence[Any]) -> Any:
-        if form is None:
-            return None
-        if isinstance(form, int):
-            return args[form]
-        with torch._C._DisableTorchDispatch():
-            empty = torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device="meta")
+    def _make(self, form: Result, args: Sequence[Any]) -> Any:
+        if type(form) is not Form:
+            if isinstance(form, Number):
+                return form.value
+            return None if form is None else args[cast(int, form)]
+        with _no_dispatch():
+            empty = _empty(form.shape, form.stride, dtype=form.dtype, device="meta")
         return self._fake(empty, form.device)
 
     def _constant(self, number: Tensor) -> Tensor:
         """Return a tensor of `torch.tensor(NUMBER)`, whose value stays known, as torch's own rule does."""
         made: Any = self._make(Form((), (), number.dtype, number.device), ())
-        with no_dispatch():
+        with _no_dispatch():
             made.constant = number.clone()
         self.fake_tensor_converter.add_constant_storage_mapping(made)
         return cast(Tensor, made)
@@ -272,21 +305,23 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         form = Form(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
         return cast(Tensor, self._make(form, ()))
 
-    def _fake(self, meta: Tensor, device: torch.device) -> FakeTensor:
+    def _fake(
+        self, meta: Tensor, device: torch.device, requires_grad: bool | None = None
+    ) -> FakeTensor:
         attributes = self._attributes.get(device)
         if attributes is None:
             made = FakeTensor(self, meta, device)
             self._attributes[device] = dict(vars(made))
             return made
-        fake: Any = Tensor._make_subclass(
+        fake = _subclass(
             FakeTensor,
             meta,
-            meta.requires_grad,
+            meta.requires_grad if requires_grad is None else requires_grad,
             dispatch_device=True,
             device_for_backend_keys=device,
         )
         self._guard(fake)
-        vars(fake).update(attributes)
+        fake.__dict__.update(attributes)
         return fake  # type: ignore[no-any-return]
 
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -349,8 +384,10 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         ]
         if not self._describe(args, places, facts):
             return None
-        if kwargs and not self._describe(chain.from_iterable(kwargs.items()), places, facts):
-            return None
+        if kwargs:
+            facts.append(tuple(kwargs))
+            if not self._describe(kwargs.values(), places, facts):
+                return None
         return tuple(facts)
 
     def _describe(self, values: Iterable[Any], places: bool, facts: list[Any]) -> bool:
@@ -358,9 +395,10 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
+                own = value.__dict__
                 if (
-                    value.fake_mode is not self
-                    or value.constant is not None
+                    own["fake_mode"] is not self
+                    or own["constant"] is not None
                     or value.layout is not _STRIDED
                 ):
                     return False
@@ -376,8 +414,10 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 )
                 if places:
                     facts += (value.storage_offset(), value.untyped_storage().nbytes())
-            elif kind in PLAIN:
+            elif kind in NUMBERS:
                 facts += (kind, value)  # 1, 1.0 and True are equal, and make different tensors
+            elif kind in PLAIN:
+                facts.append(value)
             elif kind in (list, tuple):
                 facts += (kind, len(value))
                 if not self._describe(value, places, facts):
@@ -395,6 +435,9 @@ class TorchFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def view(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take no view at once."""
 
+    def number(self, func: Any, args: Sequence[Any]) -> None:
+        """Answer for no number at once."""
+
     def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Answer nothing at once."""
 
@@ -403,7 +446,7 @@ def _learnt(func: Any, entry: Any) -> Outcome | None:
     """Return the entry of torch's cache for an operator's results, if that is plain."""
     if not isinstance(entry, fake_tensor._DispatchCacheValidEntry) or func.is_view:
         return None
-    results: list[Form | int | None] = []
+    results: list[Result] = []
     for one in entry.output_infos:
         found = one.metadata
         if one.view_idx is not None:
@@ -411,9 +454,10 @@ def _learnt(func: Any, entry: Any) -> Outcome | None:
         if one.inplace_idx is not None:
             results.append(one.inplace_idx)
         elif found is None:
-            if one.constant_value is not None:
+            number = one.constant_value
+            if number is not None and type(number) is not int:
                 return None
-            results.append(None)
+            results.append(None if number is None else Number(number))
         elif found.requires_grad or found.is_conj or found.is_neg or found.layout != torch.strided:
             return None
         else:
@@ -454,6 +498,19 @@ def _fakes_in(values: Iterable[Any]) -> Iterator[FakeTensor]:
 
 _returning_new: dict[int, tuple[Any, bool]] = {}
 """By an operator's identity, which is its own for as long as it is kept here."""
+
+
+_changing_each: dict[int, tuple[Any, bool]] = {}
+
+
+def _changes_each(func: Any) -> bool:
+    """Return whether a `_foreach_` operator changes its tensors and returns nothing."""
+    found = _changing_each.get(id(func))
+    if found is None:
+        schema = func._schema
+        changes = schema.name.startswith(direct_results.FOREACH) and not schema.returns
+        found = _changing_each[id(func)] = func, changes
+    return found[1]
 
 
 def _returns_new(func: Any) -> bool:

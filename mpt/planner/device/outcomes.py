@@ -34,11 +34,22 @@ class Form:
     device: torch.device
 
 
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number among the results, such as the longest sequence of an attention."""
+
+    value: int
+
+
+Result = Form | Number | int | None
+"""A new tensor, a number, an argument by its position, or None."""
+
+
 @dataclass(slots=True)
 class Outcome:
-    """An operator's results for arguments of certain forms: new tensors, arguments by their position, or None."""
+    """An operator's results for arguments of certain forms."""
 
-    results: tuple[Form | int | None, ...]
+    results: tuple[Result, ...]
     container: type[tuple[Any, ...]] | type[list[Any]] | None = None
     """None if the result is no sequence."""
     cost: Cost | None = None

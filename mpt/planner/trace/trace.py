@@ -118,6 +118,8 @@ EMPTIED = "empty_cache"
 """The operator of a storage of no bytes, which marks the return of unused memory."""
 DEVICE_QUERY = torch.ops.prim.device.default
 """Asked of every fake tensor many times over; it computes nothing and is no operator of the step."""
+_names: dict[int, tuple[Any, str]] = {}
+"""By an operator's identity, which is its own for as long as it is kept here: torch makes its name anew each time."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -129,6 +131,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.device_type, self.unseen, self.observer = device_type, unseen, observer
         self.trace = Trace(spans=[Span(0, 0, "", "build")])
+        self.moment = "build"
+        """The moment that the run is in."""
         self.module_names: dict[int, str] = {}
         self._live = LiveStorages(self._die)
         self._undecided: set[int] = set()
@@ -201,15 +205,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_in(result):
             self._note(tensor, operator)
 
-    @property
-    def moment(self) -> str:
-        """The moment that the run is in."""
-        return self.trace.spans[-1].moment
-
     def enter_moment(self, step: int, phase: str, moment: str) -> None:
         """Note that from here on the run is in another moment."""
         if moment == "backward":
             self._decide()
+        self.moment = moment
         self.trace.spans.append(Span(len(self.trace.events), step, phase, moment))
 
     def mark(self, tensors: Iterable[Tensor], category: str, module: str | None = None) -> None:
@@ -271,39 +271,44 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE_QUERY:
-            return args[0].device
+            asked = args[0]
+            if type(asked) is FakeTensor and not asked.fake_mode.in_kernel_invocation:
+                return asked.fake_device  # sooner than by its property
+            return asked.device
         if self._wrappers and any(issubclass(kind, self._wrappers) for kind in types):
             return NotImplemented  # it comes back with its inner tensors
         if self.is_paused:
             return func(*args, **(kwargs or {}))
-        kwargs = kwargs or {}
-        if self.below is not None and (SparseRows in types or sparse_rows.makes_rows(func, args)):
+        kwargs, below, unseen = kwargs or {}, self.below, self.unseen
+        if below is not None and (SparseRows in types or sparse_rows.makes_rows(func, args)):
             return self._on_rows(func, args, kwargs)
-        operator = func._schema.name
-        if self.below is not None and (view := self.below.view(func, args, kwargs)) is not None:
-            if self._live.number_of(view) is None:
-                self._note(view, operator)
+        _, operator = _names.get(id(func)) or _name_of(func)
+        if below is not None and (view := below.view(func, args, kwargs)) is not None:
+            for one in (view,) if isinstance(view, Tensor) else view:
+                self._note(one, operator)
             return view
-        if self.unseen is not None and self.unseen.opens_handle(
-            operator, self.moment == "backward"
-        ):
-            self._workspaces.append(
-                self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS")
-            )
+        in_backward = self.moment == "backward"
+        if unseen is not None and unseen.opens_handle(operator, in_backward):
+            self._workspaces.append(self._birth(unseen.cublas_bytes, "workspace", "", "cuBLAS"))
         self.outcome = None
-        if func is SUM and self.moment == "backward" and self._adds_up(args, sys._getframe(1)):
+        if func is SUM and in_backward and self._adds_up(args, sys._getframe(1)):
             result = args[0].add_(args[1])
-        elif self.below is not None and (known := self.below.known(func, args, kwargs)) is not None:
-            self.outcome, result = known, self.below.make(known, args)
-        elif self.below is None and sparse_rows.is_stolen(func, args):
+        elif below is not None and (number := below.number(func, args)) is not None:
+            result = number
+        elif below is not None and (known := below.known(func, args, kwargs)) is not None:
+            self.outcome, result = known, below.make(known, args)
+        elif below is None and sparse_rows.is_stolen(func, args):
             result = sparse_rows.shared(args[0])
         else:
             result = func(*args, **kwargs)
         least = args[0].nbytes if operator in SHRUNK else 0
-        for tensor in tensors_in(result):
-            self._note(tensor, operator, least)
-        if self.unseen is not None:
-            scratch = self.unseen.scratch(operator, args, result)
+        if isinstance(result, Tensor):
+            self._note(result, operator, least)
+        else:
+            for tensor in tensors_in(result):
+                self._note(tensor, operator, least)
+        if unseen is not None:
+            scratch = unseen.scratch(operator, args, result)
             if scratch:
                 self.trace.events.append(
                     ~self._birth(scratch, "workspace", self._owner(), operator)
@@ -348,23 +353,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotImplementedError(
                 f"tensors of this layout are not followed ({operator}, {tensor.layout})"
             )
-        if self._live.number_of(tensor) is not None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._live.numbers:
             return
         in_backward = self.moment == "backward"
-        if self.moment == "build":
-            category = "temporaries"
-        elif self.moment == FORWARD or (in_backward and self._stack):
+        if self.moment == FORWARD or (in_backward and self._stack):
             category = FORWARD
         else:
             category = "temporaries"
-        index = self._birth(
-            max(least, tensor.untyped_storage().nbytes()), category, self._owner(), operator
-        )
+        index = self._birth(max(least, storage.nbytes()), category, self._owner(), operator)
         if in_backward:
             self._made_by[index] = node_number()
         if category == FORWARD:
             self._undecided.add(index)
-        self._live.add(tensor, index)
+        self._live.add_storage(storage, index)
 
     def _die(self, index: int) -> None:
         if self._closed:
@@ -410,6 +412,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         if not self._stack and self.moment == "backward":
             self._decide()  # a recomputed block is done: its live results are its activations
+
+
+def _name_of(func: Any) -> tuple[Any, str]:
+    """Note and return an operator, with its name."""
+    found = _names[id(func)] = func, func._schema.name
+    return found
 
 
 def live_peak(trace: Trace, first: int = 0) -> int:

@@ -14,6 +14,14 @@ from typing import Any
 from torch import Tensor
 
 
+class _Reference(weakref.ref[Any]):
+    """A storage, with its address and its number for when it is gone."""
+
+    __slots__ = ("address", "number")
+    address: int
+    number: int
+
+
 class LiveStorages:
     """The storages that live, by numbers of the user's choice: addresses are used again, numbers are not."""
 
@@ -21,7 +29,7 @@ class LiveStorages:
         self.on_death = on_death
         self.numbers: dict[int, int] = {}
         """Address of a storage's C++ object -> its number."""
-        self.references: dict[int, weakref.ref[Any]] = {}
+        self.references: dict[int, _Reference] = {}
 
     def number_of(self, tensor: Tensor) -> int | None:
         """Return the number of a tensor's storage, None if it was never added."""
@@ -29,10 +37,13 @@ class LiveStorages:
 
     def add(self, tensor: Tensor, number: int) -> None:
         """Follow a tensor's storage until its end."""
-        storage = tensor.untyped_storage()
-        address = storage._cdata
-        self.numbers[address] = number
-        self.references[number] = weakref.ref(storage, lambda _: self._bury(number, address))
+        self.add_storage(tensor.untyped_storage(), number)
+
+    def add_storage(self, storage: Any, number: int) -> None:
+        """Follow a storage until its end."""
+        reference = self.references[number] = _Reference(storage, self._end)
+        reference.number, reference.address = number, storage._cdata
+        self.numbers[reference.address] = number
 
     def bury(self, tensor: Tensor) -> None:
         """Take a storage for dead whose memory was given back while it lives."""
@@ -43,6 +54,9 @@ class LiveStorages:
         """Follow nothing any more, and report no end."""
         self.references.clear()
         self.numbers.clear()
+
+    def _end(self, reference: _Reference) -> None:
+        self._bury(reference.number, reference.address)
 
     def _bury(self, number: int, address: int) -> None:
         self.references.pop(number, None)

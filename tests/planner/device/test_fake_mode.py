@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._library import simple_registry
 from torch.profiler import record_function
 
 from mpt.planner.device import dispatch_rules
-from mpt.planner.device.fake_mode import LeanFakeMode
+from mpt.planner.device.fake_mode import LeanFakeMode, TorchFakeMode
 
 
 def test_a_range_of_the_profiler_takes_none_of_torch_s_rules_for_shapes(
@@ -41,3 +42,39 @@ def test_an_operator_s_rule_for_a_mode_is_found_and_others_have_none(
     registry.find(relu.__qualname__).torch_dispatch_rules.register(LeanFakeMode, rule)
     assert simple_registry.find_torch_dispatch_rule(relu, LeanFakeMode) is rule
     assert simple_registry.find_torch_dispatch_rule(relu, int) is None
+
+
+def of_all_kinds(x: Tensor) -> list[Any]:
+    """Return results of operators that the shorter mode has ways of its own for."""
+    whole = x.to(torch.float16)[None, None]
+    answers = [*torch.ops.aten._scaled_dot_product_flash_attention(whole, whole, whole)]
+    roots = torch._foreach_sqrt([x, x.t()])
+    with torch.no_grad():
+        torch._foreach_add_([*roots], 1.0)
+        step = torch.tensor(3.0)
+        torch._foreach_add_([step], 1.0)
+    return [
+        *(x.detach(), x.requires_grad_().detach(), *x.unbind(1), *x.split(2), *x.split([1, 3])),
+        *(x[:, :1].squeeze(1), x[:1].squeeze(), x[:1, :1].squeeze((0, 1)), *answers, *roots, step),
+        torch.tensor(7).item(),
+    ]
+
+
+def test_views_numbers_and_lists_of_tensors_are_those_of_torch_s_own_mode() -> None:
+    found = []
+    for mode in (LeanFakeMode(), TorchFakeMode(), LeanFakeMode()):  # the third knows outcomes
+        with mode:
+            results = of_all_kinds(torch.empty(1, 2, 4, 3)[0, 0])
+        places: dict[int, int] = {}
+        found.append(
+            [
+                (one.dtype, one.shape, one.stride(), one.storage_offset(), one.device)
+                + (one.requires_grad, one.is_leaf, one._version, one._is_view())
+                + (places.setdefault(one.untyped_storage()._cdata, len(places)),)
+                if isinstance(one, Tensor)
+                else one
+                for one in results
+            ]
+        )
+    assert found[0] == found[1] == found[2]
+    assert found[0][-1] == 7
