@@ -18,7 +18,7 @@ from mpt.memory.recomputing import knapsack
 from mpt.memory.recomputing.blocks import Unit
 from mpt.memory.recomputing.dry_run import Call, Loss
 from mpt.memory.recomputing.knapsack import Blocks, Choice, convex
-from mpt.memory.recomputing.operators import Key, find_rerun, find_used
+from mpt.memory.recomputing.operators import Key, look_back, places_of
 
 ROUNDS = 32
 """Blocks with more outputs give up several at a time."""
@@ -145,9 +145,13 @@ def _choices(calls: Sequence[tuple[Loss, Call]]) -> list[Choice]:
     if now.seconds:  # else nothing is computed again, so nothing is gained
         found.append(now)
     at_once = -(-len(costly) // ROUNDS)
+    places = [places_of(call.operators) for _, call in calls]
     while costly:
+        at = _placed(places, kept)
         prices = {
-            key: (_seconds(calls, kept - {key}) - now.seconds) / bytes_of[key] for key in costly
+            key: (_seconds(calls, map(set.difference, at, _placed(places, [key]))) - now.seconds)
+            / bytes_of[key]
+            for key in costly
         }
         given_up = sorted(costly, key=prices.__getitem__)[:at_once]
         kept -= set(given_up)
@@ -159,24 +163,25 @@ def _choices(calls: Sequence[tuple[Loss, Call]]) -> list[Choice]:
 
 def _treat(calls: Sequence[tuple[Loss, Call]], kept: frozenset[Key]) -> Choice:
     held, whole = [], []
-    for loss, call in calls:
-        used = find_used(call.operators, call.saved, kept)
-        own = {
-            number
-            for operator in call.operators
-            if operator.key in used
-            for number in operator.makes
-        }
+    at = _placed([places_of(call.operators) for _, call in calls], kept)
+    for (loss, call), places in zip(calls, at, strict=True):
+        used = look_back(call.operators, call.saved, places)[1]
+        own = {number for place in used for number in call.operators[place].makes}
         held.append(_bytes(loss, own))
         whole.append(_bytes(loss, own | call.saved))
-    return Choice(kept, _seconds(calls, kept), tuple(held), tuple(whole))
+    return Choice(kept, _seconds(calls, at), tuple(held), tuple(whole))
 
 
-def _seconds(calls: Sequence[tuple[Loss, Call]], kept: frozenset[Key]) -> float:
+def _placed(places: Sequence[dict[Key, int]], kept: Iterable[Key]) -> list[set[int]]:
+    """Return the positions of these keys in each call."""
+    return [{own[key] for key in kept if key in own} for own in places]
+
+
+def _seconds(calls: Sequence[tuple[Loss, Call]], kept: Iterable[set[int]]) -> float:
     return sum(
         call.operators[position].seconds
-        for _, call in calls
-        for position in find_rerun(call.operators, call.saved, kept)
+        for (_, call), places in zip(calls, kept, strict=True)
+        for position in look_back(call.operators, call.saved, places)[0]
     )
 
 

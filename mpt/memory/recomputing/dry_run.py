@@ -28,7 +28,7 @@ from torch.utils.flop_counter import flop_registry
 
 from mpt.errors import ConfigError
 from mpt.memory.recomputing.blocks import Unit
-from mpt.memory.recomputing.operators import Operator, Storages, Walk, nominal_seconds
+from mpt.memory.recomputing.operators import DEVICE_QUERY, Operator, Storages, Walk, nominal_seconds
 from mpt.seams import MemoryTrick, Phase, Run
 from mpt.seams.phase_losses import draw_batch, losses_of
 from mpt.seams.undo import notes_of, take_back
@@ -166,9 +166,16 @@ class RecordCalls(TorchDispatchMode):
         self.call: Call | None = None
         self.storages = Storages()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # nothing is compiled meanwhile, so nothing need be kept from the compiler
+        return False
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if function is DEVICE_QUERY:
+            return args[0].device
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         self.storages.note_changes(function, args, kwargs)

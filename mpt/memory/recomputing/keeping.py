@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.memory.recomputing.operators import (
+    DEVICE_QUERY,
     Key,
     Operator,
     Shape,
@@ -110,6 +111,8 @@ class KeepChosen(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if function is DEVICE_QUERY:
+            return args[0].device
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         operator = self.walk.record(function, args, kwargs, result)
@@ -176,6 +179,8 @@ class ReuseChosen(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if function is DEVICE_QUERY:
+            return args[0].device
         kwargs, walk, record = kwargs or {}, self.walk, self.record
         inputs, reads = walk.inputs_of(args, kwargs)
         if not reads:

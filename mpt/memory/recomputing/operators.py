@@ -27,6 +27,8 @@ from mpt.run.process.storage_trace import tensors_in
 Key = tuple[Any, int]
 """An operator, and how many calls of it came before in the same pass."""
 CAST = torch.ops.aten._to_copy.default
+DEVICE_QUERY = torch.ops.prim.device.default
+"""Asked of a fake tensor many times over, and no operator."""
 SMALL_SHARE = 16
 """An output that is this many times smaller than the operator's largest (a norm's statistics) is kept in any case."""
 
@@ -58,30 +60,48 @@ class Operator:
 
 
 def find_rerun(
-    operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]
+    operators: Sequence[Operator], saved: Iterable[int], kept: Iterable[Key]
 ) -> set[int]:
     """Return the positions of the operators that a recomputation has to run, if these outputs are kept."""
-    return _look_back(operators, saved, kept)[0]
+    places = places_of(operators)
+    return look_back(operators, saved, {places[key] for key in kept if key in places})[0]
 
 
-def find_used(
-    operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]
-) -> set[Key]:
+def find_used(operators: Sequence[Operator], saved: Iterable[int], kept: Iterable[Key]) -> set[Key]:
     """Return which of these outputs a recomputation needs. Others led to saved tensors in another loss only."""
-    return _look_back(operators, saved, kept)[1]
+    places = places_of(operators)
+    keys = {places[key]: key for key in kept if key in places}
+    return {keys[place] for place in look_back(operators, saved, keys)[1]}
 
 
-def _look_back(
-    operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]
-) -> tuple[set[int], set[Key]]:
+def places_of(operators: Sequence[Operator]) -> dict[Key, int]:
+    """Return the positions of the operators whose outputs can be kept."""
+    return {
+        one.key: position
+        for position, one in enumerate(operators)
+        if one.key is not None and not one.must_run
+    }
+
+
+def look_back(
+    operators: Sequence[Operator], saved: Iterable[int], kept: Collection[int]
+) -> tuple[set[int], set[int]]:
+    """Return the positions of the operators to run, and of those whose kept outputs are used.
+
+    By positions, since the hash of an operator is a function in Python.
+    """
     wanted, positions, used = set(saved), set(), set()
     for position in range(len(operators) - 1, -1, -1):
         operator = operators[position]
-        is_wanted = operator.changes in wanted or not wanted.isdisjoint(operator.makes)
-        if not operator.must_run and operator.replaceable and not is_wanted:
+        if (
+            operator.replaceable
+            and not operator.must_run
+            and wanted.isdisjoint(operator.makes)
+            and operator.changes not in wanted
+        ):
             continue
-        if operator.key is not None and operator.key in kept and not operator.must_run:
-            used.add(operator.key)
+        if position in kept:
+            used.add(position)
         else:
             positions.add(position)
             wanted.update(operator.reads)

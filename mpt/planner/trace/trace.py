@@ -357,10 +357,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage._cdata in self._live.numbers:
             return
         in_backward = self.moment == "backward"
-        if self.moment == FORWARD or (in_backward and self._stack):
-            category = FORWARD
-        else:
-            category = "temporaries"
+        is_forward = self.moment == FORWARD or (in_backward and self._stack)
+        category = FORWARD if is_forward else "temporaries"
         index = self._birth(max(least, storage.nbytes()), category, self._owner(), operator)
         if in_backward:
             self._made_by[index] = node_number()

@@ -68,9 +68,11 @@ def test_views_numbers_and_lists_of_tensors_are_those_of_torch_s_own_mode() -> N
         places: dict[int, int] = {}
         found.append(
             [
-                (one.dtype, one.shape, one.stride(), one.storage_offset(), one.device)
-                + (one.requires_grad, one.is_leaf, one._version, one._is_view())
-                + (places.setdefault(one.untyped_storage()._cdata, len(places)),)
+                (
+                    *(one.dtype, one.shape, one.stride(), one.storage_offset(), one.device),
+                    *(one.requires_grad, one.is_leaf, one._version, one._is_view()),
+                    places.setdefault(one.untyped_storage()._cdata, len(places)),
+                )
                 if isinstance(one, Tensor)
                 else one
                 for one in results
