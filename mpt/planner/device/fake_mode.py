@@ -163,10 +163,15 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return [self._fake(one, device) for one in found]
 
     def number(self, func: Any, args: Sequence[Any]) -> Any:
-        """Return a tensor of a number that is made, or a number that is read if it is known; else None."""
+        """Return a tensor of a number that is made or detached, or a number that is read if it is known; else None."""
         if func is _LIFT and _is_number(args[0]):
             return self._constant(args[0])
-        if func is _SCALAR and isinstance(args[0], FakeTensor) and args[0].constant is not None:
+        if func is _DETACH and _is_known(args[0]):
+            with _no_dispatch():
+                known = args[0].constant.detach()
+            made = self._fake(self._on_meta(func, args, {}), args[0].fake_device)
+            return self._with(made, known)
+        if func is _SCALAR and _is_known(args[0]):
             with _no_dispatch():  # as torch's own rule does
                 return func(args[0].constant)
         return None
@@ -294,9 +299,13 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def _constant(self, number: Tensor) -> Tensor:
         """Return a tensor of `torch.tensor(NUMBER)`, whose value stays known, as torch's own rule does."""
-        made: Any = self._make(Form((), (), number.dtype, number.device), ())
         with _no_dispatch():
-            made.constant = number.clone()
+            known = number.clone()
+        return self._with(self._make(Form((), (), number.dtype, number.device), ()), known)
+
+    def _with(self, made: Any, constant: Tensor) -> Tensor:
+        """Return a fake tensor after noting its values, which one that is written to loses."""
+        made.constant = constant
         self.fake_tensor_converter.add_constant_storage_mapping(made)
         return cast(Tensor, made)
 
@@ -479,8 +488,12 @@ def _is_number(value: Any) -> bool:
 
 def _is_elsewhere(value: Any, device: torch.device | None) -> bool:
     """Return whether a tensor with known values is to go to a device that is not the CPU."""
-    known = isinstance(value, FakeTensor) and value.constant is not None
-    return known and device is not None and device.type != "cpu"
+    return _is_known(value) and device is not None and device.type != "cpu"
+
+
+def _is_known(value: Any) -> bool:
+    """Return whether this is a fake tensor whose values are known."""
+    return isinstance(value, FakeTensor) and value.constant is not None
 
 
 def _is_placed(device: torch.device | None) -> bool:

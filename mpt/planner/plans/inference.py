@@ -185,7 +185,7 @@ def trace_inference(
     recorder = Recorder(
         device.type, unseen, lambda *operator: work.observe(*operator) if watching[0] else None
     )
-    with on_fake_gpu(recorder, gpu), values_as_zeros() as values:
+    with on_fake_gpu(recorder, gpu), values_as_zeros(recorder) as values:
         run = build_run(config, device, data, fake=True, trains=False)
         work.uses_tf32 = run.precision.numerics.uses_tf32 and gpu.tf32 > 0
         if wish.half or wish.dtype is not None:

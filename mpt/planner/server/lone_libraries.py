@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -43,6 +44,20 @@ def without(*names: str) -> Iterator[None]:
             del modules[name]
 
 
+@contextmanager
+def without_owners() -> Iterator[None]:
+    """Let no module ask inside the block which distribution each installed package is of.
+
+    The answer takes half a second, and diffusers wants it for the versions of two libraries that no plan uses.
+    """
+    original = metadata.packages_distributions
+    setattr(metadata, "packages_distributions", dict)  # noqa: B010 - the stubs call it a function
+    try:
+        yield
+    finally:
+        setattr(metadata, "packages_distributions", original)  # noqa: B010
+
+
 class Lone(MetaPathFinder):
     """Finds the packages of `LOOKING`, which are then executed without those of `HIDDEN`."""
 
@@ -56,7 +71,7 @@ class Lone(MetaPathFinder):
         execute = spec.loader.exec_module
 
         def execute_alone(module: ModuleType) -> None:
-            with without(*HIDDEN):
+            with without(*HIDDEN), without_owners():
                 execute(module)
 
         setattr(spec.loader, "exec_module", execute_alone)  # noqa: B010 - one loader's own

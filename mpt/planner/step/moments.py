@@ -55,7 +55,7 @@ def trace_moments(
     for name, work in works.items():
         start, problem = len(recorder.trace.events), ""
         recorder.enter_moment(recorder.trace.spans[-1].step, "", name)
-        with values_as_zeros() as values:
+        with values_as_zeros(recorder) as values:
             try:
                 is_done = work()
             except Exception as error:

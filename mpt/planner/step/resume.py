@@ -20,7 +20,7 @@ from mpt.engine.state.state import capture, restore_tensors
 from mpt.planner.answers.plan import RESUME, PlannedMoment
 from mpt.planner.device.zero_values import values_as_zeros
 from mpt.planner.trace.replay import replay
-from mpt.planner.trace.trace import Trace
+from mpt.planner.trace.trace import Recorder, Trace
 from mpt.seams import Run
 
 
@@ -56,12 +56,12 @@ def outline(run: Run) -> dict[str, Any]:
     return found
 
 
-def put_in(run: Run, saved: Mapping[str, Any]) -> int:
+def put_in(run: Run, saved: Mapping[str, Any], recorder: Recorder) -> int:
     """Put an outlined checkpoint into a built run, from host memory; return its bytes there."""
     state = tree_map_only(
         SavedTensor, lambda one: torch.empty(one.shape, dtype=one.dtype, device="cpu"), dict(saved)
     )
-    with values_as_zeros():
+    with values_as_zeros(recorder):
         restore_tensors(run, state)
     return sum(one.nbytes for one in tree_leaves(dict(saved)) if isinstance(one, SavedTensor))
 
@@ -69,12 +69,12 @@ def put_in(run: Run, saved: Mapping[str, Any]) -> int:
 def trace_resume(
     build: Callable[[], Run],
     saved: Mapping[str, Any],
-    trace: Trace,
+    recorder: Recorder,
     explain: Callable[[BaseException], str],
 ) -> Resume:
-    """Build a run and resume it, in a fake mode whose recorder fills `trace`."""
+    """Build a run and resume it, in a fake mode whose recorder is this one."""
     try:
-        return Resume(trace, put_in(build(), saved))
+        return Resume(recorder.trace, put_in(build(), saved, recorder))
     except Exception as error:
         return Resume(problem=explain(error))
 

@@ -161,7 +161,7 @@ def resumed(
         return build_run(config, device, data, fake=True, restores=True)
 
     with on_fake_gpu(recorder, gpu), compiling_on_fake(recorder):
-        return trace_resume(build, saved, recorder.trace, reason_of)
+        return trace_resume(build, saved, recorder, reason_of)
 
 
 def host_bytes(run: Run) -> int:

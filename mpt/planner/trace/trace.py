@@ -31,6 +31,7 @@ from mpt.planner.device import sparse_rows
 from mpt.planner.device.fake_mode import LeanFakeMode
 from mpt.planner.device.outcomes import Outcome
 from mpt.planner.device.sparse_rows import SparseRows
+from mpt.planner.device.zero_values import SCALAR, ZeroValues, is_unknown
 from mpt.planner.trace.allocator import GRAPHS
 from mpt.planner.trace.gradient_sums import SUM, is_in_place, node_number
 from mpt.planner.trace.unseen import Unseen
@@ -152,6 +153,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The outcome of the last call, if it was known: the same for the same forms of arguments."""
         self.notes: list[str] = []
         """Assumptions of the trace."""
+        self.answers: ZeroValues | None = None
+        """Answers for numbers that are read while it is set."""
         self.stream = 0
         """The stream that is allocated on now; `GRAPHS` names the pool of recorded graphs."""
 
@@ -275,6 +278,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if type(asked) is FakeTensor and not asked.fake_mode.in_kernel_invocation:
                 return asked.fake_device  # sooner than by its property
             return asked.device
+        if func is SCALAR and self.answers is not None and is_unknown(args[0]):
+            return self.answers.number(args[0])
         if self._wrappers and any(issubclass(kind, self._wrappers) for kind in types):
             return NotImplemented  # it comes back with its inner tensors
         if self.is_paused:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._library import simple_registry
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.profiler import record_function
 
 from mpt.planner.device import dispatch_rules
@@ -56,7 +57,7 @@ def of_all_kinds(x: Tensor) -> list[Any]:
     return [
         *(x.detach(), x.requires_grad_().detach(), *x.unbind(1), *x.split(2), *x.split([1, 3])),
         *(x[:, :1].squeeze(1), x[:1].squeeze(), x[:1, :1].squeeze((0, 1)), *answers, *roots, step),
-        torch.tensor(7).item(),
+        *(torch.tensor(7).item(), torch.tensor(8).detach().item()),
     ]
 
 
@@ -79,4 +80,13 @@ def test_views_numbers_and_lists_of_tensors_are_those_of_torch_s_own_mode() -> N
             ]
         )
     assert found[0] == found[1] == found[2]
-    assert found[0][-1] == 7
+    assert found[0][-2:] == [7, 8]
+
+
+def test_a_detached_number_is_not_known_any_more_when_it_was_written_to() -> None:
+    with LeanFakeMode():
+        number = torch.tensor(7.0)
+        detached = number.detach()
+        number.add_(torch.empty(()))
+        with pytest.raises(DataDependentOutputException):
+            detached.item()

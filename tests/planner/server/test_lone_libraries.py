@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,18 @@ def test_a_library_finds_no_hidden_package_while_it_is_imported_and_others_do(
         assert importlib.import_module("other").FOUND
         importlib.import_module("sought")  # by whatever needs it afterwards
     importlib.import_module("json")  # it was imported before
+
+
+def test_installed_files_are_not_searched_for_packages_while_a_library_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asker").mkdir()
+    (tmp_path / "asker" / "__init__.py").write_text(
+        "from importlib import metadata\nOWNERS = metadata.packages_distributions()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(lone_libraries, "LOOKING", ("asker",))
+    original = metadata.packages_distributions
+    with lone_libraries.lone_libraries():
+        assert importlib.import_module("asker").OWNERS == {}
+    assert metadata.packages_distributions is original
