@@ -60,6 +60,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             _aten.masked_select.default: most_selected,
             _aten._unique2.default: most_different,
             _aten.unique_consecutive.default: most_different,
+            _aten.unique_dim.default: most_slices,
+            _aten.unique_dim_consecutive.default: most_slices,
             _aten._ctc_loss.Tensor: most_alignments,
             _aten._ctc_loss_backward.Tensor: alignments_gradient,
             _aten.bincount.default: counted,
@@ -194,6 +196,14 @@ def most_different(tensor: Tensor, *options: Any, **named: Any) -> tuple[Tensor,
     count = tensor.numel()
     inverse = tensor.new_empty(tensor.shape, dtype=torch.int64)
     return tensor.new_empty(count), inverse, tensor.new_empty(count, dtype=torch.int64)
+
+
+def most_slices(
+    tensor: Tensor, dim: int, *options: Any, **named: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return as many different slices as there are, their inverse and their counts."""
+    inverse, counts = (tensor.new_empty(tensor.shape[dim], dtype=torch.int64) for _ in range(2))
+    return tensor.new_empty(tensor.shape), inverse, counts
 
 
 def without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -151,11 +151,15 @@ def looked_up(
 
 
 def masked():
-    """A loss over the elements that a mask chooses."""
+    """A loss over the elements that a mask chooses, of different rows."""
     model = nn.Linear(16, 16).cuda()
 
     def step():
-        out = model(torch.randn(8, 16, device="cuda"))
+        rows, *places = torch.unique(
+            torch.randn(8, 16, device="cuda"), return_inverse=True, return_counts=True, dim=0
+        )
+        assert [tuple(each.shape) for each in (rows, *places)] == [(8, 16), (8,), (8,)]
+        out = model(rows)
         out[out > 0].sum().backward()
 
     return step

@@ -123,7 +123,7 @@ def test_autocast_and_a_scaler_of_its_own_are_followed() -> None:
 def test_shapes_that_depend_on_values_are_taken_at_their_bound() -> None:
     found = mpt.plan_step(foreign_steps.masked)
     assert (
-        "2 results whose size depends on values were taken as large as they can be"
+        "4 results whose size depends on values were taken as large as they can be"
         in found.plan.notes
     )
 
