@@ -4,7 +4,7 @@ Torch's rules run many an operator's decomposition, in Python and on fake tensor
 milliseconds, a plan has hundreds of kinds of arguments. The same forms follow sooner:
 
 - of the operators in `BY_META` from the one kernel that torch has for meta tensors;
-- of a batch norm over images that lie densely from its arguments;
+- of a batch norm over images that lie densely, of a group norm in float32 and of a copy from its arguments;
 - of `torch._foreach_...` from the single operator for each element, or there is nothing to return.
 
 In a release of torch that is not among `REVIEWED` nothing is taken from here. A test compares the traces of both ways.
@@ -30,7 +30,8 @@ mul_.Scalar div.Tensor div.Scalar div_.Tensor div_.Scalar rsub.Scalar addcmul.de
 addcdiv_.default lerp.Scalar lerp_.Scalar neg.default abs.default sqrt.default rsqrt.default rsqrt_.default exp.default
 log.default reciprocal.default pow.Tensor_Scalar sigmoid.default sigmoid_backward.default tanh.default
 tanh_backward.default relu.default relu_.default threshold_backward.default leaky_relu.default leaky_relu_.default
-leaky_relu_backward.default gelu.default gelu_backward.default silu.default silu_.default clamp.default
+leaky_relu_backward.default gelu.default gelu_backward.default silu.default silu_.default silu_backward.default
+clamp.default
 clamp_min.default clamp_max.default maximum.default minimum.default where.self ge.Scalar gt.Scalar le.Scalar lt.Scalar
 eq.Scalar ne.Scalar ge.Tensor gt.Tensor le.Tensor lt.Tensor eq.Tensor ne.Tensor logical_and.default logical_not.default
 mm.default addmm.default bmm.default baddbmm.default sum.default sum.dim_IntList mean.default mean.dim amax.default
@@ -134,9 +135,62 @@ def batch_norm_backward(
     return Outcome((form_of(values, device), *(own if one else None for one in wanted[1:])), tuple)
 
 
+def group_norm(
+    args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
+) -> Outcome | None:
+    """Return a group norm's results; None if they are not plain."""
+    values, batch, groups = args[0], args[3], args[6]
+    if kwargs or not _is_plain_in_float32(args[:3], device):
+        return None
+    statistic = Form((batch, groups), (groups, 1), torch.float32, device)
+    return Outcome((form_of(values, device), statistic, statistic), tuple)
+
+
+def group_norm_backward(
+    args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
+) -> Outcome | None:
+    """Return the results of a group norm's backward; None if they are not plain."""
+    values, wanted = args[1], args[-1]
+    if kwargs or not wanted[0] or not _is_plain_in_float32(args[:5], device):
+        return None
+    own = Form((values.shape[1],), (1,), torch.float32, device)
+    return Outcome((form_of(values, device), *(own if one else None for one in wanted[1:])), tuple)
+
+
+def _is_plain_in_float32(tensors: Sequence[Any], device: torch.device) -> bool:
+    """Return whether these are tensors of float32 that lie in order. The CPU has kernels of its own."""
+    return device.type != "cpu" and all(
+        isinstance(one, Tensor)
+        and one.dtype == torch.float32
+        and one.is_contiguous()
+        and min(one.shape, default=0) > 1
+        for one in tensors
+    )
+
+
+def copied(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
+    """Return the copy of a tensor that lies in order; None for others, and for one in another order."""
+    values, place = args[0], kwargs.get("device") or device
+    if (
+        len(args) > 1
+        or not values.is_contiguous()
+        or not values.numel()
+        or kwargs.get("memory_format") not in (None, torch.preserve_format)
+        or kwargs.get("layout") not in (None, torch.strided)
+        or kwargs.get("pin_memory")
+        or not (place.type == "cpu" or place.index is not None)
+    ):
+        return None
+    dtype = kwargs.get("dtype") or values.dtype
+    return Outcome((Form(tuple(values.shape), values.stride(), dtype, place),))
+
+
 RULES: dict[Any, Callable[[Sequence[Any], Mapping[str, Any], torch.device], Outcome | None]] = {
     _aten.native_batch_norm.default: batch_norm,
     _aten.native_batch_norm_backward.default: batch_norm_backward,
+    _aten.native_group_norm.default: group_norm,
+    _aten.native_group_norm_backward.default: group_norm_backward,
+    _aten._to_copy.default: copied,
 }
 """Operator -> function that computes its outcome from its arguments and their common device."""
 

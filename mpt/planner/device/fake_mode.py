@@ -20,7 +20,7 @@ Anything that is not plain (symbolic sizes, sparse tensors, constants, tensors o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -31,43 +31,24 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device import cpu_routes, direct_results
+from mpt.planner.device.operator_kinds import (
+    NUMBERS,
+    PLAIN,
+    QUERY_IDS,
+    RECORD_IDS,
+    VIEW_IDS,
+    changes_each,
+    fakes_in,
+    is_elsewhere,
+    is_known,
+    is_number,
+    is_placed,
+    returns_new,
+)
 from mpt.planner.device.outcomes import Form, Number, Outcome, Result
 
-NUMBERS = frozenset({int, float, bool})
-PLAIN = frozenset(
-    {
-        str,
-        type(None),
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-    }
-)
-"""Types of arguments that are compared by value."""
 _aten = torch.ops.aten
 _DETACH = _aten.detach.default
-VIEWS = frozenset({
-    _aten.alias.default,
-    _aten.as_strided.default,
-    _aten.detach.default,
-    _aten.expand.default,
-    _aten.permute.default,
-    _aten.select.int,
-    _aten.slice.Tensor,
-    _aten.split.Tensor,
-    _aten.split_with_sizes.default,
-    _aten.squeeze.default,
-    _aten.squeeze.dim,
-    _aten.squeeze.dims,
-    _aten.t.default,
-    _aten.transpose.int,
-    _aten.unbind.int,
-    _aten.unsqueeze.default,
-    # shares memory too, though its schema says otherwise; torch 2.15 caches it
-    _aten._unsafe_view.default,
-    _aten.view.default,
-})  # fmt: skip
 _TO_COPY = _aten._to_copy.default
 _SCALAR = _aten._local_scalar_dense.default
 _LIFT = _aten.lift_fresh.default
@@ -75,22 +56,6 @@ _EMPTY = _aten.empty_strided.default
 _EMPTY_WITH = {"dtype", "device", "pin_memory"}
 _PLACE = ("device", "layout", "pin_memory")
 _STRIDED = torch.strided
-_QUERIES = {
-    torch.ops.prim.device.default,
-    *fake_tensor._DISPATCH_META_HANDLERS,
-    *fake_tensor._DISPATCH_HANDLE_DIRECTLY,
-}
-_profiler = torch.ops.profiler
-_RECORDS = {
-    _profiler._record_function_enter_new.default,
-    _profiler._record_function_exit._RecordFunction,
-}
-"""An optimizer's step is a range of the profiler. These have no tensors, and torch's rules take a millisecond."""
-_VIEW_IDS, _QUERY_IDS, _RECORD_IDS = (
-    frozenset(map(id, funcs)) for funcs in (VIEWS, _QUERIES, _RECORDS)
-)
-"""Operators are compared by identity: their own hash is a function in Python."""
-
 _no_dispatch, _empty = torch._C._DisableTorchDispatch, torch.empty_strided
 _subclass: Any = Tensor._make_subclass
 _outcomes: dict[tuple[Any, ...], Outcome] = {}
@@ -119,9 +84,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if id(func) in _QUERY_IDS:
+        if id(func) in QUERY_IDS:
             return self.dispatch(func, types, args, kwargs)
-        if id(func) in _RECORD_IDS:
+        if id(func) in RECORD_IDS:
             with torch._C._DisableTorchDispatch():
                 return func(*args, **kwargs)
         view = self.view(func, args, kwargs)
@@ -130,7 +95,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         number = self.number(func, args)
         if number is not None:
             return number
-        if func is _TO_COPY and _is_elsewhere(args[0], kwargs.get("device")):
+        if func is _TO_COPY and is_elsewhere(args[0], kwargs.get("device")):
             args = (self._without_values(args[0]), *args[1:])
         key = self._description(func, args, kwargs)
         outcome = None if key is None else _outcomes.get(key)
@@ -151,7 +116,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Return the view of a plain tensor that an operator takes, or its views; None for other operators and
         tensors.
         """
-        if id(func) not in _VIEW_IDS or kwargs or not self._is_plain(args[0]):
+        if id(func) not in VIEW_IDS or kwargs or not self._is_plain(args[0]):
             return None
         device = args[0].fake_device
         if func is _DETACH and device in self._attributes:
@@ -164,14 +129,14 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def number(self, func: Any, args: Sequence[Any]) -> Any:
         """Return a tensor of a number that is made or detached, or a number that is read if it is known; else None."""
-        if func is _LIFT and _is_number(args[0]):
+        if func is _LIFT and is_number(args[0]):
             return self._constant(args[0])
-        if func is _DETACH and _is_known(args[0]):
+        if func is _DETACH and is_known(args[0]):
             with _no_dispatch():
                 known = args[0].constant.detach()
             made = self._fake(self._on_meta(func, args, {}), args[0].fake_device)
             return self._with(made, known)
-        if func is _SCALAR and _is_known(args[0]):
+        if func is _SCALAR and is_known(args[0]):
             with _no_dispatch():  # as torch's own rule does
                 return func(args[0].constant)
         return None
@@ -195,7 +160,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """
         if not args:
             return None
-        if self.is_direct and _changes_each(func):
+        if self.is_direct and changes_each(func):
             return Outcome((None,)) if self._are_plain(args) else None
         key = self._description(func, args, kwargs)  # None if an argument is not plain
         return None if key is None else _outcomes.get(key)
@@ -222,27 +187,21 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             func is _EMPTY
             and kwargs.keys() == _EMPTY_WITH
             and not kwargs["pin_memory"]
-            and _is_placed(kwargs["device"])
+            and is_placed(kwargs["device"])
         ):
             return Outcome(
                 (Form(tuple(args[0]), tuple(args[1]), kwargs["dtype"], kwargs["device"]),)
             )
         rule = direct_results.RULES.get(func)
-        if (
-            rule is None
-            and func not in direct_results.PLACED
-            and func not in direct_results.BY_META
-        ):
+        has_kernel = func in direct_results.PLACED or func in direct_results.BY_META
+        if rule is None and not has_kernel:
             return None
-        devices = {one.fake_device for one in _fakes_in(chain(args, kwargs.values()))}
+        devices = {one.fake_device for one in fakes_in(chain(args, kwargs.values()))}
         if len(devices) != 1:
             return None
         (device,) = devices
-        return (
-            self._by_meta(func, args, kwargs, device)
-            if rule is None
-            else rule(args, kwargs, device)
-        )
+        found = None if rule is None else rule(args, kwargs, device)
+        return self._by_meta(func, args, kwargs, device) if found is None and has_kernel else found
 
     def _by_meta(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
@@ -253,7 +212,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if func in direct_results.PLACED:
             device = kwargs.get("device") or device
             if (
-                not _is_placed(device)
+                not is_placed(device)
                 or kwargs.get("pin_memory")
                 or kwargs.get("layout", _STRIDED) != _STRIDED
             ):
@@ -343,7 +302,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         except (
             NotImplementedError
         ):  # an operator without a rule for shapes, which torch runs on zeros (QR, Dirichlet)
-            fakes = _fakes_in(chain(args, kwargs.values()))
+            fakes = fakes_in(chain(args, kwargs.values()))
             places = {one.fake_device for one in fakes if one.fake_device.type != "cpu"}
             if len(places) != 1:
                 raise
@@ -383,7 +342,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, ...] | None:
         """Return the key of an operator's results; None if an argument is not plain."""
-        places = not _returns_new(func)
+        places = not returns_new(func)
         facts: list[Any] = [
             "lean",
             id(func),
@@ -473,63 +432,3 @@ def _learnt(func: Any, entry: Any) -> Outcome | None:
             shape, stride = (tuple(map(int, sizes)) for sizes in (found.shape, found.stride))  # type: ignore[arg-type]
             results.append(Form(shape, stride, found.dtype, found.device))
     return Outcome(tuple(results), tuple if entry.is_output_tuple else None)
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether this is a real tensor of one number on the CPU."""
-    return (
-        type(value) is Tensor
-        and not value.dim()
-        and value.device.type == "cpu"
-        and value.layout is _STRIDED
-        and not value.is_quantized
-    )
-
-
-def _is_elsewhere(value: Any, device: torch.device | None) -> bool:
-    """Return whether a tensor with known values is to go to a device that is not the CPU."""
-    return _is_known(value) and device is not None and device.type != "cpu"
-
-
-def _is_known(value: Any) -> bool:
-    """Return whether this is a fake tensor whose values are known."""
-    return isinstance(value, FakeTensor) and value.constant is not None
-
-
-def _is_placed(device: torch.device | None) -> bool:
-    """Return whether this is a device as tensors have it, with a number if there may be several."""
-    return device is not None and (device.type == "cpu" or device.index is not None)
-
-
-def _fakes_in(values: Iterable[Any]) -> Iterator[FakeTensor]:
-    for value in values:
-        if isinstance(value, FakeTensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _fakes_in(value)
-
-
-_returning_new: dict[int, tuple[Any, bool]] = {}
-"""By an operator's identity, which is its own for as long as it is kept here."""
-
-
-_changing_each: dict[int, tuple[Any, bool]] = {}
-
-
-def _changes_each(func: Any) -> bool:
-    """Return whether a `_foreach_` operator changes its tensors and returns nothing."""
-    found = _changing_each.get(id(func))
-    if found is None:
-        schema = func._schema
-        changes = schema.name.startswith(direct_results.FOREACH) and not schema.returns
-        found = _changing_each[id(func)] = func, changes
-    return found[1]
-
-
-def _returns_new(func: Any) -> bool:
-    """Return whether an operator's results are new memory by its schema."""
-    found = _returning_new.get(id(func))
-    if found is None:
-        found = func, all(returned.alias_info is None for returned in func._schema.returns)
-        _returning_new[id(func)] = found
-    return found[1]

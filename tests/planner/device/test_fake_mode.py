@@ -11,7 +11,7 @@ from torch._library import simple_registry
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.profiler import record_function
 
-from mpt.planner.device import dispatch_rules
+from mpt.planner.device import direct_results, dispatch_rules
 from mpt.planner.device.fake_mode import LeanFakeMode, TorchFakeMode
 
 
@@ -90,3 +90,36 @@ def test_a_detached_number_is_not_known_any_more_when_it_was_written_to() -> Non
         number.add_(torch.empty(()))
         with pytest.raises(DataDependentOutputException):
             detached.item()
+
+
+def test_rules_for_single_operators_give_the_forms_of_torch_s_own_mode() -> None:
+    aten: Any = torch.ops.aten
+    card = torch.device("cuda", 0)
+    with TorchFakeMode():
+        image, weight = torch.empty(2, 8, 4, 3), torch.empty(8)
+        norm = image, weight, weight, 2, 8, 12, 4, 1e-5
+        _, mean, scale = aten.native_group_norm.default(*norm)
+        back = image, image, mean, scale, weight, 2, 8, 12, 4
+        odd = torch.empty(6).as_strided((1, 2, 3), (4, 3, 1))
+        calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+            (aten.native_group_norm.default, norm, {}),
+            (aten.native_group_norm_backward.default, (*back, [True, True, True]), {}),
+            (aten.native_group_norm_backward.default, (*back, [True, False, True]), {}),
+            (aten._to_copy.default, (image,), {"dtype": torch.float16}),
+            (aten._to_copy.default, (odd,), {"memory_format": torch.preserve_format}),
+            (aten._to_copy.default, (torch.empty(()),), {"dtype": torch.float64}),
+        ]
+        for func, args, kwargs in calls:
+            result = func(*args, **kwargs)
+            outcome = direct_results.RULES[func](args, kwargs, card)
+            results = [result] if isinstance(result, Tensor) else result
+            assert outcome is not None
+            assert outcome.results == tuple(
+                None if one is None else direct_results.form_of(one, card) for one in results
+            )
+        last = image.to(memory_format=torch.channels_last)
+        assert direct_results.group_norm((last, *norm[1:]), {}, card) is None
+        assert direct_results.group_norm((image.half(), *norm[1:]), {}, card) is None
+        assert direct_results.copied((last,), {}, card) is None
+        other = {"memory_format": torch.channels_last}
+        assert direct_results.copied((image,), other, card) is None
