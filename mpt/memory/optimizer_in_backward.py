@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
@@ -56,6 +55,8 @@ class OptimizerInBackward(MemoryTrick):
         self.active: Phase | None = None
         self.settings_before: dict[str, list[dict[str, Any]]] = {}
         """Values of the groups before the update: an optimizer's counters there count once per update."""
+        self.owners: dict[str, dict[int, dict[str, Any]]] = {}
+        """Phase -> the group of each parameter of its optimizer, in the update that is under way."""
         self.precision = run.precision
         for optimizer in dict.fromkeys(run.optimizers.values()):
             for group in optimizer.param_groups:
@@ -66,6 +67,7 @@ class OptimizerInBackward(MemoryTrick):
     def backward(self, phase: Phase) -> Iterator[None]:
         """During the backward of the phase's last loss, let parameters step as they go."""
         self.settings_before.pop(phase.name, None)
+        self.owners.pop(phase.name, None)
         self.done[phase.name] += 1
         if self.done[phase.name] == self.losses[phase.name]:
             self.active, self.done[phase.name] = phase, 0
@@ -101,9 +103,14 @@ class OptimizerInBackward(MemoryTrick):
         if phase is None:
             return
         optimizer = phase.optimizer
-        everyone = [group["params"] for group in optimizer.param_groups]
-        if not any(parameter is one for group in everyone for one in group):
+        if phase.name not in self.owners:
+            self.owners[phase.name] = {
+                id(one): group for group in optimizer.param_groups for one in group["params"]
+            }
+        owner = self.owners[phase.name].get(id(parameter))
+        if owner is None:
             return
+        everyone = [group["params"] for group in optimizer.param_groups]
         scaler = self.precision.scalers.get(phase.name)
         if scaler is not None:
             scaler.unscale([parameter])
@@ -113,7 +120,8 @@ class OptimizerInBackward(MemoryTrick):
             ]
         for group, before in zip(optimizer.param_groups, self.settings_before[phase.name]):
             group.update(before)
-        narrow(optimizer, parameter)
+        for group in optimizer.param_groups:
+            group["params"] = [parameter] if group is owner else []
         try:
             self.precision.optimize(phase)
         finally:
@@ -125,12 +133,6 @@ class OptimizerInBackward(MemoryTrick):
 def settings_of(group: dict[str, Any]) -> dict[str, Any]:
     """Return a parameter group without its parameters."""
     return {key: value for key, value in group.items() if key != "params"}
-
-
-def narrow(optimizer: Optimizer, parameter: nn.Parameter) -> None:
-    """Leave one parameter in the optimizer's groups, in the group that has it."""
-    for group in optimizer.param_groups:
-        group["params"] = [one for one in group["params"] if one is parameter]
 
 
 def refuse_incompatible(run: Run) -> None:

@@ -20,6 +20,7 @@ Anything that is not plain (symbolic sizes, sparse tensors, constants, tensors o
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device import cpu_routes, direct_results
@@ -46,6 +48,7 @@ from mpt.planner.device.operator_kinds import (
     returns_new,
 )
 from mpt.planner.device.outcomes import Form, Number, Outcome, Result
+from mpt.run.process.storage_trace import tensors_in
 
 _aten = torch.ops.aten
 _DETACH = _aten.detach.default
@@ -161,9 +164,20 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if not args:
             return None
         if self.is_direct and changes_each(func):
-            return Outcome((None,)) if self._are_plain(args) else None
+            if not self._are_plain(args) and not self._are_changed(func, args, kwargs):
+                return None
+            return Outcome((None,))
         key = self._description(func, args, kwargs)  # None if an argument is not plain
         return None if key is None else _outcomes.get(key)
+
+    def _are_changed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Change tensors whose values are known, if those of all are, as torch's own rule does; return whether."""
+        changed: Iterable[Any] = tensors_in(args)
+        if not all(is_known(one) and one.fake_mode is self for one in changed):
+            return False
+        with _no_dispatch():
+            func(*tree_map_only(Tensor, lambda one: one.constant, args), **kwargs)
+        return True
 
     def _are_plain(self, values: Iterable[Any]) -> bool:
         """Return whether all tensors among nested arguments are plain."""
@@ -265,7 +279,12 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _with(self, made: Any, constant: Tensor) -> Tensor:
         """Return a fake tensor after noting its values, which one that is written to loses."""
         made.constant = constant
-        self.fake_tensor_converter.add_constant_storage_mapping(made)
+        if self.is_direct:  # as `add_constant_storage_mapping`, without a typed storage
+            known = self.fake_tensor_converter.constant_storage_mapping
+            storage = StorageWeakRef(constant.untyped_storage())  # type: ignore[no-untyped-call]
+            known.setdefault(storage, []).append(weakref.ref(made))
+        else:
+            self.fake_tensor_converter.add_constant_storage_mapping(made)
         return cast(Tensor, made)
 
     def _without_values(self, tensor: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.planner.device import sparse_rows
 from mpt.planner.device.fake_mode import LeanFakeMode
+from mpt.planner.device.operator_kinds import RECORD_IDS
 from mpt.planner.device.outcomes import Outcome
 from mpt.planner.device.sparse_rows import SparseRows
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, is_unknown
@@ -302,6 +303,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = number
         elif below is not None and (known := below.known(func, args, kwargs)) is not None:
             self.outcome, result = known, below.make(known, args)
+        elif below is not None and id(func) in RECORD_IDS:
+            with torch._C._DisableTorchDispatch():
+                return func(*args, **kwargs)
         elif below is None and sparse_rows.is_stolen(func, args):
             result = sparse_rows.shared(args[0])
         else:

@@ -54,10 +54,11 @@ def of_all_kinds(x: Tensor) -> list[Any]:
         torch._foreach_add_([*roots], 1.0)
         step = torch.tensor(3.0)
         torch._foreach_add_([step], 1.0)
+        torch._foreach_add_([step], torch.tensor(2.0), alpha=2.0)
     return [
         *(x.detach(), x.requires_grad_().detach(), *x.unbind(1), *x.split(2), *x.split([1, 3])),
         *(x[:, :1].squeeze(1), x[:1].squeeze(), x[:1, :1].squeeze((0, 1)), *answers, *roots, step),
-        *(torch.tensor(7).item(), torch.tensor(8).detach().item()),
+        *(step.item(), torch.tensor(7).item(), torch.tensor(8).detach().item()),
     ]
 
 
@@ -80,7 +81,7 @@ def test_views_numbers_and_lists_of_tensors_are_those_of_torch_s_own_mode() -> N
             ]
         )
     assert found[0] == found[1] == found[2]
-    assert found[0][-2:] == [7, 8]
+    assert found[0][-3:] == [8.0, 7, 8]
 
 
 def test_a_detached_number_is_not_known_any_more_when_it_was_written_to() -> None:
