@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
@@ -120,8 +121,7 @@ class OptimizerInBackward(MemoryTrick):
             ]
         for group, before in zip(optimizer.param_groups, self.settings_before[phase.name]):
             group.update(before)
-        for group in optimizer.param_groups:
-            group["params"] = [parameter] if group is owner else []
+        narrow(optimizer, parameter, owner)
         try:
             self.precision.optimize(phase)
         finally:
@@ -133,6 +133,12 @@ class OptimizerInBackward(MemoryTrick):
 def settings_of(group: dict[str, Any]) -> dict[str, Any]:
     """Return a parameter group without its parameters."""
     return {key: value for key, value in group.items() if key != "params"}
+
+
+def narrow(optimizer: Optimizer, parameter: nn.Parameter, owner: dict[str, Any]) -> None:
+    """Leave one parameter in the optimizer's groups, in its own."""
+    for group in optimizer.param_groups:
+        group["params"] = [parameter] if group is owner else []
 
 
 def refuse_incompatible(run: Run) -> None:

@@ -34,7 +34,7 @@ def test_each_step_in_backward_marks_the_state_of_its_own_parameter() -> None:
     with watch_updates(marks, [], owners_of({"net": net})):
         for weight in weights:
             weight.grad = torch.ones_like(weight)
-            narrow(optimizer, weight)
+            narrow(optimizer, weight, optimizer.param_groups[0])
             optimizer.step()
             optimizer.param_groups[0]["params"] = weights
     assert marks.owners == [f"net.{number}" for number in range(COUNT)]
