@@ -9,6 +9,7 @@ A CPU has none of it, and Apple's `mps` neither statistics nor streams: for thes
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ def available() -> str | None:
     return None if found is None else found.type
 
 
+@functools.cache  # asked in every step, where the name of a kind takes long to make
 def has_allocator(device: torch.device) -> bool:
     """Return whether torch's caching allocator serves a device: it has statistics, a cache, and streams."""
     return device.type not in WITHOUT_ALLOCATOR

@@ -15,7 +15,7 @@ from mpt.accelerator import synchronize
 from mpt.data.loading.loader import Loader, to_device
 from mpt.doctor.findings import Section
 from mpt.engine.step.built_parts import check_graph
-from mpt.engine.step.micro_batches import add_up, split, weigh
+from mpt.engine.step.micro_batches import split, weigh
 from mpt.engine.step.step import drop_gradients, only, update
 from mpt.report.units import show_seconds
 from mpt.seams import Batch, Run
@@ -93,7 +93,8 @@ def _time_parts(run: Run, stream: Iterator[Batch], step: int) -> dict[str, float
                 done: list[str] = []
                 now = time.perf_counter()
                 for together in losses_of(run, phase, part):
-                    value = add_up(weigh(together, share))
+                    values = weigh(together, share)
+                    value = sum(values[1:], values[0])
                     now = lap("forward", now)
                     try:
                         run.precision.backward(value, phase)

@@ -32,14 +32,39 @@ class Settings(PrecisionOptions):
     """Nothing beyond the common settings."""
 
 
+class Region:
+    """`torch.autocast`, kept from one forward to the next: making one takes as long as entering it.
+
+    One autocast cannot be entered twice at a time, so there are as many as forwards inside each other.
+    """
+
+    def __init__(self, device_type: str, dtype: torch.dtype) -> None:
+        self.device_type, self.dtype = device_type, dtype
+        self.open: list[torch.autocast] = []
+        self.idle: list[torch.autocast] = []
+
+    def __enter__(self) -> None:
+        own = self.idle.pop() if self.idle else torch.autocast(self.device_type, self.dtype)
+        own.__enter__()  # type: ignore[no-untyped-call]
+        self.open.append(own)
+
+    def __exit__(self, *error: object) -> None:
+        own = self.open.pop()
+        own.__exit__(*error)
+        self.idle.append(own)
+
+
 class Autocast(Policy):
     """Forwards under `torch.autocast`."""
 
     can_fall_back = True
+    region: Region | None = None
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the autocast context of this dtype."""
-        return torch.autocast(self.device.type, self.numerics.dtype)
+        if self.region is None or self.region.dtype is not self.numerics.dtype:
+            self.region = Region(self.device.type, self.numerics.dtype)
+        return self.region
 
 
 def build(name: str, settings: Settings, device: torch.device) -> Policy:

@@ -18,24 +18,15 @@ from mpt.parallel.local import local
 
 
 class Figures:
-    """The figures of one update: sums on the device and how many elements they are of. A context takes the logged
-    values.
-
-    One is open at a time, for one forward runs at a time.
-    """
+    """The figures of one update: sums on the device and how many elements they are of."""
 
     open: Figures | None = None
-    """The one that takes logged values now."""
+    """The one that takes logged values now: `mpt.seams.phase_losses` sets it around a forward, of which one runs at a
+    time."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
-
-    def __enter__(self) -> None:
-        Figures.open = self
-
-    def __exit__(self, *_: object) -> None:
-        Figures.open = None
 
     def add(self, name: str, value: Tensor) -> None:
         """Add a tensor's elements."""

@@ -17,6 +17,8 @@ def draw_batch(run: Run, phase: Phase, batch: Batch) -> Batch:
     return batch if phase.prepare is None else phase.prepare(batch)
 
 
+SEVERAL = (tuple, list)
+"""Losses of one backward."""
 END = object()
 """The mark of the end of a phase's losses: a phase may yield anything by mistake."""
 
@@ -30,12 +32,15 @@ def losses_of(
     in memory alongside the next one's. `figures` takes values logged meanwhile. Raises ConfigError if a phase yields
     something else.
     """
-    logged: AbstractContextManager[None] = NOTHING if figures is None else figures
-    with forward_of(run), logged:
-        made: Any = phase.losses(part)
-        is_one = made is None or isinstance(made, tuple | list)  # a Loss is a tuple too
-        pending: Iterator[Any] = iter(() if is_one else made)
-        item: Any = made if is_one else next(pending, END)
+    with forward_of(run):
+        Figures.open = figures
+        try:
+            made: Any = phase.losses(part)
+            is_one = made is None or isinstance(made, SEVERAL)  # a Loss is a tuple too
+            pending: Iterator[Any] = iter(() if is_one else made)
+            item: Any = made if is_one else next(pending, END)
+        finally:
+            Figures.open = None
     del made
     while item is not END:
         together = as_together(item, phase)
@@ -45,15 +50,17 @@ def losses_of(
         del together
         if is_one:
             return
-        with forward_of(run), logged:
-            item = next(pending, END)
+        with forward_of(run):
+            Figures.open = figures
+            try:
+                item = next(pending, END)
+            finally:
+                Figures.open = None
 
 
 def as_together(item: Any, phase: Phase) -> tuple[Loss, ...]:
     """Check a phase's yielded losses of one backward. Raises ConfigError for anything else."""
-    together = (
-        (item,) if isinstance(item, Loss) or not isinstance(item, tuple | list) else tuple(item)
-    )
+    together = (item,) if isinstance(item, Loss) or not isinstance(item, SEVERAL) else tuple(item)
     for loss in together:
         if not isinstance(loss, Loss):
             raise ConfigError(

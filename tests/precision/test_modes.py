@@ -229,6 +229,30 @@ def test_tf32_is_allowed_by_its_mode_alone_and_torch_can_still_read_the_switch(
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
+@pytest.mark.parametrize("mode", ["amp", "bf16"])
+def test_a_forward_within_a_forward_leaves_the_casts_as_they_were(mode: str) -> None:
+    run = parts.classifier({"mode": mode, "dtype": "bfloat16"})
+
+    def state() -> tuple[bool, torch.dtype]:
+        return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    torch.set_autocast_dtype("cpu", torch.float16)
+    before = state()
+    try:
+        for _ in range(2):
+            with run.precision.forward():
+                assert state() == (True, torch.bfloat16)
+                with torch.autocast("cpu", enabled=False), run.precision.forward():
+                    assert state() == (True, torch.bfloat16)
+                assert state() == (True, torch.bfloat16)
+            assert state() == before
+            with pytest.raises(ZeroDivisionError), run.precision.forward():
+                _ = 1 / 0
+            assert state() == before
+    finally:
+        torch.set_autocast_dtype("cpu", torch.bfloat16)
+
+
 def test_bf16_refuses_to_be_float16() -> None:
     with pytest.raises(ConfigError, match="use precision=amp"):
         parts.classifier({"mode": "bf16", "dtype": "float16"})

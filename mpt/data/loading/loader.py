@@ -151,6 +151,8 @@ class Loader:
         return map(pin, stream) if self.pin_memory else stream
 
     def _in_process(self, steps: Iterator[int]) -> Iterator[Batch]:
+        if self.dataset.is_sound:
+            return (self.dataset.fetch(*self.indices(step)) for step in steps)
         return (fetch(self.dataset, *self.indices(step), self.looks_at(step)) for step in steps)
 
     def _from_workers(self, steps: Iterator[int]) -> Iterator[Batch]:

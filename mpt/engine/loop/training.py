@@ -47,7 +47,6 @@ from mpt.run.records.recorder import Recorder, last_test_set
 from mpt.run.records.samples import thin
 from mpt.run.records.skipped_files import write_skipped_files
 from mpt.seams import Batch, Dataset, DataSpec, Game, Plateau, Run, TakesUpdates, loss_scales
-from mpt.seams.task_kinds import rate_factor
 
 
 class Training:
@@ -74,6 +73,7 @@ class Training:
         self.early_stopping = (
             Rule(self.train.early_stopping, run.task) if self.train.early_stopping else None
         )
+        self.plateau = run.task if isinstance(run.task, Plateau) else None
         self.told_plan = ToldPlan(run.config, run.device.type, directory.plan_path)
         self.journal = Journal(recorder, console, self.progress, boards)
         self.ladder = MemoryLadder(run, self.journal)
@@ -150,7 +150,7 @@ class Training:
     def set_learning_rates(self) -> None:
         """Set this step's rate in every parameter group."""
         run = self.run
-        factor = rate_factor(run.task)
+        factor = 1.0 if self.plateau is None else self.plateau.rate_factor
         if self.remedies.rate != 1.0:
             factor *= self.remedies.rate_at(self.progress.step)
         set_learning_rates(
@@ -287,8 +287,8 @@ class Training:
         self.evaluated_step = self.progress.step
         assert self.test_set is not None
         self.journal.evaluation(figures, self.tested, self.test_set)
-        if isinstance(task, Plateau):
-            task.after_evaluation(figures)
+        if self.plateau is not None:
+            self.plateau.after_evaluation(figures)
         if self.early_stopping is not None:
             self.early_stopping.observe(self.progress.waiting, figures, self.progress.step)
         self.advise(figures, is_evaluation=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -45,11 +45,6 @@ def weigh(losses: Iterable[Loss], share: float) -> list[Tensor]:
         is_whole = share == 1.0 or loss.reduction == "sum"
         values.append(loss.value if is_whole else loss.value * share)
     return values
-
-
-def add_up(values: Sequence[Tensor]) -> Tensor:
-    """Return the sum of losses that are back-propagated together."""
-    return sum(values[1:], values[0])
 
 
 class Normaliser:

@@ -18,7 +18,7 @@ from mpt.accelerator import has_allocator
 from mpt.engine.step.built_parts import check_graph, check_losses
 from mpt.engine.step.faults import fault_kind
 from mpt.engine.step.loss_watch import LossWatch, all_finite
-from mpt.engine.step.micro_batches import Normaliser, add_up, size_of, split, weigh
+from mpt.engine.step.micro_batches import Normaliser, size_of, split, weigh
 from mpt.engine.step.rank_inputs import draw_own, gathers_inputs
 from mpt.engine.step.rank_random import RankRandom
 from mpt.errors import ConfigError
@@ -144,17 +144,21 @@ def back_propagate(
                         if normaliser is None
                         else [normaliser.scale(loss) for loss in together]
                     )
-                    value = add_up(values)
+                    value = sum(values[1:], values[0])
                     if watch is not None:
                         watch.look(value)
                     if exchange is not None:
                         exchange.before_backward()
-                    backward(run, phase, value)
+                    if run.tricks:
+                        with entered([trick.backward(phase) for trick in run.tricks]):
+                            run.precision.backward(value, phase)
+                    else:
+                        run.precision.backward(value, phase)
                 except (AttributeError, RuntimeError, TypeError) as error:
                     check_losses(together, phase)
                     check_graph(error, together, done, phase)
                     raise
-                for loss, own in zip(together, values, strict=True):
+                for loss, own in zip(together, values):  # `strict` takes longer
                     detached = own.detach()
                     if normaliser is None and loss.reduction == "sum":
                         # logged is the mean over samples
@@ -183,15 +187,6 @@ def correct(weights: Iterable[nn.Parameter], factor: Tensor) -> None:
             gradient = local(weight.grad)
             # some are on the host (memory.stream_weights)
             gradient.mul_(factor.to(gradient.device))
-
-
-def backward(run: Run, phase: Phase, value: Tensor) -> None:
-    """Back-propagate one number as the precision mode and the memory tricks have it."""
-    if run.tricks:
-        with entered([trick.backward(phase) for trick in run.tricks]):
-            run.precision.backward(value, phase)
-    else:
-        run.precision.backward(value, phase)
 
 
 def back_propagate_on_ranks(

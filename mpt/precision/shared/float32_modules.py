@@ -58,14 +58,16 @@ def in_float32(function: F, device_type: str) -> F:
         wide = [cast_floating(value, torch.float32) for value in args]
         named = cast_floating(kwargs, torch.float32) if kwargs else kwargs
         enabled = torch.is_autocast_enabled(device_type)
-        torch.set_autocast_enabled(device_type, False)
+        if enabled:
+            torch.set_autocast_enabled(device_type, False)
         try:
             if active_region() is None:
                 return function(*wide, **named)
             with o1.suspended():
                 return function(*wide, **named)
         finally:
-            torch.set_autocast_enabled(device_type, enabled)
+            if enabled:
+                torch.set_autocast_enabled(device_type, True)
 
     return run  # type: ignore[return-value]
 
