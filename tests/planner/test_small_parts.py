@@ -319,9 +319,9 @@ def test_the_picture_is_written_with_its_title_and_what_its_line_is(
 
 def test_products_in_tf32_are_as_fast_as_the_card_says() -> None:
     """GeForce cards compute in TF32 at float32's rate, so that both modes are planned alike there; an A100 does not."""
-    products = {is_tf32: Work(uses_tf32=is_tf32) for is_tf32 in (False, True)}
+    products = {is_tf32: Work(products_in_tf32=is_tf32) for is_tf32 in (False, True)}
     for work in products.values():
-        work.add(10**12, 10**6, half=False)
+        work.add(10**12, 10**6, "float32")
     ratios = [
         products[False].seconds(gpu) / products[True].seconds(gpu)
         for gpu in map(find_gpu, ("rtx3060", "a100"))

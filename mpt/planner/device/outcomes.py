@@ -11,6 +11,10 @@ Kernel = tuple[int, int]
 """Floating-point operations, and bytes read and written."""
 
 
+Unit = Literal["half", "float32", "convolution"]
+"""The arithmetic of a kernel: half, float32, or cuDNN's float32, for which TF32 has a switch of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """The cost of one call of an operator."""
@@ -19,7 +23,7 @@ class Cost:
     """Its place: the device, the link to the host, or the host's own processor."""
     kernels: tuple[Kernel, ...]
     """Kernels that it launches; one copy or loop on the link or on the host."""
-    half: bool
+    unit: Unit
     is_uncertain: bool = False
     """Whether published times of such kernels are spread more widely than of others."""
 

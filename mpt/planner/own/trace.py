@@ -153,7 +153,7 @@ def _trace_on_gpu(
             made = call(lambda: call_factory(source, factory, arguments))
         if not (all_on_gpu or stand_in.is_used):
             return None
-        work.uses_tf32 = gpu.tf32 > 0 and torch.get_float32_matmul_precision() != "highest"
+        work.read_switches()
         modules = perform(made, created, recorder, changes, on_step)
     convolution = unseen.largest_convolution if unseen is not None else 0
     return OwnRun(

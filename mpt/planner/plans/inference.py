@@ -187,7 +187,8 @@ def trace_inference(
     )
     with on_fake_gpu(recorder, gpu), values_as_zeros(recorder) as values:
         run = build_run(config, device, data, fake=True, trains=False)
-        work.uses_tf32 = run.precision.numerics.uses_tf32 and gpu.tf32 > 0
+        work.read_switches()
+        work.products_in_tf32 |= run.precision.numerics.uses_tf32
         if wish.half or wish.dtype is not None:
             fold(run.tricks, run.task.modules)
         if wish.half:

@@ -103,7 +103,8 @@ def fit(
         ]
         trace = Trace(made, first.trace.events, first.trace.spans)
         work = OrderedWork(
-            uses_tf32=first.work.uses_tf32,
+            products_in_tf32=first.work.products_in_tf32,
+            convolutions_in_tf32=first.work.convolutions_in_tf32,
             sent=first.work.sent,
             ranks=size,
             stride=first.work.stride,
@@ -116,7 +117,7 @@ def fit(
             event = moved_to(size, a, b)
             work.events.append(event)
             if isinstance(event, Operator):
-                work.operators[event.flops, event.moved, event.half] += event.share
+                work.operators[event.flops, event.moved, event.unit] += event.share
         return replace(first, trace=trace, whole=trace, work=work)
 
     return at

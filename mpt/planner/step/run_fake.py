@@ -120,7 +120,8 @@ def trace_config(
     with on_fake_gpu(recorder, gpu, shards), compiling_on_fake(recorder) as compiled_notes:
         run = build_run(config, device, data, fake=True, world=world)
         check_built(recorder.trace, most_built)
-        work.uses_tf32 = run.precision.numerics.uses_tf32 and gpu.tf32 > 0
+        work.read_switches()
+        work.products_in_tf32 |= run.precision.numerics.uses_tf32
         perform_steps(run, recorder, batch_size, on_step, on_phase, batch_ahead)
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)
         on_host = host_bytes(run)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from mpt.planner.device.outcomes import Cost, Kernel
+from mpt.planner.device.outcomes import Cost, Kernel, Unit
 from mpt.run.process.storage_trace import tensors_in
 
 GROUP_TILE = 64
@@ -49,7 +49,7 @@ FREE = frozenset(VIEWS.split(" "))
 """Operators that launch nothing."""
 LOOKUPS = frozenset({"embedding", "_embedding_bag", "index_select", "index", "gather"})
 """Operators that read of their first tensor as much as they return, and not all of a table."""
-NO_COST = Cost("nowhere", (), False)
+NO_COST = Cost("nowhere", (), "float32")
 _aten = torch.ops.aten
 
 
@@ -70,19 +70,29 @@ def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     if "cpu" in devices:
         # A copy crosses once, however many of its tensors the operator names: `copy_` returns its argument.
         return (
-            Cost("link", ((0, max(sizes)),), False)
+            Cost("link", ((0, max(sizes)),), "float32")
             if len(devices) > 1
-            else Cost("host", ((0, moved),), False)
+            else Cost("host", ((0, moved),), "float32")
         )
     flops = 0 if count_flops is None else int(count_flops(*args, **kwargs, out_val=result))
-    half = any(tensor.dtype in HALF for tensor in inputs)
+    unit: Unit = "half" if any(tensor.dtype in HALF for tensor in inputs) else "float32"
     if func is _aten.convolution.default:
         kernels = convolution_kernels(args[0], args[1], args[8], flops, moved)
-        return Cost("device", kernels, half, is_uncertain(args[0], args[1], args[8]))
+        return Cost(
+            "device",
+            kernels,
+            of_convolution(unit, args[1], args[8]),
+            is_uncertain(args[0], args[1], args[8]),
+        )
     if func is _aten.convolution_backward.default:
         kernels = gradient_kernels(args[1], args[2], args[9], args[10], flops, moved)
-        return Cost("device", kernels, half, is_uncertain(args[1], args[2], args[9]))
-    return Cost("device", ((flops, moved),), half)
+        return Cost(
+            "device",
+            kernels,
+            of_convolution(unit, args[2], args[9]),
+            is_uncertain(args[1], args[2], args[9]),
+        )
+    return Cost("device", ((flops, moved),), unit)
 
 
 def convolution_kernels(
@@ -123,6 +133,11 @@ def channels_of_group(weight: Tensor, groups: int) -> int:
 def is_depthwise(weight: Tensor, groups: int) -> bool:
     """Return whether each channel is convolved on its own."""
     return groups > 1 and weight.shape[1] == 1 and weight.shape[0] == groups
+
+
+def of_convolution(unit: Unit, weight: Tensor, groups: int) -> Unit:
+    """Return a convolution's arithmetic: kernels of one channel a group are no matrix products, with no TF32."""
+    return "convolution" if unit == "float32" and not is_depthwise(weight, groups) else unit
 
 
 def window_operations(weight: Tensor, flops: int) -> int:

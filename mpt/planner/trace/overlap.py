@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from mpt.planner.answers.plan import StepSeconds
-from mpt.planner.device.outcomes import Outcome
+from mpt.planner.device.outcomes import Outcome, Unit
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.links import Cluster, Kind
 from mpt.planner.trace.time_model import Work
@@ -40,7 +40,7 @@ class Operator:
 
     flops: int
     moved: int
-    half: bool
+    unit: Unit
     stream: int
     share: float = 1.0
     """Of the steps, those in which it happens."""
@@ -125,10 +125,10 @@ class OrderedWork(Work):
         stride = self.stride if kind == "all_reduce" else 1
         self.send(Sent(kind, whole, size, stride, self.stream, is_waited_for=True))
 
-    def add(self, flops: int, moved: int, half: bool) -> None:
+    def add(self, flops: int, moved: int, unit: Unit) -> None:
         """Count an operator of the device, and keep its place."""
-        super().add(flops, moved, half)
-        self.events.append(Operator(flops, moved, half, self.stream, self.share))
+        super().add(flops, moved, unit)
+        self.events.append(Operator(flops, moved, unit, self.stream, self.share))
 
     def send(self, what: Sent) -> int:
         """Note that a collective starts; return its number."""
@@ -184,7 +184,7 @@ def step_time(work: OrderedWork, gpu: Gpu, cluster: Cluster, factor: float = 1.0
     for event in work.events:
         if isinstance(event, Operator):
             seconds = (
-                work.operator_seconds(gpu, event.flops, event.moved, event.half)
+                work.operator_seconds(gpu, event.flops, event.moved, event.unit)
                 * factor
                 * event.share
             )

@@ -15,7 +15,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpt.planner.device.outcomes import Outcome
+import torch
+
+from mpt.planner.device.outcomes import Outcome, Unit
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.time_band import BAND, UNCERTAIN_BAND, UNCERTAIN_SHARE
 from mpt.planner.trace.operator_costs import cost_of
@@ -36,19 +38,30 @@ class Efficiency:
 
 @dataclass
 class Work:
-    """The operators of one step: how often each (flops, bytes, half) occurs, and bytes over the host link."""
+    """The operators of one step: how often each (flops, bytes, unit) occurs, and bytes over the host link."""
 
-    operators: defaultdict[tuple[int, int, bool], float] = field(
+    operators: defaultdict[tuple[int, int, Unit], float] = field(
         default_factory=lambda: defaultdict(float)
     )
     host_bytes: float = 0
     host_compute_bytes: float = 0
     """Bytes that the host's own processor reads and writes, for optimizers that live there."""
-    uncertain: set[tuple[int, int, bool]] = field(default_factory=set)
+    uncertain: set[tuple[int, int, Unit]] = field(default_factory=set)
     """Those of `operators` whose published times are spread widely."""
-    uses_tf32: bool = False
+    products_in_tf32: bool = False
+    convolutions_in_tf32: bool = False
+    """Which float32 products the switches of torch allow to be in TF32."""
     share: float = 1.0
     """The share of steps that have the work observed now: a penalty every 16 steps is a sixteenth of each."""
+
+    def read_switches(self) -> None:
+        """Note which float32 products may be in TF32 by torch's switches, as they are now.
+
+        The older switches cannot be read once the newer ones were set.
+        """
+        backends: Any = torch.backends  # whose newer members torch does not declare
+        self.products_in_tf32 = backends.cuda.matmul.fp32_precision == "tf32"
+        self.convolutions_in_tf32 = backends.cudnn.conv.fp32_precision == "tf32"
 
     def observe(
         self,
@@ -66,17 +79,17 @@ class Work:
                 outcome.cost = cost
         for flops, moved in cost.kernels:
             if cost.place == "device":
-                self.add(flops, moved, cost.half)
+                self.add(flops, moved, cost.unit)
                 if cost.is_uncertain:
-                    self.uncertain.add((flops, moved, cost.half))
+                    self.uncertain.add((flops, moved, cost.unit))
             elif cost.place == "link":
                 self.host_bytes += self.share * moved
             else:
                 self.host_compute_bytes += self.share * moved
 
-    def add(self, flops: int, moved: int, half: bool) -> None:
+    def add(self, flops: int, moved: int, unit: Unit) -> None:
         """Count a kernel of the device."""
-        self.operators[flops, moved, half] += self.share
+        self.operators[flops, moved, unit] += self.share
 
     def include(self, other: Work) -> None:
         """Count all of another's operators too."""
@@ -89,8 +102,8 @@ class Work:
     def seconds(self, gpu: Gpu, efficiency: Efficiency = Efficiency()) -> float:
         """Return the time of one step on a GPU."""
         total = 0.0
-        for (flops, moved, half), count in self.operators.items():
-            total += count * self.operator_seconds(gpu, flops, moved, half, efficiency)
+        for (flops, moved, unit), count in self.operators.items():
+            total += count * self.operator_seconds(gpu, flops, moved, unit, efficiency)
         on_link = self.host_bytes / (gpu.host_link * 1e9)
         return max(total, on_link) + self.host_compute_bytes / HOST_BANDWIDTH
 
@@ -120,10 +133,11 @@ class Work:
         ]
 
     def operator_seconds(
-        self, gpu: Gpu, flops: int, moved: int, half: bool, efficiency: Efficiency = Efficiency()
+        self, gpu: Gpu, flops: int, moved: int, unit: Unit, efficiency: Efficiency = Efficiency()
     ) -> float:
         """Return the time of one operator on a GPU."""
-        peak = gpu.half if half else (gpu.tf32 or gpu.float32) if self.uses_tf32 else gpu.float32
+        in_tf32 = self.convolutions_in_tf32 if unit == "convolution" else self.products_in_tf32
+        peak = gpu.half if unit == "half" else (in_tf32 and gpu.tf32) or gpu.float32
         arithmetic = flops / (peak * 1e12 * efficiency.arithmetic)
         traffic = moved / (gpu.bandwidth * 1e9 * efficiency.bandwidth)
         return max(arithmetic, traffic, efficiency.launch_seconds)

@@ -318,3 +318,25 @@ def computed(batch_size=2):
 def by_chance():
     """A network whose width is a matter of chance."""
     return nn.Linear(8 // torch.randint(1, 3, ()).item(), 1)
+
+
+def convolutions(products=None):
+    """Wide convolutions and a product; `products` is written by the newer switch for all of them."""
+    if products is not None:
+        torch.backends.fp32_precision = products
+    net = nn.Sequential(
+        nn.Conv2d(64, 256, 3),
+        nn.ReLU(),
+        nn.Conv2d(256, 64, 3),
+        nn.Flatten(),
+        nn.Linear(64 * 28**2, 10),
+    ).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    image = torch.zeros(16, 64, 32, 32, device="cuda")
+
+    def step(batch):
+        optimizer.zero_grad()
+        net(batch).square().mean().backward()
+        optimizer.step()
+
+    return net, optimizer, image, step

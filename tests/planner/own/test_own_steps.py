@@ -94,6 +94,31 @@ def test_what_the_weights_gradients_and_states_hold_is_found_without_being_told(
     assert any(name.startswith("model.layers.0") for name in modules)
 
 
+TIMES = """
+import sys
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.own.changes import Changes
+from mpt.planner.own.factory import Source
+from mpt.planner.own.trace import trace_own
+gpu = find_gpu("a100")
+for products in (None, "ieee", "tf32"):
+    given = {"products": products}
+    made = trace_own(Source(sys.argv[1], "convolutions"), given, gpu, None, Changes(), False)
+    print(made.fake.work.seconds(gpu))
+"""
+
+
+def test_convolutions_are_as_fast_as_the_scripts_own_switches_let_them_be() -> None:
+    """By torch's default they are in TF32, and other products are not."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TIMES, str(STEPS)],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    by_default, exactly, all_in_tf32 = map(float, done.stdout.split())
+    assert all_in_tf32 <= by_default < exactly / 2
+
+
 def test_what_to_write_into_the_script_is_planned_with_its_saving(decoder: Any) -> None:
     exact = next(way for way in decoder.ways if way.exact)
     assert exact.lines == [

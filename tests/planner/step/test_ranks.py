@@ -163,7 +163,7 @@ def test_communication_beside_computing_is_not_exposed() -> None:
             if what == "send":
                 number = work.send(Sent("all_reduce", count, 8))
             else:
-                work.add(flops, 0, True)
+                work.add(flops, 0, "half")
         work.wait(number)
     assert step_time(covered, H100, cluster).exposed == pytest.approx(0, abs=1e-9)
     assert step_time(late, H100, cluster).exposed == pytest.approx(takes)
@@ -217,9 +217,9 @@ def test_streams_wait_for_events_and_the_host_for_nothing() -> None:
     work = OrderedWork()
     work.send(Sent("all_gather", count, 8, stream=2, is_waited_for=True))
     work.record(1, 2)
-    work.add(flops, 0, True)  # beside the gathering
+    work.add(flops, 0, "half")  # beside the gathering
     work.wait_for_event(1, 0)
-    work.add(flops, 0, True)  # needs what was gathered
+    work.add(flops, 0, "half")  # needs what was gathered
     assert step_time(work, H100, cluster).total == pytest.approx(2 * takes, rel=1e-3)
 
 

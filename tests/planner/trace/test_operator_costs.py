@@ -105,9 +105,9 @@ def test_steps_of_grouped_convolutions_in_channels_last_have_a_wider_band() -> N
         found = costs(groups, torch.float16, torch.channels_last)["convolution"]
         assert found.is_uncertain == (groups == 4)
         for flops, moved in found.kernels:
-            work.add(flops, moved, found.half)
+            work.add(flops, moved, found.unit)
             if found.is_uncertain:
-                work.uncertain.add((flops, moved, found.half))
+                work.uncertain.add((flops, moved, found.unit))
         bands.append(work.band(find_gpu("rtx3060")))
     assert bands == [BAND, UNCERTAIN_BAND]
     said = [describe_range(1.0, band) for band in bands]

@@ -21,7 +21,7 @@ CARD = find_gpu("rtx3060")
 def seconds(**counts: int) -> float:
     """Return the time of a step of one kernel."""
     work = Work()
-    work.add(counts.get("flops", 0), counts.get("moved", 0), False)
+    work.add(counts.get("flops", 0), counts.get("moved", 0), "float32")
     return work.seconds(CARD)
 
 
@@ -36,17 +36,17 @@ def test_a_kernel_takes_its_arithmetic_its_traffic_or_its_launch_whichever_is_lo
 def test_a_copy_between_host_and_device_crosses_the_link_once_and_runs_beside_computing() -> None:
     device, host = torch.empty(1000, device="meta"), torch.empty(1000)
     copied = cost_of(torch.ops.aten.copy_.default, (device, host), {}, device)
-    assert copied == Cost("link", ((0, 4000),), False)
+    assert copied == Cost("link", ((0, 4000),), "float32")
     computing = 1e9 / (360e9 * 0.62)  # 4.5 ms
     for on_link, expected in ((12 * 10**6, computing), (120 * 10**6, 0.01)):  # 1 ms and 10 ms
         work = Work(host_bytes=on_link)
-        work.add(0, 10**9, False)
+        work.add(0, 10**9, "float32")
         assert work.seconds(CARD) == pytest.approx(expected, rel=1e-12)
 
 
 def test_an_optimizer_on_the_host_is_waited_for() -> None:
     work = Work(host_compute_bytes=30 * 10**6)  # at 15 GB/s
-    work.add(0, 10**9, False)
+    work.add(0, 10**9, "float32")
     assert work.seconds(CARD) == pytest.approx(1e9 / (360e9 * 0.62) + 0.002, rel=1e-12)
 
 
@@ -54,7 +54,7 @@ def test_a_step_of_short_kernels_says_that_the_host_sets_its_pace() -> None:
     gpu, short, long = find_gpu("rtx3060"), Work(), Work()
     for work, moved in ((short, 2**10), (long, 2**26)):
         for _ in range(500):
-            work.add(0, moved, half=False)
+            work.add(0, moved, "float32")
     (note,) = short.launch_notes(gpu)
     assert "500 kernels in 3 ms, 6 µs each" in note
     assert long.launch_notes(gpu) == Work().launch_notes(gpu) == []
