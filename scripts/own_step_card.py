@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpt.planner.facts.calibration import CONTEXT_BYTES
 from mpt.planner.facts.verdict import sure_share
+from scripts.check_timm_times import ranks
 from scripts.gpu_check_memory import append, clear
 from scripts.gpu_check_plan import read_history
 from scripts.own_step_card_models import CASES, build
@@ -65,7 +66,7 @@ def plan_all(path: Path, gpu_name: str, only: str) -> None:
                 "assumed_workspace": plan.assumed_workspace,
                 "seconds": plan.step_seconds,
                 "band": plan.time_band,
-                "kernels": round(run.work.kernels),
+                "kernels": round(run.work.kernels(gpu)),
                 "notes": list(plan.notes),
             }
         except Exception as error:
@@ -136,7 +137,9 @@ def page(plans: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     card, about = rows[0]["about"], plans["about"]
     rows = [{**row, "planned": plans["plans"].get(row["case"], {})} for row in rows]
     measured = [row for row in rows if "reserved" in row and "reserved" in row["planned"]]
-    times = [row["planned"]["seconds"] / row["seconds"] for row in measured]
+    planned = [row["planned"]["seconds"] for row in measured]
+    taken = [row["seconds"] for row in measured]
+    times = [of_plan / own for of_plan, own in zip(planned, taken)]
     needed = [
         (row["reserved"] + CONTEXT_BYTES) / (row["planned"]["reserved"] + CONTEXT_BYTES)
         for row in measured
@@ -163,7 +166,8 @@ def page(plans: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         f"({CONTEXT_BYTES // MIB} MiB of context in both); the most was {max(needed):.3f} times.",
         "",
         f"Planned over measured step time: median {statistics.median(times):.2f}, from {min(times):.2f} to "
-        f"{max(times):.2f}.",
+        f"{max(times):.2f}; rank correlation "
+        f"{statistics.correlation(*map(ranks, (planned, taken))):.2f}.",
         "",
         "| Step | Planned, MiB | Assumed workspace | Measured | Error | With the workspace | Allocated: planned "
         "| Measured | Time: planned, ms | Measured |",

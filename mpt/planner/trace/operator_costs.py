@@ -7,7 +7,8 @@ one kernel, and three things about it are seen in published times and not in its
   for a dense one, that is for so many times more as there are groups.
 - Tensor cores work on tiles: a group of fewer channels than `GROUP_TILE` takes the time of a whole tile. One channel a
   group is no matrix product: those kernels wait for memory, the one of the weight gradient much longer.
-- In half precision cuDNN computes in channels_last, so that a convolution of contiguous tensors copies them.
+- In half precision and in TF32 cuDNN computes in channels_last, so that a convolution of contiguous tensors copies
+  them.
 
 The constants are fitted to half of timm's tables of training speeds on an RTX 3090 and checked on the other half
 (`scripts/check_timm_times.py`).
@@ -137,7 +138,8 @@ def is_depthwise(weight: Tensor, groups: int) -> bool:
 
 def of_convolution(unit: Unit, weight: Tensor, groups: int) -> Unit:
     """Return a convolution's arithmetic: kernels of one channel a group are no matrix products, with no TF32."""
-    return "convolution" if unit == "float32" and not is_depthwise(weight, groups) else unit
+    has_form = weight.dtype is torch.float32 and not is_depthwise(weight, groups)
+    return "convolution" if unit == "float32" and has_form else unit
 
 
 def window_operations(weight: Tensor, flops: int) -> int:
@@ -160,9 +162,12 @@ def padded(flops: int, channels: int, groups: int) -> int:
 
 
 def layout_copies(given: Tensor, moved: int) -> tuple[Kernel, ...]:
-    """Return the copies to channels_last of a half convolution of contiguous tensors (batch, channels, h, w)."""
+    """Return the copies to channels_last of a convolution of contiguous tensors (batch, channels, h, w).
+
+    In float32 they are made for TF32, by cards that are faster in it: `Work` leaves them out elsewhere.
+    """
     if (
-        given.dtype not in HALF
+        given.dtype not in (*HALF, torch.float32)
         or given.dim() != 4
         or given.is_contiguous(memory_format=torch.channels_last)
     ):

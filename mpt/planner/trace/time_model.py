@@ -117,14 +117,13 @@ class Work:
         share = sum(times.get(key, 0.0) for key in self.uncertain) / sum(times.values())
         return UNCERTAIN_BAND if share >= UNCERTAIN_SHARE else BAND
 
-    @property
-    def kernels(self) -> float:
-        """How many kernels a step launches."""
-        return sum(self.operators.values())
+    def kernels(self, gpu: Gpu) -> float:
+        """Return how many kernels a step launches on a GPU."""
+        return sum(n for key, n in self.operators.items() if self.operator_seconds(gpu, *key))
 
     def launch_notes(self, gpu: Gpu) -> list[str]:
         """Return the warning, if it is due, that the host and not the card will set the step's pace."""
-        kernels, seconds = self.kernels, self.seconds(gpu)
+        kernels, seconds = self.kernels(gpu), self.seconds(gpu)
         if not kernels or seconds >= HOST_LAUNCH_SECONDS * kernels:
             return []
         return [
@@ -135,8 +134,11 @@ class Work:
     def operator_seconds(
         self, gpu: Gpu, flops: int, moved: int, unit: Unit, efficiency: Efficiency = Efficiency()
     ) -> float:
-        """Return the time of one operator on a GPU."""
-        in_tf32 = self.convolutions_in_tf32 if unit == "convolution" else self.products_in_tf32
+        """Return the time of one kernel on a GPU; 0 of a copy of a layout that is not made there."""
+        is_convolution = unit == "convolution"
+        in_tf32 = self.convolutions_in_tf32 if is_convolution else self.products_in_tf32
+        if is_convolution and not flops and (not in_tf32 or gpu.tf32 <= gpu.float32):
+            return 0.0
         peak = gpu.half if unit == "half" else (in_tf32 and gpu.tf32) or gpu.float32
         arithmetic = flops / (peak * 1e12 * efficiency.arithmetic)
         traffic = moved / (gpu.bandwidth * 1e9 * efficiency.bandwidth)

@@ -60,13 +60,13 @@ DENSE = 2 * BATCH * SIDE * SIDE * CHANNELS * CHANNELS * 9
 
 
 def test_a_backward_convolution_is_one_product_for_each_gradient() -> None:
-    found = costs(1)
+    found = costs(1, layout=torch.channels_last)
     assert operations(found["convolution"].kernels) == [DENSE]
     assert operations(found["convolution_backward"].kernels) == [DENSE, DENSE]
 
 
 def test_groups_divide_the_operations_of_all_three_products_down_to_a_tile_of_64_channels() -> None:
-    halves, quarters = costs(2), costs(4)
+    halves, quarters = (costs(groups, layout=torch.channels_last) for groups in (2, 4))
     assert operations(halves["convolution"].kernels) == [DENSE // 2]
     assert operations(halves["convolution_backward"].kernels) == [DENSE // 2] * 2
     # 32 channels take the time of 64
@@ -96,6 +96,21 @@ def test_half_convolutions_of_contiguous_tensors_copy_them_to_channels_last() ->
     assert copied == int(moved * 1.2)
     assert len(costs(1, half)["convolution_backward"].kernels) == 4
     assert len(costs(1, half, torch.channels_last)["convolution"].kernels) == 1
+
+
+def test_float32_convolutions_are_copied_where_tf32_is_faster_and_allowed() -> None:
+    found = costs(1)["convolution"]
+    ((flops, moved), copy) = found.kernels
+    assert (found.unit, copy) == ("convolution", (0, int(moved * 1.2)))
+    assert costs(1, torch.float64)["convolution"].kernels == ((flops, 2 * moved),)
+    allowed, refused = (Work(convolutions_in_tf32=is_allowed) for is_allowed in (True, False))
+    for work in (allowed, refused):
+        for kernel in found.kernels:
+            work.add(*kernel, found.unit)
+    a100, geforce = find_gpu("a100"), find_gpu("rtx3060")
+    assert [allowed.kernels(gpu) for gpu in (a100, geforce)] == [2, 1]
+    assert [refused.kernels(gpu) for gpu in (a100, geforce)] == [1, 1]
+    assert allowed.seconds(geforce) == refused.seconds(geforce)
 
 
 def test_steps_of_grouped_convolutions_in_channels_last_have_a_wider_band() -> None:
