@@ -275,8 +275,7 @@ def switch(planned: Sequence[Answer]) -> list[str]:
     def needs(one: Answer) -> int:
         return one.allocated + context
 
-    most = max((needs(one) for one in planned if one.ran), default=0)
-    early = [one for one in planned if not one.ran and needs(one) <= most]
+    early = [one for one in planned if not one.ran and one.kinds[0] != KINDS[-1]]
     rows = []
     for layout in ("contiguous", "channels_last"):
         some = [one for one in planned if one.layout == layout]
@@ -290,7 +289,7 @@ def switch(planned: Sequence[Answer]) -> list[str]:
         f"({usable // MIB:,} MiB).",
         "",
         *table(heads, rows),
-        "Batches that did not run although their tensors take no more than the most that ran:",
+        "Batches that did not run and that the plan does not exclude:",
         "",
         *table(DETAILS, list(detail_rows(early, 0, lambda one: True)), 4),
     ]
@@ -330,7 +329,7 @@ an RTX 3090 after one tensor was made with CUDA 11.1
 are first used ([#86509](https://github.com/pytorch/pytorch/pull/86509)), and `mpt plan` assumes
 {CONTEXT_BYTES // MIB} MiB. The second pair of tables has this context.
 
-What the tensors do not explain is nearly all in contiguous layout. In timm's tables {smaller["contiguous"]}
+What the tensors do not explain is mostly convolutions in contiguous layout. In timm's tables {smaller["contiguous"]}
 models reached a smaller batch there than in channels_last, {smaller["channels_last"]} a larger one, and their
 tensors are as large. cuDNN's kernels for float16 work in channels_last and have to copy, and the benchmark
 let cuDNN time its kernels (`torch.backends.cudnn.benchmark`), whatever workspace they take. The tables do not
