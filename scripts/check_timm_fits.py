@@ -327,7 +327,8 @@ The context is that of the release. Until CUDA 11.7 all kernels were loaded at o
 an RTX 3090 after one tensor was made with CUDA 11.1
 ([pytorch#55277](https://github.com/pytorch/pytorch/issues/55277)). Since torch 1.13 they are loaded when they
 are first used ([#86509](https://github.com/pytorch/pytorch/pull/86509)), and `mpt plan` assumes
-{CONTEXT_BYTES // MIB} MiB. The second pair of tables has this context.
+{CONTEXT_BYTES // MIB} MiB. The second pair of tables has this context. That the release's was looked for is
+owed to the first rows that were planned, which stopped to run more than a GiB early; its size is not.
 
 What the tensors do not explain is mostly convolutions in contiguous layout. In timm's tables {smaller["contiguous"]}
 models reached a smaller batch there than in channels_last, {smaller["channels_last"]} a larger one, and their
