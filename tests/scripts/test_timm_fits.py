@@ -67,4 +67,4 @@ def test_a_layout_in_which_a_model_reached_less_is_counted() -> None:
     last = [replace(row(384), channels_last=True), replace(row(96), model="b", channels_last=True)]
     rows = [row(256), replace(row(128), model="b"), replace(row(64), model="c"), *last]
     assert script.smaller_in(rows) == {"contiguous": 1, "channels_last": 1}
-    assert "drawn by chance: 1 questions" in script.page([RAN], rows, "0")
+    assert "1 questions. Verdict and chance" in script.page([RAN], rows, "0")
