@@ -334,7 +334,8 @@ What the tensors do not explain is mostly convolutions in contiguous layout. In 
 models reached a smaller batch there than in channels_last, {smaller["channels_last"]} a larger one, and their
 tensors are as large. cuDNN's kernels for float16 work in channels_last and have to copy, and the benchmark
 let cuDNN time its kernels (`torch.backends.cudnn.benchmark`), whatever workspace they take. The tables do not
-say which of both made a batch fail.
+say which of both made a batch fail. Nor do they say that it was memory: `sequencer2d_s` did not run with 192
+in channels_last, with which the larger `sequencer2d_m` ran.
 
 {report(answers)}
 """
