@@ -13,15 +13,16 @@ The doctor takes real steps of such scripts with the CPU in its place.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Self
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
@@ -114,6 +115,7 @@ def cuda_stands_in(gpu: Gpu, target: torch.device | None = None) -> Iterator[Cud
             torch.cuda.amp.common, "amp_definitely_not_available", return_value=False
         ),
         mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", _autocast_on(stand_in)),
+        mock.patch.object(nn.DataParallel, "scatter", _to_one_device),
         # Optimizers and clipping go by the type of tensors, and would take another path for fakes than on a card.
         *(
             mock.patch.object(one, FOREACH, [*getattr(one, FOREACH), FakeTensor])
@@ -138,6 +140,7 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
         total_memory=gpu.usable_bytes,
         major=gpu.capability[0],
         minor=gpu.capability[1],
+        multi_processor_count=1,  # of cards that are compared with each other
     )
     calls = ("synchronize", "empty_cache", "set_device", "ipc_collect", "reset_peak_memory_stats")
     streams = ("Stream", "Event", "stream", "current_stream", "default_stream")
@@ -157,6 +160,14 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
         "get_device_properties": lambda device=None: properties,
         "mem_get_info": lambda device=None: (gpu.usable_bytes, gpu.usable_bytes),
     }
+
+
+def _to_one_device(
+    self: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any], devices: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Move what `nn.DataParallel` is called with to the one device; its own function asks CUDA itself."""
+    move = functools.partial(torch.utils._pytree.tree_map_only, Tensor, lambda one: one.cuda())
+    return (move(inputs),), (move(kwargs),)
 
 
 def _autocast_on(stand_in: CudaStandIn) -> Callable[..., None]:

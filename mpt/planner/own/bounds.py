@@ -39,6 +39,7 @@ KNOWN_VALUES = 64
 ones."""
 MOST_LINES = 3
 """Lines that a note names."""
+NMS = "torchvision::nms"
 _aten = torch.ops.aten
 
 
@@ -70,6 +71,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = self._rules.get(func)
+        if rule is None and func._schema.name == NMS:  # of a library that may be imported later
+            rule = all_boxes
         if rule is not None and not _is_known(args[0]):
             self.bounded += 1
             return rule(*args, **kwargs)
@@ -196,6 +199,11 @@ def most_different(tensor: Tensor, *options: Any, **named: Any) -> tuple[Tensor,
     count = tensor.numel()
     inverse = tensor.new_empty(tensor.shape, dtype=torch.int64)
     return tensor.new_empty(count), inverse, tensor.new_empty(count, dtype=torch.int64)
+
+
+def all_boxes(boxes: Tensor, *options: Any) -> Tensor:
+    """Return the places of all boxes, of which a non-maximum suppression may keep each."""
+    return boxes.new_empty(len(boxes), dtype=torch.int64)
 
 
 def most_slices(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,5 +110,8 @@ def line_of(frame: FrameType | None) -> str | None:
 
 
 def _is_outside(path: str) -> bool:
+    """Return whether a file is none of torch, the planner, Python and its wrappers, which a script cannot change."""
+    is_python = path.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in path
     path = path.replace("\\", "/")
-    return "/torch/" not in path and "/mpt/planner/" not in path
+    parts = ("/torch/", "/mpt/planner/", "/typing_extensions.py")
+    return not is_python and not any(part in path for part in parts)

@@ -320,7 +320,24 @@ def by_chance():
     return nn.Linear(8 // torch.randint(1, 3, ()).item(), 1)
 
 
-def convolutions(products=None):
+def suppressed():
+    """Boxes of which a non-maximum suppression keeps as many as it finds."""
+    import torchvision  # noqa: F401
+
+    net = nn.Linear(8, 5).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(batch):
+        optimizer.zero_grad()
+        found = net(batch)
+        boxes, scores = found[:, :4].detach().cumsum(1), found[:, 4].detach()
+        found[torch.ops.torchvision.nms(boxes, scores, 0.5)].square().mean().backward()
+        optimizer.step()
+
+    return net, optimizer, torch.zeros(100, 8, device="cuda"), step
+
+
+def convolutions(products=None, parallel=False):
     """Wide convolutions and a product; `products` is written by the newer switch for all of them."""
     if products is not None:
         torch.backends.fp32_precision = products
@@ -331,6 +348,7 @@ def convolutions(products=None):
         nn.Flatten(),
         nn.Linear(64 * 28**2, 10),
     ).cuda()
+    net = nn.DataParallel(net) if parallel else net
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     image = torch.zeros(16, 64, 32, 32, device="cuda")
 
