@@ -59,6 +59,8 @@ class CudaStandIn(KeptInBackward):
         if special is not None:
             return special(*args, **kwargs)
         args = [self.translate(one) for one in args]
+        if getattr(kwargs.get("generator"), "is_of_card", False) and self.target.type != "cpu":
+            del kwargs["generator"]  # there are no numbers to draw
         return func(*args, **{name: self._named(name, value) for name, value in kwargs.items()})
 
     def translate(self, value: Any) -> Any:
@@ -84,6 +86,18 @@ class CudaStandIn(KeptInBackward):
         self, tensor: Tensor, device: Any = None, non_blocking: bool = False, **options: Any
     ) -> Tensor:
         return tensor.to(self.translate("cuda"), non_blocking=non_blocking, **options)
+
+
+class Generator(torch.Generator):
+    """Random numbers of a device that is not there: those of the host."""
+
+    is_of_card: bool
+
+    def __new__(cls, device: Any = "cpu") -> Self:
+        """Return a generator for the host, whatever the device."""
+        own = super().__new__(cls, "cpu")
+        own.is_of_card = torch.device(device or "cpu").type != "cpu"
+        return own
 
 
 class Inert:
@@ -115,6 +129,7 @@ def cuda_stands_in(gpu: Gpu, target: torch.device | None = None) -> Iterator[Cud
             torch.cuda.amp.common, "amp_definitely_not_available", return_value=False
         ),
         mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", _autocast_on(stand_in)),
+        mock.patch.object(torch, "Generator", Generator),
         mock.patch.object(nn.DataParallel, "scatter", _to_one_device),
         # Optimizers and clipping go by the type of tensors, and would take another path for fakes than on a card.
         *(
