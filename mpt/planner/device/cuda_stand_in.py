@@ -95,7 +95,7 @@ class Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> Self:
         """Return a generator for the host, whatever the device."""
-        own = super().__new__(cls, "cpu")
+        own = super().__new__(cls, "cpu")  # type: ignore[call-arg]
         own.is_of_card = torch.device(device or "cpu").type != "cpu"
         return own
 
