@@ -32,7 +32,7 @@ class WithoutValues(TorchFunctionMode):
             and not (args[0].requires_grad and torch.is_grad_enabled())
         ):
             return args[0]
-        if func in INITIALIZERS and kwargs is not None:
+        if func in INITIALIZERS and kwargs and "tensor" in kwargs:
             tensor = kwargs["tensor"]
             is_refused = func is init.kaiming_uniform_ and (tensor.dim() < 2 or not tensor.numel())
             if tensor.is_meta and not is_refused:
