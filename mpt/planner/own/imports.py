@@ -9,6 +9,7 @@ in the plan, since they may build networks.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
@@ -18,9 +19,26 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mpt.planner.device.fake_device import DEVICE
+
 INSTALLED = ("site-packages", "dist-packages")
 ASKED = ("is_available", "device_count")
 """Functions of `torch.cuda` by which libraries decide on import."""
+
+
+ACCELERATE = "accelerate.accelerator"
+
+
+def let_scale(module: ModuleType) -> None:
+    """Let Accelerate train in float16 on the fake device: it has a list of the kinds of devices that can."""
+    start = module.Accelerator.__init__
+    code = start.__code__
+    start.__code__ = code.replace(
+        co_consts=tuple(
+            (*one, DEVICE) if type(one) is tuple and {"cuda", "xpu"} <= {*one} else one
+            for one in code.co_consts
+        )
+    )
 
 
 def is_torch(name: str) -> bool:
@@ -47,6 +65,10 @@ def libraries_as_ever() -> Iterator[None]:
             torch._C.DisableTorchFunction(),
         ):
             execute(self, module)
+        if module.__name__ == ACCELERATE:
+            let_scale(module)
 
+    if ACCELERATE in sys.modules:
+        let_scale(sys.modules[ACCELERATE])
     with mock.patch.object(SourceFileLoader, "exec_module", exec_module):
         yield

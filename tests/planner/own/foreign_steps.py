@@ -359,3 +359,22 @@ def convolutions(products=None, parallel=False):
         optimizer.step()
 
     return net, optimizer, image, step
+
+
+def accelerated():
+    """Accelerate's float16 and its accumulation, on the card that it finds."""
+    from accelerate import Accelerator
+
+    own = Accelerator(mixed_precision="fp16", gradient_accumulation_steps=2)
+    net = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    net, optimizer = own.prepare(net, torch.optim.AdamW(net.parameters()))
+
+    def step(batch):
+        with own.accumulate(net):
+            own.backward(net(batch).square().mean())
+            if own.sync_gradients:
+                own.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return net, optimizer, torch.zeros(64, 256, device=own.device), step

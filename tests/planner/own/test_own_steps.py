@@ -121,6 +121,14 @@ def test_convolutions_are_as_fast_as_the_scripts_own_switches_let_them_be() -> N
     assert all_in_tf32 <= by_default < exactly / 2
 
 
+@pytest.mark.slow
+def test_a_step_of_accelerate_in_float16_is_planned_on_its_card() -> None:
+    pytest.importorskip("accelerate")
+    made = mpt.plan_step(foreign_steps.accelerated, gpu="rtx3060")
+    weights = 4 * (256 * 1024 + 1024 + 1024 * 10 + 10)
+    assert made.plan.by_category["optimizer state"] == pytest.approx(2 * weights, rel=0.01)
+
+
 def test_what_to_write_into_the_script_is_planned_with_its_saving(decoder: Any) -> None:
     exact = next(way for way in decoder.ways if way.exact)
     assert exact.lines == [
