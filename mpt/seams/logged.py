@@ -10,6 +10,9 @@ Values of an update's forward are logged. A call elsewhere does nothing: in an e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
@@ -24,16 +27,16 @@ class Figures:
     """The one that takes logged values now: `mpt.seams.phase_losses` sets it around a forward, of which one runs at a
     time."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
+    sums: Mapping[str, Tensor] = MappingProxyType({})
+    counts: Mapping[str, int] = MappingProxyType({})
 
     def add(self, name: str, value: Tensor) -> None:
         """Add a tensor's elements."""
         own = local(value.detach())
         total = own.sum(dtype=torch.float32)  # a copy too: a logged value may be changed in place
-        self.sums[name] = self.sums[name] + total if name in self.sums else total
-        self.counts[name] = self.counts.get(name, 0) + own.numel()
+        summed = self.sums[name] + total if name in self.sums else total
+        self.sums = {**self.sums, name: summed}
+        self.counts = {**self.counts, name: self.counts.get(name, 0) + own.numel()}
 
 
 def log(name: str, value: Tensor | float) -> None:

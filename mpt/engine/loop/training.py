@@ -124,7 +124,7 @@ class Training:
     def is_logged(self) -> bool:
         """Does the step under way end with a line in the log?"""
         done = self.progress.step + 1
-        return due(done, self.train.log_every) or done == self.total_steps
+        return done % self.train.log_every == 0 or done == self.total_steps
 
     def next_side_job(self) -> int:
         """Return the next step after which there is something to do but the following step."""

@@ -66,7 +66,7 @@ def perform(run: Run, phase: Phase, batch: Batch, is_logged: bool) -> Update:
     drop_gradients(run, phase)
     # first: an update that fails may be repeated, see mpt.engine.recovery.out_of_memory
     run.buffers.remember()
-    may_overflow = has_dynamic_scale(run.precision, phase)
+    may_overflow = bool(run.precision.scalers) and has_dynamic_scale(run.precision, phase)
     watch = (
         LossWatch(run.device)
         if has_allocator(run.device) and not may_overflow and not Questions.open
