@@ -46,16 +46,13 @@ class BufferCopies:
     def __init__(self, buffers: Sequence[Tensor] = ()) -> None:
         self.buffers = list(buffers)
         self.copies: list[tuple[list[Tensor], list[Tensor]]] = []
-        """By dtype: if they are mixed, CUDA launches a kernel for each buffer, as the CPU does anyway."""
+        """By dtype: if they are mixed, CUDA launches a kernel for each buffer."""
 
     def remember(self) -> None:
         """Copy the buffers."""
         if not self.copies:
-            alike: dict[torch.dtype | None, list[Tensor]] = {}
-            for buffer in self.buffers:
-                kind = None if buffer.device.type == "cpu" else buffer.dtype
-                alike.setdefault(kind, []).append(buffer)
-            for buffers in alike.values():
+            for dtype in dict.fromkeys(buffer.dtype for buffer in self.buffers):
+                buffers = [buffer for buffer in self.buffers if buffer.dtype == dtype]
                 self.copies.append((buffers, [torch.empty_like(buffer) for buffer in buffers]))
         for buffers, copies in self.copies:
             torch._foreach_copy_(copies, buffers)
