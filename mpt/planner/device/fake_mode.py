@@ -39,13 +39,12 @@ from mpt.planner.device.operator_kinds import (
     QUERY_IDS,
     RECORD_IDS,
     VIEW_IDS,
-    changes_each,
+    facts_of,
     fakes_in,
     is_elsewhere,
     is_known,
     is_number,
     is_placed,
-    returns_new,
 )
 from mpt.planner.device.outcomes import Form, Number, Outcome, Result
 from mpt.run.process.storage_trace import tensors_in
@@ -163,7 +162,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """
         if not args:
             return None
-        if self.is_direct and changes_each(func):
+        if self.is_direct and facts_of(func).changes_each:
             if not self._are_plain(args) and not self._are_changed(func, args, kwargs):
                 return None
             return Outcome((None,))
@@ -361,7 +360,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, ...] | None:
         """Return the key of an operator's results; None if an argument is not plain."""
-        places = not returns_new(func)
+        places = not facts_of(func).returns_new
         facts: list[Any] = [
             "lean",
             id(func),

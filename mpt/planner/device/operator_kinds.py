@@ -6,7 +6,7 @@ Operators are compared by identity: their own hash is a function in Python.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ PLAIN = frozenset(
 )
 """Types of arguments that are compared by value."""
 _aten = torch.ops.aten
+DEVICE_QUERY = torch.ops.prim.device.default
+"""Asked of every fake tensor many times over; it computes nothing and is no operator of the step."""
 VIEWS = frozenset({
     _aten.alias.default,
     _aten.as_strided.default,
@@ -50,7 +52,7 @@ VIEWS = frozenset({
     _aten.view.default,
 })  # fmt: skip
 QUERIES = {
-    torch.ops.prim.device.default,
+    DEVICE_QUERY,
     *fake_tensor._DISPATCH_META_HANDLERS,
     *fake_tensor._DISPATCH_HANDLE_DIRECTLY,
 }
@@ -61,28 +63,32 @@ RECORDS = {
 }
 """An optimizer's step is a range of the profiler. These have no tensors, and torch's rules take a millisecond."""
 VIEW_IDS, QUERY_IDS, RECORD_IDS = (frozenset(map(id, funcs)) for funcs in (VIEWS, QUERIES, RECORDS))
-_facts: dict[int, tuple[Any, bool, bool]] = {}
-"""By an operator's identity, which is its own for as long as it is kept here."""
 
 
-def _facts_of(func: Any) -> tuple[Any, bool, bool]:
+class Facts(NamedTuple):
+    """What an operator's schema says, which torch makes anew each time."""
+
+    operator: Any
+    """Kept, since facts are found by its identity."""
+    name: str
+    returns_new: bool
+    """Whether its results are new memory."""
+    changes_each: bool
+    """Whether it is a `_foreach_` operator that changes its tensors and returns nothing."""
+
+
+_facts: dict[int, Facts] = {}
+
+
+def facts_of(func: Any) -> Facts:
+    """Return what an operator's schema says."""
     found = _facts.get(id(func))
     if found is None:
         schema = func._schema
         is_new = all(returned.alias_info is None for returned in schema.returns)
         changes = schema.name.startswith(direct_results.FOREACH) and not schema.returns
-        found = _facts[id(func)] = func, is_new, changes
+        found = _facts[id(func)] = Facts(func, schema.name, is_new, changes)
     return found
-
-
-def returns_new(func: Any) -> bool:
-    """Return whether an operator's results are new memory by its schema."""
-    return _facts_of(func)[1]
-
-
-def changes_each(func: Any) -> bool:
-    """Return whether a `_foreach_` operator changes its tensors and returns nothing."""
-    return _facts_of(func)[2]
 
 
 def is_number(value: Any) -> bool:

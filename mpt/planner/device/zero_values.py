@@ -18,8 +18,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpt.planner.device.operator_kinds import DEVICE_QUERY, is_known
+
 SCALAR = torch.ops.aten._local_scalar_dense.default
-DEVICE = torch.ops.prim.device.default
 
 
 class ZeroValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -34,7 +35,7 @@ class ZeroValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # nothing is compiled while planning
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is DEVICE and isinstance(args[0], FakeTensor):
+        if func is DEVICE_QUERY and isinstance(args[0], FakeTensor):
             return args[0].device  # asked many times over
         if func is SCALAR and is_unknown(args[0]):
             return self.number(args[0])
@@ -53,7 +54,7 @@ class ZeroValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def is_unknown(value: Any) -> bool:
     """Return whether this is a fake tensor whose values are not known."""
-    return isinstance(value, FakeTensor) and value.constant is None
+    return isinstance(value, FakeTensor) and not is_known(value)
 
 
 Answers = TypeVar("Answers", bound=ZeroValues)

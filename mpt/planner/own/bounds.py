@@ -20,9 +20,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.planner.device.kept_modes import KeptInBackward
+from mpt.planner.device.operator_kinds import is_known
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
 from mpt.planner.own.known_values import MASKS, values_known
 from mpt.planner.own.sequences import (
@@ -73,7 +73,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         rule = self._rules.get(func)
         if rule is None and func._schema.name == NMS:  # of a library that may be imported later
             rule = all_boxes
-        if rule is not None and not _is_known(args[0]):
+        if rule is not None and not is_known(args[0]):
             self.bounded += 1
             return rule(*args, **kwargs)
         if func is _aten.index.Tensor and _has_masks(args[1]):
@@ -87,7 +87,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.is_building
             or args[0].dtype.is_floating_point
             or args[0].dtype == torch.bool
-            or _is_known(args[0])
+            or is_known(args[0])
         ):
             self.integers += 1
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -173,13 +173,9 @@ def copy_deeply(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     return found
 
 
-def _is_known(tensor: Any) -> bool:
-    return isinstance(tensor, FakeTensor) and tensor.constant is not None
-
-
 def _has_masks(indices: Sequence[Tensor | None]) -> bool:
     return any(
-        index is not None and index.dtype in MASKS and not _is_known(index) for index in indices
+        index is not None and index.dtype in MASKS and not is_known(index) for index in indices
     )
 
 

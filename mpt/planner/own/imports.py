@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import torch
@@ -24,21 +25,18 @@ from mpt.planner.device.fake_device import DEVICE
 INSTALLED = ("site-packages", "dist-packages")
 ASKED = ("is_available", "device_count")
 """Functions of `torch.cuda` by which libraries decide on import."""
-
-
 ACCELERATE = "accelerate.accelerator"
 
 
 def let_scale(module: ModuleType) -> None:
     """Let Accelerate train in float16 on the fake device: it has a list of the kinds of devices that can."""
+
+    def longer(constant: Any) -> Any:
+        is_list = isinstance(constant, tuple) and {"cuda", "xpu"} <= {*constant}
+        return (*constant, DEVICE) if is_list and DEVICE not in constant else constant
+
     start = module.Accelerator.__init__
-    code = start.__code__
-    start.__code__ = code.replace(
-        co_consts=tuple(
-            (*one, DEVICE) if type(one) is tuple and {"cuda", "xpu"} <= {*one} else one
-            for one in code.co_consts
-        )
-    )
+    start.__code__ = start.__code__.replace(co_consts=tuple(map(longer, start.__code__.co_consts)))
 
 
 def is_torch(name: str) -> bool:

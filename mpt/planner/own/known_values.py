@@ -25,11 +25,11 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from mpt.planner.device.operator_kinds import DEVICE_QUERY
 from mpt.run.process.storage_trace import LiveStorages, tensors_in
 
 MOST_BYTES = 32768
 """Of a storage whose values are kept: 4,096 integers."""
-DEVICE = torch.ops.prim.device.default
 MASKS = (torch.bool, torch.uint8)
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -234,7 +234,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # nothing is compiled while planning
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is DEVICE and isinstance(args[0], FakeTensor):
+        if func is DEVICE_QUERY and isinstance(args[0], FakeTensor):
             return args[0].device  # asked many times over
         kwargs = kwargs or {}
         if traits_of(func).asks_values and not _is_plain_index(func, args):

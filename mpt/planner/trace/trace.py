@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.planner.device import sparse_rows
 from mpt.planner.device.fake_mode import LeanFakeMode
-from mpt.planner.device.operator_kinds import RECORD_IDS
+from mpt.planner.device.operator_kinds import DEVICE_QUERY, RECORD_IDS, facts_of
 from mpt.planner.device.outcomes import Outcome
 from mpt.planner.device.sparse_rows import SparseRows
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, is_unknown
@@ -118,10 +118,6 @@ result's does not.
 """
 EMPTIED = "empty_cache"
 """The operator of a storage of no bytes, which marks the return of unused memory."""
-DEVICE_QUERY = torch.ops.prim.device.default
-"""Asked of every fake tensor many times over; it computes nothing and is no operator of the step."""
-_names: dict[int, tuple[Any, str]] = {}
-"""By an operator's identity, which is its own for as long as it is kept here: torch makes its name anew each time."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -288,7 +284,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs, below, unseen = kwargs or {}, self.below, self.unseen
         if below is not None and (SparseRows in types or sparse_rows.makes_rows(func, args)):
             return self._on_rows(func, args, kwargs)
-        _, operator = _names.get(id(func)) or _name_of(func)
+        operator = facts_of(func).name
         if below is not None and (view := below.view(func, args, kwargs)) is not None:
             for one in (view,) if isinstance(view, Tensor) else view:
                 self._note(one, operator)
@@ -419,12 +415,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         if not self._stack and self.moment == "backward":
             self._decide()  # a recomputed block is done: its live results are its activations
-
-
-def _name_of(func: Any) -> tuple[Any, str]:
-    """Note and return an operator, with its name."""
-    found = _names[id(func)] = func, func._schema.name
-    return found
 
 
 def live_peak(trace: Trace, first: int = 0) -> int:
