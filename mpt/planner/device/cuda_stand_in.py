@@ -137,6 +137,11 @@ def cuda_stands_in(gpu: Gpu, target: torch.device | None = None) -> Iterator[Cud
             for one in (optimizer, _foreach_utils)
         ),
     ]
+    if (
+        target.type == "cpu"
+    ):  # as in a build without CUDA: optimizers ask what they find for its stream
+        answer = mock.patch.object(torch.accelerator, "current_accelerator", _no_accelerator)
+        replaced.append(answer)
     for one in replaced:
         one.start()
     try:
@@ -175,6 +180,10 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
         "get_device_properties": lambda device=None: properties,
         "mem_get_info": lambda device=None: (gpu.usable_bytes, gpu.usable_bytes),
     }
+
+
+def _no_accelerator(check_available: bool = False) -> None:
+    """Say that there is no accelerator."""
 
 
 def _to_one_device(

@@ -40,3 +40,16 @@ def test_optimizers_and_clipping_take_the_path_that_they_take_on_a_card() -> Non
         )
         assert _foreach_utils._has_foreach_support([weight], weight.device)
     assert optimizer._default_to_fused_or_foreach([weight], differentiable=False) == (False, False)
+
+
+def test_an_optimizer_steps_on_the_cpu_in_a_build_for_cuda_without_a_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's check of recorded graphs asks for the accelerator's stream, which needs a driver."""
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch._C, "_accelerator_getAccelerator", lambda: cuda)
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    with cuda_stands_in(find_gpu("rtx3060"), torch.device("cpu")):
+        torch.optim.AdamW([weight]).step()
+    assert (weight < 1).all()
