@@ -84,12 +84,7 @@ def measure_all(plans: Path, path: Path, seconds: float) -> None:
     known = json.loads(plans.read_text())
     done = {row["case"] for row in read_history(path)}
     card = torch.device("cuda", 0)
-    about = {
-        "card": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cudnn": torch.backends.cudnn.version(),
-        "driver": torch.version.cuda,
-    }
+    about = about_card()
     for case in CASES:
         if case.name not in known["plans"] or case.name in done or time.monotonic() > deadline:
             continue
@@ -103,6 +98,19 @@ def measure_all(plans: Path, path: Path, seconds: float) -> None:
         clear(card)
         append(path, row)
         print(json.dumps({k: v for k, v in row.items() if k != "about"}), flush=True)
+
+
+def about_card() -> dict[str, Any]:
+    """Return what measured, and when."""
+    import torch
+
+    return {
+        "card": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "driver": torch.version.cuda,
+        "made": made(),
+    }
 
 
 def measure(case: str, card: Any) -> dict[str, Any]:

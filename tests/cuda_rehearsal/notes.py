@@ -150,6 +150,7 @@ def _lines() -> Iterator[tuple[str, str]]:
             and not path.startswith("<frozen")
             and path != threading.__file__
         ):
-            short = str(Path(path).relative_to(ROOT)) if path.startswith(str(ROOT)) else path
+            inside = Path(path).is_relative_to(ROOT)
+            short = str(Path(path).relative_to(ROOT)) if inside else path
             yield f"{short}:{frame.f_lineno}", frame.f_code.co_qualname
         frame = frame.f_back  # type: ignore[assignment]

@@ -11,8 +11,10 @@ Kernel = tuple[int, int]
 """Floating-point operations, and bytes read and written."""
 
 
-Unit = Literal["half", "float32", "convolution"]
-"""The arithmetic of a kernel: half, float32, or cuDNN's float32, for which TF32 has a switch of its own."""
+Unit = Literal["half", "float32", "convolution", "channel"]
+"""The arithmetic of a kernel: half, float32, cuDNN's float32, for which TF32 has a switch of its own, or one block of
+threads for each channel, whose elements (in place of operations) it goes through one after another.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,10 @@ one kernel, and three things about it are seen in published times and not in its
 - In half precision and in TF32 cuDNN computes in channels_last, so that a convolution of contiguous tensors copies
   them.
 
+A batch normalization of contiguous tensors is a block of threads for each channel, and a card with more
+multiprocessors than there are channels leaves the others idle. The gradients of a layer normalization are two kernels,
+of which each reads the input and its gradient.
+
 The constants are fitted to half of timm's tables of training speeds on an RTX 3090 and checked on the other half
 (`scripts/check_timm_times.py`).
 """
@@ -40,6 +44,9 @@ LAYOUT_SHARE = 1.2
 """Memory traffic of the copies to channels_last and back, of the convolution's own."""
 GRADIENT_SHARE = 0.6
 """Of a backward convolution's tensors, how much each of its two kernels reads and writes: gradient and one more."""
+BACKWARD_ELEMENTS = 2.5
+"""Time for an element of a channel in the backward pass of a batch normalization, in that of the forward pass: cuDNN's
+kernels on an H100."""
 HALF = (torch.float16, torch.bfloat16)
 VIEWS = (
     "view reshape _reshape_alias expand permute transpose t slice select unsqueeze squeeze detach alias as_strided "
@@ -93,7 +100,24 @@ def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
             of_convolution(unit, args[2], args[9]),
             is_uncertain(args[1], args[2], args[9]),
         )
+    if func is _aten.native_batch_norm.default and args[5] and is_by_channel(args[0]):
+        return Cost("device", ((elements_of_channel(args[0]), moved),), "channel")
+    if func is _aten.native_batch_norm_backward.default and args[7] and is_by_channel(args[1]):
+        elements = int(BACKWARD_ELEMENTS * elements_of_channel(args[1]))
+        return Cost("device", ((elements, moved),), "channel")
+    if func is _aten.native_layer_norm_backward.default:
+        return Cost("device", ((0, moved), (0, sizes[0] + sizes[1])), unit)
     return Cost("device", ((flops, moved),), unit)
+
+
+def is_by_channel(given: Tensor) -> bool:
+    """Return whether a batch normalization of (batch, channels, ...) has a block of threads for each channel."""
+    return given.dim() > 2 and given.is_contiguous()
+
+
+def elements_of_channel(given: Tensor) -> int:
+    """Return how many elements a channel of (batch, channels, ...) has."""
+    return given.numel() // max(1, given.shape[1])
 
 
 def convolution_kernels(

@@ -23,6 +23,9 @@ from mpt.planner.facts.time_band import BAND, UNCERTAIN_BAND, UNCERTAIN_SHARE
 from mpt.planner.trace.operator_costs import cost_of
 
 ARITHMETIC_SHARE = 0.75
+CHANNEL_ELEMENTS = 1.9e9
+"""Elements of its channel that a block of threads normalizes in a second, on any card: 482 shapes of a batch
+normalization on an H100 took 0.87 of the time that follows from it (docs/benchmarks/own_steps_card.md)."""
 BANDWIDTH_SHARE = 0.62
 LAUNCH_SECONDS = 6e-6
 
@@ -135,13 +138,15 @@ class Work:
         self, gpu: Gpu, flops: int, moved: int, unit: Unit, efficiency: Efficiency = Efficiency()
     ) -> float:
         """Return the time of one kernel on a GPU; 0 of a copy of a layout that is not made there."""
+        traffic = moved / (gpu.bandwidth * 1e9 * efficiency.bandwidth)
+        if unit == "channel":
+            return max(flops / CHANNEL_ELEMENTS, traffic, efficiency.launch_seconds)
         is_convolution = unit == "convolution"
         in_tf32 = self.convolutions_in_tf32 if is_convolution else self.products_in_tf32
         if is_convolution and not flops and (not in_tf32 or gpu.tf32 <= gpu.float32):
             return 0.0
         peak = gpu.half if unit == "half" else (in_tf32 and gpu.tf32) or gpu.float32
         arithmetic = flops / (peak * 1e12 * efficiency.arithmetic)
-        traffic = moved / (gpu.bandwidth * 1e9 * efficiency.bandwidth)
         return max(arithmetic, traffic, efficiency.launch_seconds)
 
 

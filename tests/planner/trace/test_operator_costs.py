@@ -148,3 +148,40 @@ def test_a_lookup_reads_of_a_table_what_it_returns() -> None:
     )
     # a table of two rows
     assert seen.found["index_select"].kernels == ((0, 2 * 8 * 4 + rows + indices),)
+
+
+def normalization(
+    network: torch.nn.Module, *shape: int, layout: Any = torch.contiguous_format
+) -> dict[str, Cost]:
+    """Return what a normalization costs, forward and backward."""
+    given = torch.empty(shape, device="meta").contiguous(memory_format=layout).requires_grad_()
+    with Costs() as seen:
+        result: Tensor = network.to("meta")(given)
+        result.backward(torch.empty_like(result))
+    return seen.found
+
+
+def test_a_batch_normalization_takes_as_long_as_one_channel_or_its_traffic() -> None:
+    shape = (16, 32, 64, 64)
+    found = normalization(torch.nn.BatchNorm2d(32), *shape)
+    forward, backward = found["native_batch_norm"], found["native_batch_norm_backward"]
+    of_channel = 16 * 64 * 64
+    assert (forward.unit, forward.kernels[0][0]) == ("channel", of_channel)
+    assert (backward.unit, backward.kernels[0][0]) == ("channel", 2.5 * of_channel)
+    gpu, work = find_gpu("h100"), Work()
+    assert work.operator_seconds(gpu, 19_000_000, 10, "channel") == pytest.approx(0.01)
+    traffic = work.operator_seconds(gpu, 0, 10**9, "float32")
+    assert work.operator_seconds(gpu, 10, 10**9, "channel") == traffic
+    # in channels_last blocks take rows, and statistics that are given need no pass over a channel
+    last = normalization(torch.nn.BatchNorm2d(32), *shape, layout=torch.channels_last)
+    fixed = normalization(torch.nn.BatchNorm2d(32).eval(), *shape)
+    rows = normalization(torch.nn.BatchNorm1d(32), 64, 32)
+    for other in (last, fixed, rows):
+        assert {other[name].unit for name in other if "batch_norm" in name} == {"float32"}
+
+
+def test_the_gradients_of_a_layer_normalization_are_two_kernels_that_read_both_inputs() -> None:
+    found = normalization(torch.nn.LayerNorm(64), 32, 16, 64)["native_layer_norm_backward"]
+    whole, of_weights = found.kernels
+    assert of_weights == (0, 2 * 4 * 32 * 16 * 64)
+    assert whole[1] > 3 * 4 * 32 * 16 * 64
