@@ -146,7 +146,7 @@ def after_steps(whole: Trace, steps: int, moment: Moment) -> Trace:
     left = [one if one in between else ~one for one in state]
     dropped = between - set(state)
     kept = [entry for entry in own if (entry if entry >= 0 else ~entry) not in dropped]
-    return Trace(whole.storages, [*whole.events[:steps], *sorted(left), *kept], whole.spans)
+    return Trace(whole.storages, [*whole.events[:steps], *sorted(left), *kept])
 
 
 def peak_from(trace: Trace, start: int) -> int:

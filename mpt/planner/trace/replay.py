@@ -14,6 +14,7 @@ from mpt.planner.trace.allocator import (
     OutOfMemory,
     round_request,
 )
+from mpt.planner.trace.further_steps import last_birth, perform_further_steps
 from mpt.planner.trace.trace import CATEGORIES, EMPTIED, Trace
 
 COPYING = 1
@@ -32,7 +33,9 @@ class Replay:
     fits: bool
     retries: int
     peak_event: int
-    """Index of the event that set the allocated peak, or of the request that failed."""
+    """Index of the event that set the allocated peak, or of the request that failed; of the last event if that was
+    in a further step.
+    """
 
 
 @dataclass(frozen=True)
@@ -51,31 +54,34 @@ def replay(
     sizes: Sequence[int] | None = None,
     expandable: bool = False,
 ) -> Replay:
-    """Play a trace. `sizes` replaces the storages' sizes."""
+    """Play a trace. `sizes` replaces the storages' sizes.
+
+    If the cache has to be emptied, further steps are played too (`mpt.planner.trace.further_steps`).
+    """
     allocator = (ExpandableAllocator if expandable else CachingAllocator)(capacity_bytes)
     storages = trace.storages
+    requests = [
+        (size, COPYING if storage.category == "batch" else storage.stream)
+        for storage, size in zip(storages, _sizes(trace, sizes), strict=True)
+    ]
     peak_event, peak, event = 0, 0, 0
+    fits = True
     try:
-        for event, entry in enumerate(trace.events):
+        for event, entry in enumerate(trace.events[: last_birth(trace.events) + 1]):
             if entry < 0:
                 allocator.free(~entry)
                 continue
             if storages[entry].operator == EMPTIED:
                 allocator.empty_cache()
-            size = storages[entry].size if sizes is None else sizes[entry]
-            allocator.malloc(
-                entry,
-                size,
-                COPYING if storages[entry].category == "batch" else storages[entry].stream,
-            )
+            allocator.malloc(entry, *requests[entry])
             if allocator.allocated > peak:
                 peak, peak_event = allocator.allocated, event
+        if allocator.retries:
+            perform_further_steps(allocator, trace, requests)
     except OutOfMemory:
-        return Replay(
-            allocator.peak_allocated, allocator.peak_reserved, False, allocator.retries, event
-        )
+        fits, peak_event = False, event
     return Replay(
-        allocator.peak_allocated, allocator.peak_reserved, True, allocator.retries, peak_event
+        allocator.peak_allocated, allocator.peak_reserved, fits, allocator.retries, peak_event
     )
 
 
