@@ -10,6 +10,8 @@ from mpt.planner.trace.allocator import CachingAllocator
 from mpt.planner.trace.further_steps import MOST, repeated_step
 from mpt.planner.trace.replay import replay
 from mpt.planner.trace.trace import Span, Storage, Trace
+from tests.planner.configs import DIGITS, UNET, make
+from tests.planner.cpu_truth import trace_real
 
 MIB = 2**20
 
@@ -117,3 +119,11 @@ def test_only_a_second_step_that_leaves_what_it_found_is_repeated() -> None:
     assert repeated_step(trace, grown) is None
     trace.storages[0].stream = 2**20
     assert repeated_step(trace, requests) is None
+
+
+def test_a_trainings_own_second_step_is_repeated() -> None:
+    """On real tensors, which die in the same order."""
+    trace = trace_real(make(UNET), DIGITS, batch_size=8)
+    step = repeated_step(trace, [(storage.size, storage.stream) for storage in trace.storages])
+    assert step is not None
+    assert "batch" in {trace.storages[old].category for old in step.heirs}
