@@ -3,7 +3,8 @@
 
     python scripts/own_step_card.py plan PLANS.json --gpu h100                # anywhere; no GPU is looked at
     python scripts/own_step_limits.py measure PLANS.json ROWS.jsonl           # on the card
-    python scripts/own_step_limits.py page PLANS.json ROWS.jsonl -o docs/benchmarks/own_steps_limits.md
+    python scripts/workload_limits.py WORKLOADS.jsonl                         # on the card, mpt's own
+    python scripts/own_step_limits.py page PLANS.json ROWS.jsonl WORKLOADS.jsonl -o docs/benchmarks/own_steps_limits.md
 
 The cases are those of `own_step_card_models.py`. For each the process's limit of memory is halved between a limit that
 four steps ran in and one that they ran out at, until the two are 1.5 % of the plan apart; a run without a limit shows
@@ -26,7 +27,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpt.planner.facts.calibration import CONTEXT_BYTES
+from mpt.planner.facts.time_band import range_of
 from mpt.planner.facts.verdict import sure_share
+from scripts import workload_limits
 from scripts.check_timm_times import ranks
 from scripts.gpu_check_memory import append, clear
 from scripts.gpu_check_plan import read_history
@@ -131,7 +134,7 @@ def covered(stretches: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def page(plans: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+def page(plans: dict[str, Any], rows: list[dict[str, Any]], workloads: list[dict[str, Any]]) -> str:
     """Return the tables as a page."""
     about, card = plans["about"], rows[0]["about"]
     known = plans["plans"]
@@ -140,6 +143,10 @@ def page(plans: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     planned = [known[row["case"]]["seconds"] for row in timed]
     busy, whole = [row["busy"] for row in timed], [row["seconds"] for row in timed]
     ratios = [one / other for one, other in zip(planned, busy)]
+    ranges = [range_of(known[row["case"]]["band"]) for row in timed]
+    held = [least <= 1 / ratio <= most for (least, most), ratio in zip(ranges, ratios)]
+    inside = sum(held) / len(held)
+    least = [row["ran"] / known[row["case"]]["reserved"] for row in rows]
     most = 1 / sure_share()
 
     def share(row: dict[str, Any], what: str) -> float:
@@ -156,16 +163,17 @@ def page(plans: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         f"`python scripts/own_step_limits.py measure PLANS.json ROWS.jsonl` on one {card['card']}, torch "
         f"{card['torch']}, cuDNN {card['cudnn']}, {card['made']}. The steps are those of "
         "[the table of peaks](own_steps_card.md). A limit is what the process may reserve; between the two that are "
-        f"given nothing was tried, nor below {LEAST_SHARE} of the plan. Plans are without cuDNN's "
-        "workspace, which is given up where memory is short.",
+        f"given, far apart where time was up, nothing was tried, nor below {LEAST_SHARE} of the plan. Plans are "
+        "without cuDNN's workspace, which is given up where memory is short.",
         "",
         f"A plan is said to fit with {most:.3f} times its memory ({CONTEXT_BYTES // 2**20} MiB of context in both). Of "
         f"{len(rows)} steps {proved} ran in no more than that, and {len(refuted)} ran out at more"
         + (f" ({', '.join(refuted)})" if refuted else "")
-        + ".",
+        + f". The least memory that was seen to be enough is {statistics.median(least):.2f} times the plan in the "
+        f"median, {min(least):.2f} to {max(least):.2f}.",
         "",
         f"Planned over the time that the card was busy, {len(timed)} steps: median {statistics.median(ratios):.2f}, "
-        f"from {min(ratios):.2f} to {max(ratios):.2f}; within 30 % {inside(ratios):.0%}; rank correlation "
+        f"from {min(ratios):.2f} to {max(ratios):.2f}; in the printed range {inside:.0%}; rank correlation "
         f"{statistics.correlation(*map(ranks, (planned, busy))):.2f}. The whole step took "
         f"{statistics.median(one / other for one, other in zip(whole, busy)):.2f} times as long in the "
         "median: the rest is the host's.",
@@ -181,12 +189,12 @@ def page(plans: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         figures = [mib(plan["reserved"]), mib(row["failed"]), mib(row["ran"]), spread]
         figures += [mib(row["reserved"]), f"{1000 * plan['seconds']:.1f}", *times]
         lines.append(f"| {row['case']} | {' | '.join(figures)} |")
-    return "\n".join(lines) + "\n"
-
-
-def inside(ratios: list[float]) -> float:
-    """Return the share of ratios of planned over measured time that 30 % either way hold."""
-    return sum(0.7 <= 1 / one <= 1.3 for one in ratios) / len(ratios)
+    lines += [
+        "",
+        "mpt's own workloads in the batches of a card of 12 GB, measured by "
+        "`python scripts/workload_limits.py WORKLOADS.jsonl` on that card:",
+    ]
+    return "\n".join([*lines, "", *workload_limits.table(workloads), ""])
 
 
 def main() -> None:
@@ -197,13 +205,15 @@ def main() -> None:
     for one in (measuring, writing):
         one.add_argument("plans", type=Path)
         one.add_argument("rows", type=Path)
+    writing.add_argument("workloads", type=Path)
     measuring.add_argument("--seconds", type=float, default=600.0)
     writing.add_argument("-o", type=Path, required=True)
     options = parser.parse_args()
     if options.command == "measure":
         measure_all(options.plans, options.rows, options.seconds)
     else:
-        text = page(json.loads(options.plans.read_text()), read_history(options.rows))
+        plans = json.loads(options.plans.read_text())
+        text = page(plans, read_history(options.rows), read_history(options.workloads))
         options.o.write_text(text, "utf-8")
 
 

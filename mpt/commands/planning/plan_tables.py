@@ -10,7 +10,7 @@ from mpt.config.sizes import describe_bytes
 from mpt.planner.answers.plan import InferencePlan, Plan, PlannedRanks
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
-from mpt.planner.facts.time_band import BAND, range_of
+from mpt.planner.facts.time_band import BAND, FAST_BAND, range_of
 from mpt.planner.facts.verdict import judge
 from mpt.planner.recipes.recipe import EXPLANATIONS, describe_cost, describe_patch, worth_showing
 from mpt.planner.recipes.scaling import Scaling
@@ -99,10 +99,12 @@ def describe_range(seconds: float, band: float) -> str:
     least, most = range_of(band)
     if band <= BAND:
         return f"give or take {show_seconds(seconds * band)}"
-    return (
-        f"{show_seconds(seconds * least)} to {show_seconds(seconds * most)}: no constant meets the published times of "
-        "grouped convolutions in channels_last"
+    why = (
+        "few steps fill a card of such bandwidth"
+        if band <= FAST_BAND
+        else "no constant meets the published times of grouped convolutions in channels_last"
     )
+    return f"{show_seconds(seconds * least)} to {show_seconds(seconds * most)}: {why}"
 
 
 def held_tables(plan: Plan | InferencePlan) -> Table:

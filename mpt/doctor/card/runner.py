@@ -95,13 +95,13 @@ def left_over(rows: Sequence[Row]) -> list[str]:
 
 
 def as_markdown(title: str, rows: Sequence[Row]) -> list[str]:
-    """Return the rows as a table."""
+    """Return the rows as a table, and in a line what time did not reach."""
     lines = [f"## {title}", "", "| check | result |", "|---|---|"]
     for row in rows:
-        said = f"skipped: {row['skipped']}" if "skipped" in row else row.get("said", "")
-        wrong = row.get("error") or row.get("wrong") or ""
-        words = (
-            wrong if is_late(row) else "; ".join(filter(None, (said, wrong and f"WRONG: {wrong}")))
-        )
-        lines.append(f"| {row['name']} | {words.replace('|', '/')} |")
-    return [*lines, ""]
+        if not is_late(row):
+            said = f"skipped: {row['skipped']}" if "skipped" in row else row.get("said", "")
+            wrong = row.get("error") or row.get("wrong") or ""
+            words = "; ".join(filter(None, (said, wrong and f"WRONG: {wrong}")))
+            lines.append(f"| {row['name']} | {words.replace('|', '/')} |")
+    late = [row["name"] for row in rows if is_late(row)]
+    return [*lines, "", *([f"Not done in time: {', '.join(late)}.", ""] if late else [])]

@@ -13,6 +13,16 @@ UNCERTAIN_RANGE = 0.6, 5.0
 """Published over planned time of such steps: no constant meets them."""
 
 
+FAST_MEMORY = 1500
+"""GB/s, beyond which steps that fill a smaller card leave some of it idle."""
+FAST_BAND = 0.5
+FAST_RANGE = 0.85, 2.0
+"""Measured over planned time on such cards: 68 steps kept an H100 busy for 0.89 to 1.89 times the planned time
+(docs/benchmarks/own_steps_limits.md)."""
+
+
 def range_of(band: float) -> tuple[float, float]:
     """Return the least and the most that a step may take, in planned ones."""
-    return UNCERTAIN_RANGE if band > BAND else (1 - band, 1 + band)
+    if band <= BAND:
+        return 1 - band, 1 + band
+    return FAST_RANGE if band <= FAST_BAND else UNCERTAIN_RANGE

@@ -19,7 +19,13 @@ import torch
 
 from mpt.planner.device.outcomes import Outcome, Unit
 from mpt.planner.facts.gpus import Gpu
-from mpt.planner.facts.time_band import BAND, UNCERTAIN_BAND, UNCERTAIN_SHARE
+from mpt.planner.facts.time_band import (
+    BAND,
+    FAST_BAND,
+    FAST_MEMORY,
+    UNCERTAIN_BAND,
+    UNCERTAIN_SHARE,
+)
 from mpt.planner.trace.operator_costs import cost_of
 
 ARITHMETIC_SHARE = 0.75
@@ -112,13 +118,14 @@ class Work:
 
     def band(self, gpu: Gpu) -> float:
         """Return the share of published times by which planned ones may differ from them."""
+        usual = FAST_BAND if gpu.bandwidth > FAST_MEMORY else BAND
         if not self.uncertain:
-            return BAND
+            return usual
         times = {
             key: count * self.operator_seconds(gpu, *key) for key, count in self.operators.items()
         }
         share = sum(times.get(key, 0.0) for key in self.uncertain) / sum(times.values())
-        return UNCERTAIN_BAND if share >= UNCERTAIN_SHARE else BAND
+        return UNCERTAIN_BAND if share >= UNCERTAIN_SHARE else usual
 
     def kernels(self, gpu: Gpu) -> float:
         """Return how many kernels a step launches on a GPU."""

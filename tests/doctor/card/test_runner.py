@@ -56,6 +56,7 @@ def test_what_time_did_not_reach_is_no_fault_and_is_left() -> None:
     assert [row.get("said") for row in rows] == ["x", None]
     assert faults(rows) == []
     assert left_over(rows) == ["two"]
+    assert as_markdown("Checks", rows)[4:] == ["| one | x |", "", "Not done in time: two.", ""]
 
 
 def test_checks_side_by_side_keep_their_order_and_wait_for_each_other_no_longer() -> None:

@@ -131,6 +131,10 @@ def test_steps_of_grouped_convolutions_in_channels_last_have_a_wider_band() -> N
         "600 ms to 5.0 s: no constant meets the published times of grouped convolutions"
     )
     assert [describe_band(band) for band in bands] == ["±30%", "×0.6 to 5"]
+    # and few steps fill a card of 3.35 TB/s
+    fast = Work().band(find_gpu("h100"))
+    assert describe_band(fast) == "×0.85 to 2"
+    assert describe_range(1.0, fast) == "850 ms to 2.0 s: few steps fill a card of such bandwidth"
 
 
 def test_a_lookup_reads_of_a_table_what_it_returns() -> None:
