@@ -184,13 +184,13 @@ def main() -> None:
     text = report([plan(row) for row in rows])
     print(text)
     if arguments.output:
-        today = made()
+        today, some = made(), f" --every {arguments.every}" if arguments.every > 1 else ""
         heading = (
             "# Planned step times and timm's training speeds\n\n"
-            f"Written by `python scripts/check_timm_times.py`, {today}, torch {torch.__version__}. Published speeds "
-            "are timm's, measured on an RTX 3090 with torch 1.12 in amp; planned times are of the same card with the "
-            f"operators of the torch named here. {len(rows)} rows: the models that the installed timm has. Constants "
-            "are fitted to one half of the models and judged by the other."
+            f"Written by `python scripts/check_timm_times.py{some}`, {today}, torch {torch.__version__}. Published "
+            "speeds are timm's, measured on an RTX 3090 with torch 1.12 in amp; planned times are of the same card "
+            f"with the operators of the torch named here. {len(rows)} rows of models that the installed timm has. "
+            "Constants are fitted to one half of the models and judged by the other."
         )
         arguments.output.write_text(f"{heading}\n\n{text}\n", "utf-8")
 
