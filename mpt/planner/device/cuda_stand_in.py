@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any, Self
 from unittest import mock
@@ -32,15 +32,17 @@ from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.facts.gpus import Gpu
 
 FOREACH = "_foreach_supported_types"
-CUDA = re.compile(r"cuda(:\d+)?")
+NAME = re.compile(r"(cuda|cpu)(:\d+)?")
 
 
 class CudaStandIn(KeptInBackward):
     """Sends tensors that are wanted on `cuda` to the device in its place; `is_used` says whether there were any."""
 
-    def __init__(self, target: torch.device) -> None:
+    def __init__(self, target: torch.device, all_of_it: bool = False) -> None:
+        """`all_of_it`: tensors that are wanted on `cpu` by name are put there too."""
         super().__init__()
         self.target = target
+        self.kinds = ("cuda", "cpu") if all_of_it else ("cuda",)
         self.is_used = False
         self.autocasts = 0
         """How often the script made an autocast, be it on or off."""
@@ -65,8 +67,8 @@ class CudaStandIn(KeptInBackward):
 
     def translate(self, value: Any) -> Any:
         """Return the target for a name of `cuda` or such a device, and everything else as it is."""
-        is_name = isinstance(value, str) and CUDA.fullmatch(value)
-        if is_name or (isinstance(value, torch.device) and value.type == "cuda"):
+        kind = value.partition(":")[0] if isinstance(value, str) else getattr(value, "type", None)
+        if kind in self.kinds and (isinstance(value, torch.device) or NAME.fullmatch(value)):
             self.is_used = True
             return self.target
         return value
@@ -119,10 +121,15 @@ class Inert:
 
 
 @contextmanager
-def cuda_stands_in(gpu: Gpu, target: torch.device | None = None) -> Iterator[CudaStandIn]:
-    """Let `cuda` mean another device inside the block: the fake one, which must be registered, if none is named."""
+def cuda_stands_in(
+    gpu: Gpu, target: torch.device | None = None, all_of_it: bool = False
+) -> Iterator[CudaStandIn]:
+    """Let `cuda` mean another device inside the block: the fake one, which must be registered, if none is named.
+
+    `all_of_it`: so does `cpu` if a script names it, as one does that found no GPU.
+    """
     target = target or torch.device(DEVICE, 0)
-    stand_in = CudaStandIn(target)
+    stand_in = CudaStandIn(target, all_of_it)
     replaced = [
         mock.patch.multiple("torch.cuda", **_answers(gpu, target)),
         mock.patch.object(
@@ -150,6 +157,14 @@ def cuda_stands_in(gpu: Gpu, target: torch.device | None = None) -> Iterator[Cud
     finally:
         for one in reversed(replaced):
             one.stop()
+
+
+def card_answers(gpu: Gpu) -> AbstractContextManager[Any]:
+    """Answer questions about the card inside the block, in which a script chooses its device and uses none."""
+    answers: AbstractContextManager[Any] = mock.patch.multiple(
+        "torch.cuda", **_answers(gpu, torch.device("cpu"))
+    )
+    return answers
 
 
 def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:

@@ -20,11 +20,14 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.device.operator_kinds import is_known
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
 from mpt.planner.own.known_values import MASKS, values_known
+from mpt.planner.own.lazy import lazy_modules
 from mpt.planner.own.sequences import (
     PackedSequences,
     alignments_gradient,
@@ -156,11 +159,22 @@ class WithoutMemory(KeptInBackward):
             return copy_deeply(*args)
         if func in (torch.isfinite, Tensor.isfinite) and not args[0].dim():
             return torch.tensor(True)
+        if func is Tensor.__format__ and not args[0].dim():
+            return args[0].item().__format__(*args[1:])
+        if func is torch._is_all_true:  # a distribution checks its parameters and samples
+            func(*args, **kwargs)
+            return torch.tensor(True)
         if func is nn.functional.ctc_loss:
             return ctc_loss(*args, **kwargs)
         if self.packed.handles(func, args):
             return self.packed.call(func, args)
         return func(*args, **kwargs)
+
+
+def load_here(loader: DataLoader[Any]) -> Any:
+    """Return an iterator that loads in this process: a plan's tensors cannot be sent from workers."""
+    loader.num_workers, loader.timeout = 0, 0
+    return _SingleProcessDataLoaderIter(loader)
 
 
 def copy_deeply(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
@@ -225,5 +239,12 @@ def without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 def without_values() -> Iterator[BoundedShapes]:
     """Let a step inside the block do without values."""
     known = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_VALUES)
-    with known, values_by(BoundedShapes()) as values, WithoutMemory(values.packed):
+    loading = mock.patch.object(DataLoader, "_get_iterator", load_here)
+    with (
+        known,
+        loading,
+        lazy_modules(),
+        values_by(BoundedShapes()) as values,
+        WithoutMemory(values.packed),
+    ):
         yield values

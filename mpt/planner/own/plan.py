@@ -16,8 +16,8 @@ from mpt.planner.answers.own_plan import OwnPlan, Way
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.own.changes import Changes
-from mpt.planner.own.factory import Source, batch_size_of, find_factory
-from mpt.planner.own.trace import OwnRun, trace_own
+from mpt.planner.own.factory import Source, batch_size_of
+from mpt.planner.own.trace import OwnRun, import_factory, trace_own
 from mpt.planner.plans.plan import Wish, describe
 from mpt.planner.step.run_fake import FakeRun
 from mpt.planner.trace.unseen import Unseen
@@ -35,7 +35,7 @@ def plan_own(
     Raises CannotPlan with module and line, and ConfigError for a factory that is not there or returns something else.
     """
     started = time.perf_counter()
-    batch_size = batch_size_of(find_factory(source), arguments)
+    batch_size = batch_size_of(import_factory(source, gpu), arguments)
 
     def trace(changes: Changes, all_on_gpu: bool | None, **changed: Any) -> OwnRun:
         unseen = Unseen(gpu.capability, False, calibration.context_bytes, calibration.cudnn_share)

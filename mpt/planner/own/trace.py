@@ -10,6 +10,7 @@ it would take the device from somewhere else, is planned as if all of it were on
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mpt.planner.device.cuda_stand_in import cuda_stands_in
+from mpt.errors import ConfigError
+from mpt.planner.device.cuda_stand_in import card_answers, cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
 from mpt.planner.own.bounds import without_values
@@ -44,10 +46,12 @@ from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.trace import Recorder, Trace
 from mpt.planner.trace.unseen import Unseen
-from mpt.planner.trace.watched_run import MASTERS, owners_of, watch_updates
+from mpt.planner.trace.watched_run import owners_of, watch_updates
 from mpt.run.process.storage_trace import tensors_in
 
 T = TypeVar("T")
+NO_MODULE = "(parameters of no module)"
+"""The owner of parameters that an optimizer updates and no network has."""
 
 
 @dataclass
@@ -87,6 +91,18 @@ def trace_own(
         assert run is not None
         run.fake.notes.append('it puts nothing on "cuda": planned as if everything were on the GPU')
     return run
+
+
+def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
+    """Import a factory as on a machine with the card: a script's first lines choose its device.
+
+    One that makes tensors there as soon as it is imported is imported without the card. Raises ConfigError.
+    """
+    try:
+        with libraries_as_ever(), card_answers(gpu):
+            return find_factory(source)
+    except ConfigError:
+        return find_factory(source)
 
 
 def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) -> Trace:
@@ -136,11 +152,11 @@ def _trace_on_gpu(
     graphs = Graphs(
         recorder, watch, lambda recorded: work.include(recorded) if seen["work"] else None
     )
-    factory = find_factory(source)
+    factory = import_factory(source, gpu)
     with (
         libraries_as_ever(),
         on_fake_gpu(recorder, gpu),
-        cuda_stands_in(gpu) as stand_in,
+        cuda_stands_in(gpu, all_of_it=all_on_gpu) as stand_in,
         graphs.stand_in(),
         one_of_several(recorder),
         without_values() as values,
@@ -196,6 +212,7 @@ def perform(
             recorder.enter_moment(step, "", "forward")
             with autocast.around_step():
                 kept = call(made.step)  # until the next is there, as a script keeps its last loss
+            recorder.mark_modules(modules)  # which may have others: of lazy modules, or put there
         recorder.enter_moment(STEPS - 1, "", "after the step")
     del kept
     return modules
@@ -212,27 +229,41 @@ def call(function: Callable[[], T]) -> T:
 
 @dataclass
 class Created:
-    """Networks and optimizers that were made while a factory ran."""
+    """Networks and optimizers that were made while a factory ran, and are still there: a script may drop some."""
 
-    modules: list[nn.Module] = field(default_factory=list)
-    optimizers: list[Optimizer] = field(default_factory=list)
+    made: dict[type[Any], list[weakref.ref[Any]]] = field(
+        default_factory=lambda: {nn.Module: [], Optimizer: []}
+    )
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The networks and their parts."""
+        return self._alive(nn.Module)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers."""
+        return self._alive(Optimizer)
+
+    def _alive(self, kind: type[T]) -> list[T]:
+        return [one for made in self.made[kind] if (one := made()) is not None]
 
 
 @contextmanager
 def noting_what_is_made() -> Iterator[Created]:
     """Note every network and optimizer that is made inside the block."""
     created = Created()
-    with _noting(nn.Module, created.modules), _noting(Optimizer, created.optimizers):
+    with _noting(nn.Module, created), _noting(Optimizer, created):
         yield created
 
 
 @contextmanager
-def _noting(kind: type[Any], found: list[Any]) -> Iterator[None]:
+def _noting(kind: type[Any], created: Created) -> Iterator[None]:
     original = kind.__init__
 
     def start(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        found.append(self)
+        created.made[kind].append(weakref.ref(self))
 
     with mock.patch.object(kind, "__init__", start):
         yield
@@ -284,7 +315,9 @@ def watch_step(
     def before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         enter(recorder, "step")
         updated = [one for group in optimizer.param_groups for one in group["params"]]
-        recorder.mark((one for one in updated if id(one) not in owners), "parameters", MASTERS)
+        for one in updated:  # its memory may be other than before (`p.data = old`)
+            owner = owners.setdefault(id(one), NO_MODULE)
+            recorder.mark([one], "parameters", owner)
         recorder.mark((one.grad for one in updated if one.grad is not None), "gradients")
 
     def after_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -230,7 +230,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mark_modules(self, modules: Mapping[str, nn.Module]) -> None:
         """Mark every module's parameters and buffers, and learn the modules' names."""
-        for key, root in modules.items():
+        # of two networks that share a part, the first counts
+        for key, root in reversed(list(modules.items())):
             for name, module in root.named_modules():
                 full = f"{key}.{name}" if name else key
                 self.module_names[id(module)] = full

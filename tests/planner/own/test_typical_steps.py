@@ -1,0 +1,68 @@
+"""Steps of scripts that choose their device in their first lines, and more that scripts do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt.planner.answers.plan import Plan
+from mpt.planner.client.session import Session
+from tests.planner.own import typical_steps
+
+STEPS = Path(typical_steps.__file__)
+
+
+def planned(session: Session, name: str, **options: Any) -> Plan:
+    source = {"where": str(STEPS), "function": name, "folder": str(STEPS.parents[3])}
+    found: Plan = session.plan_own(source, options).get().plan
+    return found
+
+
+def test_a_device_that_a_script_chooses_in_its_first_lines_is_the_card(session: Session) -> None:
+    plan = planned(session, "classifier")
+    weights = 4 * (192 * 256 + 256 + 256 * 10) + 512
+    assert plan.by_category["parameters"] == plan.by_category["gradients"] == weights
+    assert not any("puts nothing on" in note for note in plan.notes)
+
+
+def test_a_loader_with_workers_is_planned_as_one_without(session: Session) -> None:
+    with_workers = planned(session, "classifier", workers=2)
+    assert with_workers.by_category == planned(session, "classifier").by_category
+
+
+def test_a_script_that_names_the_cpu_alone_is_planned_as_if_that_were_the_card(
+    session: Session,
+) -> None:
+    plan = planned(session, "on_the_cpu")
+    weights = 4 * (256 * 256 + 256)
+    assert plan.by_category["parameters"] == plan.by_category["optimizer state"] == weights
+    assert any("puts nothing on" in note for note in plan.notes)
+
+
+def test_checks_of_distributions_pass(session: Session) -> None:
+    assert planned(session, "sampled").by_category["parameters"] == 4 * (64 * 64) + 512
+
+
+def test_parts_of_a_network_that_are_dropped_hold_nothing(session: Session) -> None:
+    plan = planned(session, "shortened")
+    assert plan.by_category["parameters"] == 4 * (64 * 64) + 512
+    assert {name for name, _ in plan.by_module if name[0] != "("} <= {"features.0", "features"}
+
+
+@pytest.mark.parametrize("first_in_step", [False, True])
+def test_lazy_layers_are_planned_as_those_that_they_become(
+    session: Session, first_in_step: bool
+) -> None:
+    lazy, plain = (
+        planned(session, "lazily", is_lazy=each, first_in_step=first_in_step)
+        for each in (True, False)
+    )
+    assert lazy.by_category == plain.by_category
+    assert lazy.allocated == plain.allocated
+    assert lazy.by_module == plain.by_module
+
+
+def test_weights_in_memory_of_their_copies_are_weights(session: Session) -> None:
+    assert planned(session, "sharpened").by_category["parameters"] >= 4 * (256 * 256 + 256)

@@ -1,0 +1,103 @@
+"""Training steps as scripts have them that choose their device in their first lines."""
+
+import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def classifier(workers=0):
+    """A loader, a network on the device of the script's first lines."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 256), nn.ReLU(), nn.Linear(256, 10))
+    model = model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.rand(64, 3, 8, 8), torch.randint(10, (64,)))
+    loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=workers, pin_memory=True)
+
+    def step():
+        images, labels = (one.to(device, non_blocking=True) for one in next(iter(loader)))
+        optimizer.zero_grad()
+        functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def on_the_cpu():
+    """A script without a GPU."""
+    place = torch.device("cpu")
+    model = nn.Linear(256, 256).to(place)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.rand(8, 256, device="cpu")).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def sampled():
+    """Distributions check that their parameters and samples are possible ones."""
+    coder = nn.Linear(64, 64).to(device)
+
+    def step():
+        mean, spread = coder(torch.rand(8, 64, device=device)).chunk(2, -1)
+        found = Normal(mean, functional.softplus(spread))
+        prior = Normal(torch.zeros_like(mean), torch.ones_like(mean), validate_args=True)
+        loss = kl_divergence(found, prior).sum() - prior.log_prob(found.rsample()).sum()
+        loss.backward()
+
+    return step
+
+
+def shortened():
+    """A network of whose parts one is kept, as the convolutions of a VGG."""
+    whole = nn.Sequential(nn.Sequential(nn.Linear(64, 64)), nn.Linear(64, 4096)).to(device)
+    features = nn.Sequential(*whole[0])
+    features.others = [whole[0]]  # which has the same layers
+
+    def step():
+        features(torch.rand(8, 64, device=device)).sum().backward()
+
+    return step
+
+
+def lazily(is_lazy=True, first_in_step=False):
+    """Layers that learn the shape of their input from it."""
+    layers = (
+        (nn.LazyConv2d(16, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(10))
+        if is_lazy
+        else (nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Flatten(), nn.Linear(16 * 36, 10))
+    )
+    model = nn.Sequential(*layers).to(device)
+    images = torch.rand(8, 3, 8, 8, device=device)
+    if not first_in_step:
+        model(images)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(images).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def sharpened():
+    """Weights that are put back from a copy (SAM)."""
+    model = nn.Linear(256, 256).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        before = [one.data.clone() for one in model.parameters()]
+        model(torch.rand(8, 256, device=device)).sum().backward()
+        for one, old in zip(model.parameters(), before, strict=True):
+            one.data = old
+        optimizer.step()
+
+    return step
