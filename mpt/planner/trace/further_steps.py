@@ -4,9 +4,8 @@ A step that gets through only by emptying the cache leaves other segments behind
 often got through once or twice and ran out of memory in the third.
 
 A storage that was alive when the step began and dies in it, such as a gradient of the step before, has an heir: the
-storage of the same size, purpose, module and operator that is alive at its end, in the order of births. In the next
-step the heir dies in its place. A step whose storages do not pair up is not repeated, nor are recorded graphs, which
-are recorded once.
+storage of the same size and stream that is alive at its end, in the order of births. In the next step the heir dies
+in its place. A step whose storages do not pair up is not repeated, nor are recorded graphs, which are recorded once.
 """
 
 from __future__ import annotations
@@ -76,11 +75,11 @@ def repeated_step(trace: Trace, requests: Sequence[Request]) -> RepeatedStep | N
     at_start, at_end = trace.live_at(start - 1), trace.live_at(stop - 1)
     dying = {~entry for entry in trace.events[start:] if entry < 0}
     kept = (at_start & at_end) - dying
-    old, new = by_kind(at_start - kept, trace, requests), by_kind(at_end - kept, trace, requests)
+    old, new = by_request(at_start - kept, requests), by_request(at_end - kept, requests)
     heirs: dict[int, int] = {}
     freed_at_end: list[int] = []
-    for kind in old.keys() | new.keys():
-        before, after = old[kind], new[kind]
+    for request in old.keys() | new.keys():
+        before, after = old[request], new[request]
         surplus = {*[one for one in after if one in dying][: max(0, len(after) - len(before))]}
         freed_at_end += surplus
         after = [one for one in after if one not in surplus]
@@ -95,13 +94,12 @@ def last_birth(events: Sequence[int]) -> int:
     return next((at for at in range(len(events) - 1, -1, -1) if events[at] >= 0), -1)
 
 
-def by_kind(
-    storages: Iterable[int], trace: Trace, requests: Sequence[Request]
-) -> defaultdict[tuple[object, ...], list[int]]:
-    """Return storages that take memory in the order of births, by all that is known of them."""
-    found: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
-    for number in sorted(storages):
-        one, request = trace.storages[number], requests[number]
-        if request[0]:
-            found[*request, one.category, one.module, one.operator].append(number)
+def by_request(
+    storages: Iterable[int], requests: Sequence[Request]
+) -> defaultdict[Request, list[int]]:
+    """Return the storages that take memory by what was requested for them, in the order of births."""
+    found: defaultdict[Request, list[int]] = defaultdict(list)
+    for storage in sorted(storages):
+        if requests[storage][0]:
+            found[requests[storage]].append(storage)
     return found

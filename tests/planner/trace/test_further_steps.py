@@ -111,6 +111,8 @@ def test_only_a_second_step_that_leaves_what_it_found_is_repeated() -> None:
     assert step is not None
     categories = [trace.storages[old].category for old in sorted(step.heirs)]
     assert categories == ["batch", "gradients", "gradients"]
+    trace.storages[max(step.heirs.values())].operator = "aten::add"  # what made it is no matter
+    assert repeated_step(trace, requests) == step
     first = Steps([12, 16], [12, 12], steps=1).trace
     assert repeated_step(first, [(storage.size, 0) for storage in first.storages]) is None
     assert repeated_step(without_spans(trace), requests) is None
