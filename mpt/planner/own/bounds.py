@@ -26,6 +26,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.device.operator_kinds import is_known
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
+from mpt.planner.own.files import without_files
 from mpt.planner.own.known_values import MASKS, values_known
 from mpt.planner.own.lazy import lazy_modules
 from mpt.planner.own.sequences import (
@@ -244,6 +245,7 @@ def without_values() -> Iterator[BoundedShapes]:
         known,
         loading,
         lazy_modules(),
+        without_files(),
         values_by(BoundedShapes()) as values,
         WithoutMemory(values.packed),
     ):

@@ -16,11 +16,15 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
+
+import torch
 
 from mpt import vision_ops  # noqa: F401 - before a torchvision that may be built for another torch
 from mpt.config.registry import place
@@ -47,6 +51,11 @@ class Source:
         return f"{Path(self.where).name if self.is_file else self.where}:{self.function}"
 
 
+MADE_BY_TORCH = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+_wants_plan: set[Source] = set()
+"""Scripts that set a default device."""
+
+
 @dataclass(frozen=True)
 class Made:
     """The values that a factory returned."""
@@ -63,9 +72,10 @@ def find_factory(source: Source) -> Callable[..., Any]:
     if source.folder not in sys.path:
         sys.path.insert(0, source.folder)
     try:
-        module = (
-            _import_file(Path(source.where)) if source.is_file else _import_module(source.where)
-        )
+        with _called_alone(source):
+            module = (
+                _import_file(Path(source.where)) if source.is_file else _import_module(source.where)
+            )
     except MptError:
         raise
     except (Exception, SystemExit) as error:
@@ -82,6 +92,31 @@ def find_factory(source: Source) -> Callable[..., Any]:
         raise ConfigError(f"{source}: {source.where} has no function {source.function}")
     found: Callable[..., Any] = function
     return found
+
+
+def import_in_plan(source: Source, factory: Callable[..., Any]) -> Callable[..., Any]:
+    """Execute a factory's file again if that makes tensors: those of a plan are its own."""
+    module = sys.modules.get(Path(source.where).stem) if source.is_file else None
+    values = () if module is None else list(vars(module).values())
+    if source in _wants_plan or any(isinstance(one, MADE_BY_TORCH) for one in values):
+        with _called_alone(source):
+            again: Callable[..., Any] = getattr(_import_file(Path(source.where)), source.function)
+        return again
+    return factory
+
+
+@contextmanager
+def _called_alone(source: Source) -> Iterator[None]:
+    """Let a script that reads its command line find none of another program inside the block."""
+    with mock.patch.object(sys, "argv", [source.where]):
+        yield
+
+
+def reset_default_device(source: Source) -> None:
+    """Take back `torch.set_default_device`, which a script is to call in its plan."""
+    if getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not None:
+        torch.set_default_device(None)
+        _wants_plan.add(source)
 
 
 def _import_module(name: str) -> ModuleType:
@@ -117,20 +152,30 @@ def call_factory(source: Source, factory: Callable[..., Any], arguments: Mapping
     except TypeError as error:
         takes = ", ".join(inspect.signature(factory).parameters) or "nothing"
         raise ConfigError(f"{source}: {error}; it takes {takes}") from None
-    return read_made(source, factory(**arguments))
+    with _called_alone(source):
+        return read_made(source, factory(**arguments))
 
 
 def read_made(source: Source, made: Any) -> Made:
     """Bring a factory's result into one form."""
     if callable(made):
-        seen = inspect.getclosurevars(made).nonlocals if inspect.isfunction(made) else {}
-        return Made(made, seen)
+        return Made(made, seen_by(made))
     if not (isinstance(made, tuple) and len(made) == 4 and callable(made[3])):
         found = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
         raise ConfigError(f"{source}: it returned {found}; return {FORMS}")
     model, optimizer, batch, step = made
     named = dict(model) if isinstance(model, Mapping) else {"model": model}
     return Made(_without_arguments(source, step, model, optimizer, batch), named, batch)
+
+
+def seen_by(step: Any) -> Mapping[str, Any]:
+    """Return the variables that a function sees, or the attributes of a method's object, by name."""
+    if inspect.ismethod(step):
+        return dict(getattr(step.__self__, "__dict__", {}))
+    if not inspect.isfunction(step):
+        return {}
+    seen = inspect.getclosurevars(step)
+    return {**seen.nonlocals, **seen.globals}
 
 
 def _without_arguments(

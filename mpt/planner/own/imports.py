@@ -21,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpt.planner.device.fake_device import DEVICE
+from mpt.planner.own import flex
 
 INSTALLED = ("site-packages", "dist-packages")
 ASKED = ("is_available", "device_count")
@@ -56,6 +57,8 @@ def libraries_as_ever() -> Iterator[None]:
     def exec_module(self: SourceFileLoader, module: ModuleType) -> None:
         if is_torch(module.__name__) or not any(folder in str(self.path) for folder in INSTALLED):
             execute(self, module)
+            if module.__name__ == flex.NAME:
+                flex.follow_flex_attention(module)
             return
         with (
             mock.patch.multiple(torch.cuda, **answers),
@@ -68,5 +71,6 @@ def libraries_as_ever() -> Iterator[None]:
 
     if ACCELERATE in sys.modules:
         let_scale(sys.modules[ACCELERATE])
+    flex.follow_flex_attention()
     with mock.patch.object(SourceFileLoader, "exec_module", exec_module):
         yield

@@ -38,7 +38,14 @@ from mpt.planner.own.changes import (
     find_block_lists,
     takes_low_bits,
 )
-from mpt.planner.own.factory import Made, Source, call_factory, find_factory
+from mpt.planner.own.factory import (
+    Made,
+    Source,
+    call_factory,
+    find_factory,
+    import_in_plan,
+    reset_default_device,
+)
 from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.ranks import one_of_several
@@ -96,13 +103,22 @@ def trace_own(
 def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
     """Import a factory as on a machine with the card: a script's first lines choose its device.
 
-    One that makes tensors there as soon as it is imported is imported without the card. Raises ConfigError.
+    One that uses the card as soon as it is imported is imported in a plan of its own. Raises ConfigError.
     """
     try:
         with libraries_as_ever(), card_answers(gpu):
             return find_factory(source)
     except ConfigError:
-        return find_factory(source)
+        with (
+            libraries_as_ever(),
+            on_fake_gpu(Recorder(fake_gpu().type), gpu),
+            cuda_stands_in(gpu),
+            without_values() as values,
+            values.building(),
+        ):
+            return find_factory(source)
+    finally:
+        reset_default_device(source)
 
 
 def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) -> Trace:
@@ -164,8 +180,10 @@ def _trace_on_gpu(
     ):
         if all_on_gpu:
             stack.enter_context(device)
+        stack.callback(reset_default_device, source)
         created = stack.enter_context(noting_what_is_made())
         with values.building():
+            factory = import_in_plan(source, factory)
             made = call(lambda: call_factory(source, factory, arguments))
         if not (all_on_gpu or stand_in.is_used):
             return None

@@ -24,6 +24,8 @@ from mpt.planner.trace.trace import Recorder
 
 DEVICES_MEET = ("found at least two devices", "found two different devices")
 """Words of torch from 2.12 on, and before."""
+NO_CARD = ("compiled with cuda", "linked with support for cuda", "nvidia", "no cuda gpus")
+"""Words of torch where a card is used that is not there."""
 LOOKS_AT_VALUES = (
     "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
 )
@@ -67,9 +69,9 @@ def reason_of(error: BaseException) -> str:
     if any(words in text for words in DEVICES_MEET) and "cuda" not in text:
         return (
             "tensors of the CPU and of the GPU meet: the model makes one on a device of its own choice "
-            "(torch.cuda.is_available() is False here) instead of its input's (device=x.device)"
+            "instead of its input's (device=x.device)"
         )
-    if "cuda" in text.lower() or "NVIDIA" in text:
+    if any(words in text.lower() for words in NO_CARD):
         moves = "the model moves itself to a GPU (.cuda() or a fixed device) instead of following its inputs"
         return f"{moves} ({plain(text)})"
     if operator_without_kernel := re.match(r"Could not run '([^']+)'", text):

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from mpt.errors import MptError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
 from tests.planner.own import typical_steps
@@ -66,3 +68,39 @@ def test_lazy_layers_are_planned_as_those_that_they_become(
 
 def test_weights_in_memory_of_their_copies_are_weights(session: Session) -> None:
     assert planned(session, "sharpened").by_category["parameters"] >= 4 * (256 * 256 + 256)
+
+
+def test_checkpoints_are_neither_written_nor_missed(session: Session, tmp_path: Path) -> None:
+    of_a_run = tmp_path / "of_a_run"
+    of_a_run.mkdir()
+    torch.save(torch.nn.Linear(64, 64).state_dict(), of_a_run / "true.pt")
+    for to_host in (False, True):
+        plan = planned(session, "kept_in_files", folder=str(of_a_run), to_host=to_host)
+        assert plan.by_category["parameters"] == 4 * (64 * 64) + 512
+        assert any("reads values (2 times)" in note for note in plan.notes)
+    assert [path.name for path in of_a_run.iterdir()] == ["true.pt"]
+
+
+def test_what_a_script_makes_in_its_first_lines_is_on_the_card(session: Session) -> None:
+    path = STEPS.with_name("whole_script.py")
+    source = {"where": str(path), "function": "build", "folder": str(STEPS.parents[3])}
+    first, second = (session.plan_own(source, {}).get().plan for _ in range(2))
+    weights = 4 * (256 * 256 + 256)
+    assert first.by_category["parameters"] == weights
+    assert first.by_category["optimizer state"] == pytest.approx(2 * weights, rel=0.01)
+    assert any(name.startswith("network") for name, _ in first.by_module)
+    assert first.by_category == second.by_category
+    # the script's default device is gone
+    assert any("puts nothing on" in note for note in planned(session, "on_the_cpu").notes)
+
+
+@pytest.mark.slow  # of the compiler's import
+def test_compiled_flex_attention_keeps_no_scores(session: Session) -> None:
+    length = 1024
+    plan = planned(session, "looks_where", length=length)
+    coded = 4 * 2 * 4 * length * 3 * 64
+    # the gradients of three parts are joined, and the output's is expanded
+    assert plan.allocated < 4 * coded + 32 * 2**20
+    assert plan.by_category["activations"] >= coded * 4 // 3
+    with pytest.raises(MptError, match=r"call torch\.compile.*typical_steps"):
+        planned(session, "looks_where", is_compiled=False)

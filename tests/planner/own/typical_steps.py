@@ -101,3 +101,40 @@ def sharpened():
         optimizer.step()
 
     return step
+
+
+def kept_in_files(folder="", to_host=False):
+    """Checkpoints, which a plan neither writes nor misses."""
+    path = f"{folder}/weights.pt"
+    model = nn.Linear(64, 64).to(device)
+    torch.save({"model": model.state_dict(), "epoch": 3}, path)
+    place = (lambda storage, location: storage) if to_host else None
+    found = torch.load(path, map_location=place)
+    model.load_state_dict(found["model"])
+    if "of_a_run" in folder:
+        model.load_state_dict(torch.load(f"{folder}/true.pt", lambda storage, _: storage.cuda()))
+
+    def step():
+        loss = model(torch.rand(8, 64, device=device)).sum()
+        loss.backward()
+        print(f"{found['epoch']}: {loss:.3f}")
+        torch.save(model, path)
+
+    return step
+
+
+def looks_where(is_compiled=True, length=256):
+    """Flex attention."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(
+        lambda b, h, query, key: query >= key, None, None, length, length, device=device
+    )
+    attend = torch.compile(flex_attention) if is_compiled else flex_attention
+    coder = nn.Linear(64, 3 * 64).to(device)
+
+    def step():
+        coded = coder(torch.rand(2, 4, length, 64, device=device))
+        attend(*coded.chunk(3, -1), block_mask=mask).sum().backward()
+
+    return step
