@@ -5,7 +5,7 @@ A script that is started once for each card makes a process group. Inside a plan
 it. A script that makes no group is alone, as ever. DistributedDataParallel keeps flat buckets of all gradients from its
 start, in addition to the gradients or in their place (`gradient_as_bucket_view`); SyncBatchNorm keeps what BatchNorm
 keeps. NCCL's own buffers lie outside torch's allocator and are not counted. Weights that are shared out over cards are
-refused.
+in `mpt.planner.own.shards`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,18 @@ from unittest import mock
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from mpt.planner.device.cuda_stand_in import Inert
-from mpt.planner.trace.cannot_plan import CannotPlan
+from mpt.planner.own.shards import Shards
 from mpt.planner.trace.trace import Recorder
 
 NOTE = "DistributedDataParallel is planned as on one of several cards, with its buckets and without NCCL's own buffers"
-SHARDED = (
-    "cannot plan: it shares weights out over cards (fully_shard, or groups and meshes of them), which is planned of "
-    "configurations alone: `parallel.strategy: fsdp` and `mpt plan CONFIG --nproc N`. Leave it out to plan one card"
-)
 CALLS = (
     "destroy_process_group barrier monitored_barrier all_reduce reduce broadcast all_gather all_gather_into_tensor "
     "reduce_scatter reduce_scatter_tensor all_gather_object broadcast_object_list"
 )
+ANSWERED = ("init_process_group", "is_initialized", "get_rank", "get_world_size", "get_backend")
 FEWEST = 2
 
 
@@ -60,28 +56,26 @@ def one_of_several(recorder: Recorder | None) -> Iterator[None]:
         "get_world_size": count,
         "get_backend": lambda group=None: groups[-1],
     }
+    c10d = distributed.distributed_c10d
     with ExitStack() as stack:
+        shards = Shards(recorder, count, stack)
+        shards.keep(distributed, [*CALLS.split(" "), *ANSWERED])
+        shards.keep(c10d, [*ANSWERED, "_get_default_group"])
         stack.enter_context(mock.patch.multiple(distributed, **answers))
         stack.enter_context(
             mock.patch.object(DistributedDataParallel, "__init__", _starts(recorder))
         )
         stack.enter_context(mock.patch.object(DistributedDataParallel, "forward", _forward))
-        stack.enter_context(mock.patch.object(DeviceMesh, "__init__", _refuse_sharding))
+        for one in shards.answers():
+            stack.enter_context(one)
         for_torch = {name: answers[name] for name in ("init_process_group", "is_initialized")}
-        stack.enter_context(
-            mock.patch.multiple(
-                distributed.distributed_c10d, _get_default_group=_refuse_sharding, **for_torch
-            )
-        )
+        found = shards.default_group()
+        stack.enter_context(mock.patch.multiple(c10d, _get_default_group=found, **for_torch))
         stack.enter_context(mock.patch.object(nn.SyncBatchNorm, "forward", nn.BatchNorm2d.forward))
         stack.enter_context(
             mock.patch.object(nn.SyncBatchNorm, "_check_input_dim", _any_dimensions)
         )
         yield
-
-
-def _refuse_sharding(*args: Any, **options: Any) -> None:
-    raise CannotPlan(SHARDED)
 
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:

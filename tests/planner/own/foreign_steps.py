@@ -293,11 +293,34 @@ def in_parts():
     torch.cuda.make_graphed_callables(model, (torch.randn(4, 8, device="cuda"),))
 
 
-def sharded():
-    """Weights that are shared out over cards."""
-    from torch.distributed.fsdp import fully_shard
+def shared_out(way="plain"):
+    """Eight layers whose weights are shared out over cards by FSDP2, with AdamW; or by something else."""
+    from torch import distributed
+    from torch.distributed import fsdp
+    from torch.distributed.device_mesh import init_device_mesh
 
-    return fully_shard(nn.Linear(8, 8).cuda())
+    distributed.init_process_group("nccl")
+    model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda()
+    options = {}
+    if way == "half":
+        options["mp_policy"] = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    elif way == "host":
+        options["offload_policy"] = fsdp.CPUOffloadPolicy()
+    elif way == "hybrid":
+        options["mesh"] = init_device_mesh("cuda", (1, 2))
+    elif way == "flat":
+        return fsdp.FullyShardedDataParallel(model)
+    for layer in model:
+        fsdp.fully_shard(layer, **options)
+    fsdp.fully_shard(model, **options)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(32, 1024, device="cuda")).float().sum().backward()
+        optimizer.step()
+
+    return step
 
 
 def computed(batch_size=2):

@@ -249,6 +249,33 @@ def test_buckets_of_gradients_are_planned_for_one_of_several_cards(session: Sess
     assert any("without NCCL's own buffers" in note for note in copied.notes)
 
 
+def test_weights_that_fsdp_shares_out_are_planned_as_real_ranks_hold_them(session: Session) -> None:
+    source = {"where": str(STEPS), "function": "shared_out", "folder": str(STEPS.parents[3])}
+    plain, half = (session.plan_own(source, {"way": way}).get().plan for way in ("plain", "half"))
+    layers, layer = 8, 4 * (1024 * 1024 + 1024)
+    for plan in (plain, half):  # half of them on each of two cards
+        assert plan.by_category["parameters"] == pytest.approx(layers * layer / 2, abs=8192)
+        assert plan.by_category["optimizer state"] == pytest.approx(layers * layer, abs=16384)
+    # two gloo ranks on a CPU held so many live bytes in the same step
+    assert plain.allocated - plain.by_category["workspace"] == pytest.approx(83_968_128, abs=16384)
+    assert any("fully_shard is planned as on the first of 2 cards" in note for note in plain.notes)
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("hybrid", "a mesh of 2 dimensions"),
+        pytest.param("host", "CPUOffloadPolicy", marks=pytest.mark.slow),
+        pytest.param("flat", "FSDP1", marks=pytest.mark.slow),
+    ],
+)
+def test_other_ways_to_share_weights_out_are_refused_by_name(way: str, words: str) -> None:
+    from mpt.planner.recipes.own_step import plan_own_step
+
+    with pytest.raises(MptError, match=f"shares weights out over cards by {words}; FSDP2"):
+        plan_own_step(f"{STEPS}:shared_out", {"way": way})
+
+
 def test_a_recorded_step_has_its_memory_in_a_pool_and_its_time_in_each_replay(
     session: Session,
 ) -> None:
@@ -283,7 +310,6 @@ def test_the_table_of_ctc_grows_with_the_labels(as_lists: bool) -> None:
         ("number", "it returned int; return a step, which takes nothing, or"),
         ("nothing", "has no function nothing"),
         ("in_parts", "make_graphed_callables is not followed; record the whole step"),
-        ("sharded", "planned of configurations alone: `parallel.strategy: fsdp`"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line_with_its_place(name: str, words: str) -> None:
