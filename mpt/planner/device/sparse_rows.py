@@ -135,9 +135,36 @@ def cloned(given: SparseRows, **options: Any) -> SparseRows:
     return given.like(given.numbers.clone(), given.places.clone())
 
 
-def converted(given: SparseRows, dtype: torch.dtype | None = None, **options: Any) -> SparseRows:
-    """Return a copy in another dtype."""
-    return given.like(given.numbers.to(dtype=dtype, copy=True), given.places.clone())
+def converted(
+    given: SparseRows,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **options: Any,
+) -> SparseRows:
+    """Return a copy in another dtype or on another device."""
+    numbers = given.numbers.to(device=device, dtype=dtype, copy=True)
+    return given.like(numbers, given.places.to(device=device, copy=True))
+
+
+def turned(given: SparseRows, *dimensions: int) -> SparseRows:
+    """Return the transpose of a matrix: a copy of its places, in another order."""
+    size = given.shape[1], given.shape[0]
+    return SparseRows(given.places.flip(0), given.numbers, size)
+
+
+def multiplied(first: Any, second: Any) -> Tensor:
+    """Return the product with a dense matrix, which cuSPARSE computes of 32-bit indices of coalesced places."""
+    if not isinstance(first, SparseRows):
+        turned_product: Tensor = multiplied(turned(second), first.t()).t()
+        return turned_product
+    if isinstance(second, SparseRows) or first.dense_dim():
+        raise NotImplementedError("a product of two sparse tensors is not followed")
+    summed = first.coalesce()
+    by_row = (len(first) + 1, summed._nnz())
+    indices = [summed.places.new_empty(count, dtype=torch.int32) for count in by_row]
+    result: Tensor = second.new_empty((first.shape[0], second.shape[1]))
+    del indices
+    return result
 
 
 def emptied(given: SparseRows) -> SparseRows:
@@ -250,6 +277,10 @@ RULES: Mapping[Any, Callable[..., Any]] = {
     _aten.clone.default: cloned,
     _aten._to_copy.default: converted,
     _aten.zero_.default: emptied,
+    _aten.t.default: turned,
+    _aten.transpose.int: turned,
+    _aten.mm.default: multiplied,
+    _aten.addmm.default: lambda added, first, second, **_: multiplied(first, second),
     _aten.add.Tensor: added,
     _aten.add_.Tensor: added_in_place,
     _aten.sparse_mask.default: masked,
@@ -285,6 +316,6 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if name in ("aten::_foreach_mul_", "aten::_foreach_add_"):
             raise NotImplementedError(KEPT_SUM)
         raise NotImplementedError(
-            f"sparse tensors are not followed through {name} (of an embedding: set sparse=False)"
+            f"sparse tensors are not followed through {name} (a gradient of an embedding is dense with sparse=False)"
         )
     return rule(*args, **kwargs)

@@ -25,6 +25,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.device.operator_kinds import is_known
+from mpt.planner.device.sparse_rows import SparseRows
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
 from mpt.planner.own.files import without_files
 from mpt.planner.own.known_values import MASKS, values_known
@@ -55,6 +56,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.is_building = False
         self.built_with: dict[str, None] = {}
         """Lines at which a value that is not known was read while the step was built, in order."""
+        self.last_read = ""
+        """The line at which the step read a value last."""
         self.integers = 0
         """How many of the values that were read are integers."""
         self.bounded = 0
@@ -98,9 +101,10 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def array(self, tensor: Tensor) -> Any:
         """Return zeros for a fake tensor's values."""
-        if not self.is_building:
-            return super().array(tensor)
         line = line_of(sys._getframe(1))
+        if not self.is_building:
+            self.last_read = line or ""
+            return super().array(tensor)
         if line is not None:  # a loader draws its seed, and no size
             self.built_with[line] = None
         reads = self.reads
@@ -119,6 +123,16 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
                 error.add_note(f"a value read at {next(iter(self.built_with))} was taken as 0")
             raise
         self.is_building = False
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Say in an error of the step that it may follow from a value that was read."""
+        try:
+            yield
+        except (ArithmeticError, LookupError, ValueError) as error:
+            if self.last_read:
+                error.add_note(f"a value read at {self.last_read} was taken as 0")
+            raise
 
     def notes(self) -> list[str]:
         """Return the plan's assumptions."""
@@ -160,6 +174,8 @@ class WithoutMemory(KeptInBackward):
             return copy_deeply(*args)
         if func in (torch.isfinite, Tensor.isfinite) and not args[0].dim():
             return torch.tensor(True)
+        if func is torch.sparse.mm and isinstance(args[0], SparseRows):
+            return torch.mm(*args)
         if func is Tensor.__format__ and not args[0].dim():
             return args[0].item().__format__(*args[1:])
         if func is torch._is_all_true:  # a distribution checks its parameters and samples

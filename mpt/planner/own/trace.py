@@ -188,7 +188,8 @@ def _trace_on_gpu(
         if not (all_on_gpu or stand_in.is_used):
             return None
         work.read_switches()
-        modules = perform(made, created, recorder, changes, on_step)
+        with values.stepping():
+            modules = perform(made, created, recorder, changes, on_step)
     convolution = unseen.largest_convolution if unseen is not None else 0
     return OwnRun(
         FakeRun(

@@ -325,8 +325,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _on_rows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operator on sparse tensors; what it makes is seen like other tensors."""
-        if sparse_rows.NOTE not in self.notes:
-            self.notes.append(sparse_rows.NOTE)
+        is_gradient = torch._C._current_autograd_node() is not None
+        if is_gradient and sparse_rows.makes_rows(func, args):  # and not a script's own matrix
+            self.notes += [sparse_rows.NOTE] * (sparse_rows.NOTE not in self.notes)
         with self:
             result = sparse_rows.call(func, args, kwargs)
         self.outcome = None

@@ -104,3 +104,20 @@ def test_compiled_flex_attention_keeps_no_scores(session: Session) -> None:
     assert plan.by_category["activations"] >= coded * 4 // 3
     with pytest.raises(MptError, match=r"call torch\.compile.*typical_steps"):
         planned(session, "looks_where", is_compiled=False)
+
+
+def test_an_adjacency_matrix_takes_the_memory_of_its_edges(session: Session) -> None:
+    few, many = (planned(session, "on_a_graph", edges=each) for each in (4096, 2**18))
+    places_and_values = (2**18 - 4096) * (2 * 8 + 4)
+    # the adjacency, and transposed in backward before and after its places are sorted
+    assert 2 * places_and_values < many.allocated - few.allocated < 4 * places_and_values
+    assert not any("sparse gradients" in note for note in few.notes)
+    for function in ("sparse", "matmul"):
+        other = planned(session, "on_a_graph", function=function)
+        assert other.by_category == few.by_category
+
+
+def test_an_error_that_may_follow_from_a_value_names_where_it_was_read(session: Session) -> None:
+    words = r"ZeroDivisionError.*; a value read at .*typical_steps.py:\d+ was taken as 0"
+    with pytest.raises(MptError, match=words):
+        planned(session, "averaged")

@@ -138,3 +138,28 @@ def looks_where(is_compiled=True, length=256):
         attend(*coded.chunk(3, -1), block_mask=mask).sum().backward()
 
     return step
+
+
+def on_a_graph(edges=4096, nodes=2048, function="spmm"):
+    """A graph convolution with a sparse adjacency matrix."""
+    places = torch.randint(nodes, (2, edges))
+    adjacency = torch.sparse_coo_tensor(places, torch.ones(edges), (nodes, nodes)).coalesce()
+    adjacency = adjacency.to(device)
+    coder = nn.Linear(64, 16).to(device)
+    multiply = {"spmm": torch.spmm, "sparse": torch.sparse.mm, "matmul": torch.matmul}[function]
+
+    def step():
+        multiply(adjacency, coder(torch.rand(nodes, 64, device=device))).sum().backward()
+
+    return step
+
+
+def averaged():
+    """A value that is never 0 in a run."""
+    coder = nn.Linear(64, 16).to(device)
+
+    def step():
+        count = coder(torch.rand(8, 64, device=device)).numel() * torch.ones(1, device=device)
+        return 1 / float(count)
+
+    return step
