@@ -103,9 +103,13 @@ class Generator(torch.Generator):
 
 
 class Inert:
-    """A stream or an event, which does nothing: the step is planned as if it had one stream."""
+    """A stream, an event or a choice of a card, which does nothing: the step is planned as if it had one stream."""
 
     device: torch.device
+
+    def elapsed_time(self, other: Any) -> float:
+        """Return no time."""
+        return 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -137,6 +141,7 @@ def cuda_stands_in(
         ),
         mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", _autocast_on(stand_in)),
         mock.patch.object(torch, "Generator", Generator),
+        mock.patch.object(torch.cuda.nvtx, "_nvtx", Inert()),
         mock.patch.object(nn.DataParallel, "scatter", _to_one_device),
         # Optimizers and clipping go by the type of tensors, and would take another path for fakes than on a card.
         *(
@@ -178,7 +183,7 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
         multi_processor_count=1,  # of cards that are compared with each other
     )
     calls = ("synchronize", "empty_cache", "set_device", "ipc_collect", "reset_peak_memory_stats")
-    streams = ("Stream", "Event", "stream", "current_stream", "default_stream")
+    streams = ("Stream", "Event", "stream", "current_stream", "default_stream", "device")
     counted = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     return {
         **{
@@ -187,6 +192,8 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
         },
         **{name: lambda *args, **kwargs: 0 for name in (*counted, "current_device")},
         **{name: type("Inert", (Inert,), {"device": target}) for name in streams},
+        "memory_summary": lambda *args, **kwargs: "",
+        "memory_stats": lambda device=None: {},
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "is_bf16_supported": lambda including_emulation=True: has_bfloat16,

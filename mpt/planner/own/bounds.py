@@ -20,7 +20,10 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from mpt.planner.device.kept_modes import KeptInBackward
@@ -194,6 +197,24 @@ def load_here(loader: DataLoader[Any]) -> Any:
     return _SingleProcessDataLoaderIter(loader)
 
 
+_fetch: Any = _MapDatasetFetcher.fetch
+
+
+def fetch(fetcher: Any, places: Any) -> Any:
+    """Return a batch; one that needs true values (a random crop) is made of real tensors, and then becomes fake."""
+    try:
+        return _fetch(fetcher, places)
+    except (ArithmeticError, LookupError, ValueError, RuntimeError):
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            try:
+                batch = _fetch(fetcher, places)
+            except Exception:
+                batch = None
+        if batch is None:
+            raise
+    return tree_map_only(Tensor, lambda one: torch.empty(one.shape, dtype=one.dtype), batch)
+
+
 def copy_deeply(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     """Return a copy of a fake tensor, whose memory torch would read the address of."""
     if id(tensor) not in memo:
@@ -256,10 +277,10 @@ def without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 def without_values() -> Iterator[BoundedShapes]:
     """Let a step inside the block do without values."""
     known = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_VALUES)
-    loading = mock.patch.object(DataLoader, "_get_iterator", load_here)
     with (
         known,
-        loading,
+        mock.patch.object(DataLoader, "_get_iterator", load_here),
+        mock.patch.object(_MapDatasetFetcher, "fetch", fetch),
         lazy_modules(),
         without_files(),
         values_by(BoundedShapes()) as values,

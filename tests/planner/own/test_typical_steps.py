@@ -121,3 +121,7 @@ def test_an_error_that_may_follow_from_a_value_names_where_it_was_read(session: 
     words = r"ZeroDivisionError.*; a value read at .*typical_steps.py:\d+ was taken as 0"
     with pytest.raises(MptError, match=words):
         planned(session, "averaged")
+
+
+def test_data_are_made_of_true_values_if_zeros_make_none(session: Session) -> None:
+    assert planned(session, "cropped").by_category["parameters"] == 4 * (64 * 64) + 512

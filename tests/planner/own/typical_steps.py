@@ -163,3 +163,31 @@ def averaged():
         return 1 / float(count)
 
     return step
+
+
+class Crops(torch.utils.data.Dataset):
+    """Random crops, whose size is a value."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, place):
+        size = torch.empty(1).uniform_(0.5, 1.0).item()
+        return torch.rand(3, 8, 8) * (1 / size), place % 10
+
+
+def cropped():
+    """Data that are made by chance, and a card's own timers."""
+    loader = DataLoader(Crops(), batch_size=8, num_workers=2)
+    model = nn.Linear(64, 64).to(device)
+
+    def step():
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.nvtx.range_push("step")
+        images, _ = next(iter(loader))
+        with torch.cuda.device(0):
+            model(images.flatten(2).to(device)).sum().backward()
+        torch.cuda.nvtx.range_pop()
+        print(f"{start.elapsed_time(end):.1f} ms", torch.cuda.memory_summary())
+
+    return step
