@@ -225,5 +225,21 @@ def compare_checkpoints(one: RunDirectory, other: RunDirectory, found: RunDiffer
             worst = max(apart, key=lambda name: apart[name])
             row["largest"] = {"name": worst, "apart": apart[worst]}
         found.checkpoints.append(row)
-        if not differing and packed[0][0] == packed[1][0]:
+        if not differing and in_order(packed[0][0]) == in_order(packed[1][0]):
             found.common = loaded[0]
+
+
+def in_order(structure: Any) -> Any:
+    """Return a packed state (`mpt.run.checkpoints.state`) with pairs of numbered keys in their order.
+
+    An optimizer that steps in the backward makes the states of its weights in another order than it reads them back.
+    """
+    if isinstance(structure, list):
+        return [in_order(item) for item in structure]
+    if not isinstance(structure, dict):
+        return structure
+    if "dict" in structure:
+        return {"dict": {key: in_order(value) for key, value in structure["dict"].items()}}
+    if "items" in structure:
+        return {"items": sorted(map(in_order, structure["items"]), key=repr)}
+    return {"tuple": in_order(structure["tuple"])} if "tuple" in structure else structure
