@@ -20,7 +20,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel
 from torch.distributed.tensor.parallel import style
 
 from mpt.planner.device.fake_device import DEVICE
-from mpt.planner.step.shard_trace import fake_world, watch_shards
+from mpt.planner.step.shard_trace import fake_world, of_true_numbers, watch_shards
 from mpt.planner.trace.cannot_plan import CannotPlan
 from mpt.planner.trace.overlap import OrderedWork
 from mpt.planner.trace.trace import Recorder
@@ -102,7 +102,8 @@ class Shards:
         @functools.wraps(original)
         def make(own: Any, device_type: str, *args: Any, **options: Any) -> None:
             self._open()
-            with unset_fake_temporarily():  # it holds true numbers
+            assert self.recorder is not None
+            with of_true_numbers(self.recorder):
                 original(own, DEVICE if device_type == "cuda" else device_type, *args, **options)
                 if own.ndim > 1:
                     raise CannotPlan(SHARED.format(f"a mesh of {own.ndim} dimensions"))

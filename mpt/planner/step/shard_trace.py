@@ -133,6 +133,23 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def paused(recorder: Recorder) -> Iterator[None]:
+    """Let a recorder pass over what is called within the block."""
+    before, recorder.is_paused = recorder.is_paused, True
+    try:
+        yield
+    finally:
+        recorder.is_paused = before
+
+
+@contextlib.contextmanager
+def of_true_numbers(recorder: Recorder) -> Iterator[None]:
+    """Make no fake tensors within the block: not by the mode, and not from the results that a recorder knows."""
+    with paused(recorder), unset_fake_temporarily():
+        yield
+
+
+@contextlib.contextmanager
 def watch_shards(recorder: Recorder, work: OrderedWork, as_gloo: bool = False) -> Iterator[None]:
     """Show sharded tensors as such to a recorder, and give the fake device streams, within the block.
 
@@ -175,14 +192,11 @@ def watch_shards(recorder: Recorder, work: OrderedWork, as_gloo: bool = False) -
         return result
 
     def propagate(*args: Any) -> Any:  # on fake tensors of the whole shape
-        before, recorder.is_paused = recorder.is_paused, True
-        try:
+        with paused(recorder):
             return propagating(*args)
-        finally:
-            recorder.is_paused = before
 
     def make_mesh(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():  # it holds true numbers
+        with of_true_numbers(recorder):
             return init_device_mesh(*args, **kwargs)
 
     outputs = parameters.FSDPParam.init_all_gather_outputs

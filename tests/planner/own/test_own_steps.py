@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import mpt
+from mpt.config.load import load_config
+from mpt.config.shipped import shipped_configs
 from mpt.errors import ConfigError, MptError
 from mpt.planner.client.session import Session
 from tests.planner.own import foreign_steps
@@ -259,6 +261,10 @@ def test_weights_that_fsdp_shares_out_are_planned_as_real_ranks_hold_them(sessio
     # two gloo ranks on a CPU held so many live bytes in the same step
     assert plain.allocated - plain.by_category["workspace"] == pytest.approx(83_968_128, abs=16384)
     assert any("fully_shard is planned as on the first of 2 cards" in note for note in plain.notes)
+    # what that process keeps of operators' results is none of a mesh's numbers
+    config = load_config(shipped_configs()["classify_digits"])
+    (after,) = session.plan([config], placement={"nproc": 2, "strategy": "fsdp"})
+    assert after.get().by_category["gathered parameters"] > 0
 
 
 @pytest.mark.parametrize(
