@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from mpt.memory.low_bit_optimizer import AllocatedAdam
+from mpt.parallel.local import is_sharded
 from mpt.planner.device.fake_device import DEVICE
 
 FEWEST_BLOCKS = 2
@@ -107,8 +108,11 @@ def apply_to_optimizers(changes: Changes, optimizers: Iterable[Optimizer]) -> No
 
 
 def takes_low_bits(optimizer: Optimizer) -> bool:
-    """Return whether there is an 8-bit form of an optimizer."""
-    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+    """Return whether there is an 8-bit form of an optimizer; bitsandbytes has none for weights of FSDP2."""
+    weights = (weight for group in optimizer.param_groups for weight in group["params"])
+    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and not any(
+        map(is_sharded, weights)
+    )
 
 
 class ForwardAutocast:
