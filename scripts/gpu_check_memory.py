@@ -238,6 +238,22 @@ def clear(device: Any) -> None:
     torch.cuda.reset_peak_memory_stats(device)
 
 
+@contextlib.contextmanager
+def limited(limit: int | None, device: Any) -> Iterator[None]:
+    """Let this process reserve so many bytes more of a card inside the block; None is no limit."""
+    import torch
+
+    clear(device)
+    whole = torch.cuda.get_device_properties(device).total_memory
+    if limit is not None:
+        share = min(1.0, (limit + torch.cuda.memory_reserved(device)) / whole)
+        torch.cuda.set_per_process_memory_fraction(share, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
 def take_steps(config: Any, data: Any, device: Any) -> dict[str, Any]:
     """Build and step as the loop does, every phase in each step, until the optimizers have stepped often enough."""
     import torch

@@ -101,7 +101,7 @@ def measure_all(plans: Path, path: Path, seconds: float) -> None:
 
 
 def about_card() -> dict[str, Any]:
-    """Return what measured, and when."""
+    """Return the card, its libraries, and the date and commit of the measurement."""
     import torch
 
     return {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How little memory steps that know nothing of mpt run in, and how long they keep the card busy, beside their plans.
+"""The least memory that steps without mpt run in and the time of their kernels, compared with their plans.
 
     python scripts/own_step_card.py plan PLANS.json --gpu h100                # anywhere; no GPU is looked at
     python scripts/own_step_limits.py measure PLANS.json ROWS.jsonl           # on the card
@@ -31,7 +31,7 @@ from mpt.planner.facts.time_band import range_of
 from mpt.planner.facts.verdict import sure_share
 from scripts import workload_limits
 from scripts.check_timm_times import ranks
-from scripts.gpu_check_memory import append, clear
+from scripts.gpu_check_memory import append, clear, limited
 from scripts.gpu_check_plan import read_history
 from scripts.own_step_card import about_card, mib
 from scripts.own_step_card_models import build
@@ -75,19 +75,12 @@ def attempt(case: str, limit: int | None) -> dict[str, int]:
     """Build and step within a limit; return the peaks in bytes. Raises OutOfMemoryError."""
     import torch
 
-    card = torch.device("cuda", 0)
-    clear(card)
-    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    whole = torch.cuda.get_device_properties(card).total_memory
-    share = 1.0 if limit is None else min(1.0, (limit + before[1]) / whole)
-    torch.cuda.set_per_process_memory_fraction(share, card)
-    try:
+    with limited(limit, torch.device("cuda", 0)):
+        before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         step = build(case)
         for _ in range(STEPS):
             step()
             torch.cuda.synchronize()
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, card)
     return {
         "allocated": torch.cuda.max_memory_allocated() - before[0],
         "reserved": torch.cuda.max_memory_reserved() - before[1],
@@ -166,10 +159,10 @@ def page(plans: dict[str, Any], rows: list[dict[str, Any]], workloads: list[dict
         f"given, far apart where time was up, nothing was tried, nor below {LEAST_SHARE} of the plan. Plans are "
         "without cuDNN's workspace, which is given up where memory is short.",
         "",
-        f"A plan is said to fit with {most:.3f} times its memory ({CONTEXT_BYTES // 2**20} MiB of context in both). Of "
-        f"{len(rows)} steps {proved} ran in no more than that, and {len(refuted)} ran out at more"
+        f"A plan counts as fitting with {most:.3f} times its memory ({CONTEXT_BYTES // 2**20} MiB of context in both). "
+        f"Of {len(rows)} steps {proved} ran in no more than that, and {len(refuted)} ran out at more"
         + (f" ({', '.join(refuted)})" if refuted else "")
-        + f". The least memory that was seen to be enough is {statistics.median(least):.2f} times the plan in the "
+        + f". The smallest limit that was enough is {statistics.median(least):.2f} times the plan in the "
         f"median, {min(least):.2f} to {max(least):.2f}.",
         "",
         f"Planned over the time that the card was busy, {len(timed)} steps: median {statistics.median(ratios):.2f}, "

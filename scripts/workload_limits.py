@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How little memory mpt's own workloads train in on a card, beside their plans.
+"""The least memory that mpt's own workloads train in on a card, compared with their plans.
 
     python scripts/workload_limits.py ROWS.jsonl [--seconds 90]       # on the card
 
@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.gpu_check_memory import append, clear, measure, prepare
+from scripts.gpu_check_memory import append, limited, measure, prepare
 from scripts.gpu_check_planning import Planners
 from scripts.gpu_check_workloads import WORKLOADS
 
@@ -29,7 +29,7 @@ TRIED = (
     *("DCGAN, amp", "ResNet-50, bf16", "U-Net, amp", "VGG-16, fp32", "DenseNet-121, fp32"),
     *("EfficientNet-B0, amp", "ConvNeXt-T, amp", "MobileNetV2, fp32"),
 )
-"""Those whose kernels ask for most beside their tensors."""
+"""The workloads with the largest workspaces."""
 LEAST_SHARE, MOST_SHARE = 0.8, 1.6
 TRIES = 4
 
@@ -56,24 +56,19 @@ def measure_all(path: Path, seconds: float) -> None:
 
 
 def limits(config: Any, data: Any, card: Any, planned: int) -> dict[str, int]:
-    """Return what is reserved without a limit, the largest limit that it ran out at, the smallest that it ran in."""
+    """Return the bytes reserved without a limit, the largest limit that was too small, the smallest that was enough."""
     import torch
 
     free = measure(config, data, card)["reserved"]
     failed, low, ran = 0, int(LEAST_SHARE * planned), int(MOST_SHARE * planned)
     limit = planned
     for _ in range(TRIES):
-        clear(card)
-        whole = torch.cuda.get_device_properties(card).total_memory
-        share = (limit + torch.cuda.memory_reserved(card)) / whole
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share), card)
         try:
-            measure(config, data, card)
+            with limited(limit, card):
+                measure(config, data, card)
             ran = limit
         except torch.OutOfMemoryError:
             failed = low = limit
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, card)
         limit = (low + ran) // 2
     return {"reserved": free, "failed": failed, "ran": ran}
 

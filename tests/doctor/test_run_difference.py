@@ -1,4 +1,4 @@
-"""What two runs are compared by beside their tensors."""
+"""The comparison of two runs' states other than tensors."""
 
 from __future__ import annotations
 

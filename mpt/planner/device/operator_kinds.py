@@ -66,7 +66,7 @@ VIEW_IDS, QUERY_IDS, RECORD_IDS = (frozenset(map(id, funcs)) for funcs in (VIEWS
 
 
 class Facts(NamedTuple):
-    """What an operator's schema says, which torch makes anew each time."""
+    """Facts of an operator's schema, which torch makes anew each time."""
 
     operator: Any
     """Kept, since facts are found by its identity."""
@@ -81,7 +81,7 @@ _facts: dict[int, Facts] = {}
 
 
 def facts_of(func: Any) -> Facts:
-    """Return what an operator's schema says."""
+    """Return the facts of an operator's schema."""
     found = _facts.get(id(func))
     if found is None:
         schema = func._schema

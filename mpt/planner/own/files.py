@@ -50,12 +50,12 @@ class Files:
         """File -> the file, and copies in host memory with the devices of the originals."""
 
     def save(self, given: Any, file: Any, *options: Any, **named: Any) -> None:
-        """Keep what would be written."""
+        """Keep the contents in place of writing them."""
         kept = tree_map_only(Tensor, lambda one: (one.detach().cpu(), one.device), given)
         self._saved[key_of(file)] = file, kept
 
     def load(self, file: Any, map_location: Any = None, *options: Any, **named: Any) -> Any:
-        """Return what was kept, or read a file."""
+        """Return the kept contents, or read a file."""
         place = place_of(map_location)
         found = self._saved.get(key_of(file))
         if found is None:

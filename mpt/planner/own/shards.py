@@ -3,6 +3,8 @@
 `fully_shard` over one dimension of a mesh is traced as it is (`mpt.planner.step.shard_trace`): the first card's shards,
 the weights that it gathers, its reduce buffers, mixed precision and networks that were made on `meta`. The exchange
 takes no time, and NCCL's own buffers lie outside torch's allocator. Other ways to share weights are refused.
+
+FSDP2's modules are imported here, before functions of `torch.distributed` are replaced: they keep those that they find.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Shards:
         )
 
     def answers(self) -> list[Any]:
-        """Return what replaces torch's ways to share weights."""
+        """Return the replacements of torch's ways to share weights."""
         refused = [
             mock.patch.object(FullyShardedDataParallel, "__init__", _refuse("FSDP1")),
             mock.patch.object(CPUOffloadPolicy, "__init__", _refuse("CPUOffloadPolicy")),

@@ -45,9 +45,8 @@ def owners_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:
     """Return the path of the module that has each parameter, by the parameter's id."""
     return {
         id(parameter): f"{key}.{name}".rpartition(".")[0]
-        for key, module in reversed(
-            list(modules.items())
-        )  # of two that share one, the first counts
+        # of two networks that share one, the first counts
+        for key, module in reversed([*modules.items()])
         for name, parameter in module.named_parameters()
     }
 

@@ -157,7 +157,7 @@ def test_a_lookup_reads_of_a_table_what_it_returns() -> None:
 def normalization(
     network: torch.nn.Module, *shape: int, layout: Any = torch.contiguous_format
 ) -> dict[str, Cost]:
-    """Return what a normalization costs, forward and backward."""
+    """Return the costs of a normalization, forward and backward."""
     given = torch.empty(shape, device="meta").contiguous(memory_format=layout).requires_grad_()
     with Costs() as seen:
         result: Tensor = network.to("meta")(given)
