@@ -4,7 +4,12 @@ lines also outside of it, as `mpt_trainer`."""
 from setuptools import find_namespace_packages, setup
 
 setup(
-    packages=[*find_namespace_packages(include=["mpt", "mpt.*"]), "mpt.configs", "mpt_trainer"],
+    packages=[
+        *find_namespace_packages(include=["mpt", "mpt.*"]),
+        "mpt.configs",
+        "mpt.configs.presets",
+        "mpt_trainer",
+    ],
     package_dir={"mpt.configs": "configs", "mpt_trainer": "mpt/entry_point"},
     package_data={
         "mpt": [
@@ -17,6 +22,7 @@ setup(
             "**/*.txt",
             "**/*.yaml",
         ],
-        "mpt.configs": ["*.yaml", "presets/*.yaml"],
+        "mpt.configs": ["*.yaml"],
+        "mpt.configs.presets": ["*.yaml"],
     },
 )
