@@ -341,3 +341,30 @@ def test_a_result_that_its_kernel_shrank_keeps_the_storage_that_it_was_made_in()
         with Recorder("cpu").recording() as trace:
             fold(given)
     assert [one.size for one in trace.storages if one.operator == "aten::col2im"] == [storage]
+
+
+@pytest.mark.parametrize(
+    ("loss", "values_too"),
+    [
+        (functional.mse_loss, True),
+        (functional.smooth_l1_loss, True),
+        (functional.binary_cross_entropy, False),
+        (functional.soft_margin_loss, False),
+        (functional.huber_loss, False),
+    ],
+)
+def test_a_loss_keeps_the_storage_of_all_elements_that_it_was_made_in(
+    loss: Any, values_too: bool
+) -> None:
+    found, wanted = torch.rand(4, 100), torch.rand(4, 100)
+    storage = loss(found, wanted).untyped_storage().nbytes()
+    assert storage == (4 if loss is functional.huber_loss else 4 * 400)
+    unseen = Unseen((8, 0), False, 0, 0.0)
+    with FakeTensorMode() as fake:
+        pair = fake.from_tensor(found), fake.from_tensor(wanted)
+        with Recorder("cpu", unseen).recording() as trace:
+            kept = loss(*pair)
+    assert [trace.storages[index].size for index in trace.live_at(len(trace.events))] == [storage]
+    assert kept.dim() == 0
+    scratch = [one.size for one in trace.storages if one.category == "workspace"]
+    assert scratch == ([storage] if values_too else [])

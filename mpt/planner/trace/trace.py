@@ -112,9 +112,12 @@ class Trace:
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 """Called with every operator but views, which launch nothing, with its arguments and its result."""
 
-SHRUNK = frozenset({"aten::col2im"})
-"""Their kernels make a tensor like the first argument and shrink it to the result: the storage keeps its size. A fake
-result's does not.
+SHRUNK = frozenset(
+    f"aten::{name}"
+    for name in ("col2im", "mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
+)
+"""Their kernels make a tensor like the first argument and shrink it to the result (a loss to its mean): the storage
+keeps its size. A fake result's does not.
 """
 EMPTIED = "empty_cache"
 """The operator of a storage of no bytes, which marks the return of unused memory."""
