@@ -18,7 +18,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 _aten = torch.ops.aten
-_layers: dict[Any, list[tuple[torch.Size, tuple[int, ...], torch.dtype]]] = {}
+_Form = tuple[torch.Size, tuple[int, ...], torch.dtype]
+_layers: dict[Any, list[_Form | None]] = {}
 
 
 def _recurrent_layer(operator: Any, *args: Any) -> Any:
@@ -30,10 +31,12 @@ def _recurrent_layer(operator: Any, *args: Any) -> Any:
             real = operator(
                 *(torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, Tensor) else a for a in args)
             )
-        _layers[key] = [(result.shape, result.stride(), result.dtype) for result in real]
+        _layers[key] = [  # there is no workspace if nothing is trained
+            None if one is None else (one.shape, one.stride(), one.dtype) for one in real
+        ]
     return tuple(
-        args[0].new_empty_strided(shape, stride, dtype=dtype)
-        for shape, stride, dtype in _layers[key]
+        None if form is None else args[0].new_empty_strided(form[0], form[1], dtype=form[2])
+        for form in _layers[key]
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,8 @@ class Target:
 
 target = Target()
 _libraries: list[torch.library.Library] = []
+kernels: dict[Any, Callable[..., Any]] = {}
+"""Operator -> its route."""
 _original_format: Any = torch._C._conv_determine_backend_memory_format
 
 
@@ -54,18 +57,25 @@ def register() -> None:
     """Register the routes of a real GPU for the fake device, once."""
     if _libraries:
         return
+    aten = torch.ops.aten
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _libraries.append(library)
     for name in KERNEL_ONLY:
         library.impl(name, _never_runs, "PrivateUse1")
-    library.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
-    library.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
-    library.impl("softmax.int", _softmax, "AutogradPrivateUse1")
-    library.impl("log_softmax.int", _log_softmax, "AutogradPrivateUse1")
-    library.impl("lstm.input", _recurrent(gates=4), "AutogradPrivateUse1")
-    library.impl("gru.input", _recurrent(gates=3), "AutogradPrivateUse1")
-    library.impl("rnn_tanh.input", _recurrent(gates=1), "AutogradPrivateUse1")
-    library.impl("rnn_relu.input", _recurrent(gates=1), "AutogradPrivateUse1")
+    kernels.update(
+        {
+            aten.scaled_dot_product_attention.default: _attention,
+            aten.rms_norm.default: _rms_norm,
+            aten.softmax.int: _softmax,
+            aten.log_softmax.int: _log_softmax,
+            aten.lstm.input: _recurrent(gates=4),
+            aten.gru.input: _recurrent(gates=3),
+            aten.rnn_tanh.input: _recurrent(gates=1),
+            aten.rnn_relu.input: _recurrent(gates=1),
+        }
+    )
+    for operator, kernel in kernels.items():
+        library.impl(operator, kernel, "AutogradPrivateUse1")
     torch._C._conv_determine_backend_memory_format = _convolution_format  # type: ignore[assignment]
 
 

@@ -26,10 +26,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from mpt.planner.device.composites import parts_of
 from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.device.operator_kinds import is_known
 from mpt.planner.device.sparse_rows import SparseRows
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
+from mpt.planner.own.exchange import set_data, tensors_exchanged
 from mpt.planner.own.files import without_files
 from mpt.planner.own.known_values import MASKS, values_known
 from mpt.planner.own.lazy import lazy_modules
@@ -48,6 +50,7 @@ ones."""
 MOST_LINES = 3
 """Lines that a note names."""
 NMS = "torchvision::nms"
+SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _aten = torch.ops.aten
 
 
@@ -80,6 +83,10 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        parts = parts_of(func, args)
+        if parts is not None:
+            with self:
+                return parts(*args, **kwargs)
         rule = self._rules.get(func)
         if rule is None and func._schema.name == NMS:  # of a library that may be imported later
             rule = all_boxes
@@ -173,6 +180,8 @@ class WithoutMemory(KeptInBackward):
 
     def handle(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Answer a read, or call the function."""
+        if func == SET_DATA:
+            return set_data(*args)
         if func is Tensor.__deepcopy__:
             return copy_deeply(*args)
         if func in (torch.isfinite, Tensor.isfinite) and not args[0].dim():
@@ -282,6 +291,7 @@ def without_values() -> Iterator[BoundedShapes]:
         mock.patch.object(DataLoader, "_get_iterator", load_here),
         mock.patch.object(_MapDatasetFetcher, "fetch", fetch),
         lazy_modules(),
+        tensors_exchanged(),
         without_files(),
         values_by(BoundedShapes()) as values,
         WithoutMemory(values.packed),

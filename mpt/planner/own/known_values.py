@@ -11,12 +11,10 @@ Nothing that is recorded changes: the fake operators are called as ever.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -253,25 +251,6 @@ def _is_plain_index(func: Any, args: Any) -> bool:
     )
 
 
-_swap_tensors = torch.utils.swap_tensors
-
-
-def _swap(*tensors: Tensor) -> None:
-    """Swap two tensors, as a module does that moves to a device.
-
-    Torch swaps no tensor that is referred to weakly, as it does itself to fake tensors that are made from numbers
-    (`nn.Parameter(torch.tensor(0.0))`).
-    """
-    for one in tensors:
-        if isinstance(one, FakeTensor) and weakref.getweakrefs(one):
-            converter = one.fake_mode.fake_tensor_converter
-            for number in [key for key, fake in converter.tensor_memo.items() if fake is one]:
-                del converter.tensor_memo[number]
-            for aliases in converter.constant_storage_mapping.values():
-                aliases[:] = [alias for alias in aliases if alias() is not one]
-    _swap_tensors(*tensors)  # type: ignore[no-untyped-call]
-
-
 @contextmanager
 def values_known() -> Iterator[None]:
     """Let values that follow from the program alone be read inside the block."""
@@ -291,7 +270,7 @@ def values_known() -> Iterator[None]:
     for name in READS:
         setattr(fake, name, reader(name, getattr(fake, name)))
     try:
-        with mode, mock.patch.object(torch.utils, "swap_tensors", _swap):
+        with mode:
             yield
     finally:
         for name in READS:

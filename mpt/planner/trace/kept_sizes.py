@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 ELEMENTWISE = frozenset({"aten::mse_loss", "aten::smooth_l1_loss"})
-"""They are asked for the mean or the sum, and make one tensor of all elements for the result and one for their values."""
+"""Asked for the mean or the sum, they make a tensor of all elements for the result and one for their values."""
 IN_ONE = frozenset({"aten::binary_cross_entropy", "aten::soft_margin_loss"})
 """They make one of all elements, which becomes the result."""
 FOLD = "aten::col2im"

@@ -28,11 +28,13 @@ from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.planner.device import sparse_rows
+from mpt.planner.device.composites import parts_of
 from mpt.planner.device.fake_mode import LeanFakeMode
 from mpt.planner.device.operator_kinds import DEVICE_QUERY, RECORD_IDS, facts_of
 from mpt.planner.device.outcomes import Outcome
 from mpt.planner.device.sparse_rows import SparseRows
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, is_unknown
+from mpt.planner.trace import kept_sizes
 from mpt.planner.trace.allocator import GRAPHS
 from mpt.planner.trace.gradient_sums import SUM, is_in_place, node_number
 from mpt.planner.trace.unseen import Unseen
@@ -112,13 +114,6 @@ class Trace:
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 """Called with every operator but views, which launch nothing, with its arguments and its result."""
 
-SHRUNK = frozenset(
-    f"aten::{name}"
-    for name in ("col2im", "mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
-)
-"""Their kernels make a tensor like the first argument and shrink it to the result (a loss to its mean): the storage
-keeps its size. A fake result's does not.
-"""
 EMPTIED = "empty_cache"
 """The operator of a storage of no bytes, which marks the return of unused memory."""
 
@@ -286,6 +281,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.is_paused:
             return func(*args, **(kwargs or {}))
         kwargs, below, unseen = kwargs or {}, self.below, self.unseen
+        parts = parts_of(func, args)
+        if parts is not None:
+            with self:
+                return parts(*args, **kwargs)
         if below is not None and (SparseRows in types or sparse_rows.makes_rows(func, args)):
             return self._on_rows(func, args, kwargs)
         operator = facts_of(func).name
@@ -310,7 +309,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = sparse_rows.shared(args[0])
         else:
             result = func(*args, **kwargs)
-        least = args[0].nbytes if operator in SHRUNK else 0
+        least = (
+            kept_sizes.least_bytes(operator, args, result)
+            if operator in kept_sizes.OPERATORS
+            else 0
+        )
         if isinstance(result, Tensor):
             self._note(result, operator, least)
         else:

@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from mpt.planner.device.fake_mode import LeanFakeMode
+from mpt.planner.own.exchange import tensors_exchanged
 from mpt.planner.own.known_values import MOST_BYTES, values_known
 
 
@@ -101,5 +102,6 @@ def test_values_of_chance_and_of_large_tensors_are_not_known(
 
 @pytest.mark.usefixtures("fake")
 def test_a_parameter_made_from_a_number_is_converted_with_its_module() -> None:
-    module = nn.ParameterList([torch.tensor(0.0)]).half()
+    with tensors_exchanged():
+        module = nn.ParameterList([torch.tensor(0.0)]).half()
     assert module[0].dtype == torch.float16

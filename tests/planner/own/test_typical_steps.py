@@ -125,3 +125,23 @@ def test_an_error_that_may_follow_from_a_value_names_where_it_was_read(session: 
 
 def test_data_are_made_of_true_values_if_zeros_make_none(session: Session) -> None:
     assert planned(session, "cropped").by_category["parameters"] == 4 * (64 * 64) + 512
+
+
+@pytest.mark.parametrize("how", ["to", "normed", "by_hand"])
+def test_weights_are_moved_whatever_refers_to_them_and_keep_their_hooks(
+    session: Session, how: str
+) -> None:
+    plan = planned(session, "moved", how=how)
+    weights = 4 * (256 * 256 + 256) + (4 * 256 if how == "normed" else 0)
+    kinds = ("parameters", "gradients", "optimizer state")
+    assert [plan.by_category[kind] for kind in kinds] == [weights] * 3
+
+
+def test_operators_that_inference_mode_leaves_whole_are_planned_by_their_parts(
+    session: Session,
+) -> None:
+    inferred, plain = (
+        planned(session, "asked_without_gradients", is_inference=each) for each in (True, False)
+    )
+    assert inferred.allocated == plain.allocated
+    assert inferred.step_seconds == plain.step_seconds

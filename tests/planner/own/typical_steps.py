@@ -191,3 +191,47 @@ def cropped():
         print(f"{start.elapsed_time(end):.1f} ms", torch.cuda.memory_summary())
 
     return step
+
+
+def moved(how="to"):
+    """Weights that a graph refers to or that have hooks, moved as a module, or one by one with their gradients."""
+    model = nn.utils.weight_norm(nn.Linear(256, 256, bias=False)) if how == "normed" else None
+    model = model or nn.Linear(256, 256, bias=False)
+    seen = []
+    model.register_parameter("scale", nn.Parameter(torch.ones(256)))
+    model.scale.register_hook(seen.append)
+    if how == "by_hand":
+        model(torch.rand(8, 256)).sum().backward()
+        for one in model.parameters():
+            one.data = one.data.to(device)
+            if one.grad is not None:
+                one.grad.data = one.grad.data.to(device)
+                assert one.grad.is_cuda
+    model = model.to(device).to(device)
+    assert next(model.parameters()).is_cuda
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step():
+        optimizer.zero_grad()
+        found = model(torch.rand(8, 256, device=device))
+        model.to(device)  # where it is
+        (found * model.scale).sum().backward()
+        assert seen.pop().is_cuda
+        optimizer.step()
+
+    return step
+
+
+def asked_without_gradients(is_inference=True, length=1024):
+    """A network that is asked alone, with attention, and its answer read."""
+    with torch.device(device):
+        coder, norm = nn.Linear(64, 3 * 64), nn.RMSNorm(64)
+
+    @torch.inference_mode(is_inference)
+    @torch.no_grad()
+    def step():
+        coded = coder(norm(torch.rand(2, 4, length, 64, device=device)))
+        found = functional.scaled_dot_product_attention(*coded.chunk(3, -1))
+        print(f"{found.mean().item():.3f}", found.softmax(-1)[0, 0, 0].cpu().tolist())
+
+    return step

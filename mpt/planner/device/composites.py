@@ -1,0 +1,39 @@
+"""Operators made of others, which come whole to a mode under `torch.inference_mode`.
+
+Otherwise autograd takes them apart before a mode sees them. Taken apart by hand they read values, allocate and cost
+what their parts do, and attention and recurrent layers take a GPU's route (`mpt.planner.device.routes`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mpt.planner.device import routes
+from mpt.planner.device.fake_device import DEVICE
+
+
+def parts_of(func: Any, args: Any) -> Callable[..., Any] | None:
+    """Return a function that calls an operator's parts in its place; None if it is none of that kind."""
+    if not torch.is_inference_mode_enabled() or not is_composite(func):
+        return None
+    first = next((one for one in args if isinstance(one, torch.Tensor)), None)
+    route = routes.kernels.get(func) if first is not None and first.device.type == DEVICE else None
+    if route is not None:
+        return route
+    parts: Callable[..., Any] = func.decompose
+    return parts
+
+
+@functools.cache
+def is_composite(func: Any) -> bool:
+    """Return whether an operator has no kernel of its own."""
+    name = func._schema.name
+    return (
+        name.startswith("aten::")
+        and name not in routes.SPLIT_OPERATORS
+        and func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    )

@@ -1,0 +1,98 @@
+"""Fake tensors that get the contents of others: modules that move, and `weight.data = other`.
+
+Torch keeps a real parameter and replaces its memory. A fake one knows its device by its type, which cannot change so,
+and torch swaps it for another: not if a graph refers to it (the weight that `nn.utils.weight_norm` computes at once),
+or anything does weakly, as torch itself does to fake tensors that are made from numbers. Its hooks go astray, and the
+old memory lives until the next one is swapped. Here its memory is replaced where it can be, and on another device it is
+swapped in any case, keeps its hooks, and the old memory ends at once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from mpt.nn.shared.mixin import become
+
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_swap_tensors = torch.utils.swap_tensors
+_set_data = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def swap(first: Tensor, second: Tensor) -> None:
+    """Swap two tensors: the first gets the contents of the second, which is dropped."""
+    if not (isinstance(first, FakeTensor) and isinstance(second, FakeTensor)):
+        _swap_tensors(first, second)  # type: ignore[no-untyped-call]
+        return
+    if is_same(first, second):
+        return
+    if first.device == second.device:
+        first.constant = None
+        with torch.no_grad():
+            _set_data(first, second)
+        return
+    for one in (first, second):
+        forget(one)
+    hooks = [getattr(first, name) for name in HOOKS]
+    kinds = type(first), type(second)
+    become(first, kinds[1])
+    become(second, kinds[0])
+    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+    torch._C._swap_tensor_impl(first, second)
+    for name, kept in zip(HOOKS, hooks, strict=True):
+        if kept is not None:
+            setattr(first, name, kept)
+    with torch.no_grad():
+        _set_data(second, torch.empty(0, dtype=second.dtype, device=second.device))
+
+
+def is_same(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors are the same view of the same memory: one has moved to where it was."""
+    return (
+        first.device == second.device
+        and first.dtype == second.dtype
+        and first.shape == second.shape
+        and first.stride() == second.stride()
+        and first.untyped_storage()._cdata == second.untyped_storage()._cdata
+    )
+
+
+def forget(fake: FakeTensor) -> None:
+    """Let torch's own tables of fake tensors have a tensor no longer."""
+    if not weakref.getweakrefs(fake):
+        return
+    converter = fake.fake_mode.fake_tensor_converter
+    for number in [key for key, one in converter.tensor_memo.items() if one is fake]:
+        del converter.tensor_memo[number]
+    for aliases in converter.constant_storage_mapping.values():
+        aliases[:] = [alias for alias in aliases if alias() is not fake]
+
+
+def set_data(tensor: Tensor, value: Tensor) -> None:
+    """Replace a tensor's contents, be they on another device; its gradient moves along."""
+    are_fakes = isinstance(tensor, FakeTensor) and isinstance(value, FakeTensor)
+    if not are_fakes or tensor.device == value.device:
+        _set_data(tensor, value)
+        return
+    gradient, tensor.grad = tensor.grad, None
+    with torch.no_grad():
+        moved = value.detach()
+        if isinstance(tensor, nn.Parameter):
+            moved = nn.Parameter(moved, tensor.requires_grad)
+        else:
+            moved.requires_grad_(tensor.requires_grad)
+        swap(tensor, moved)
+        tensor.grad = None if gradient is None else gradient.to(value.device)
+
+
+@contextmanager
+def tensors_exchanged() -> Iterator[None]:
+    """Let torch swap tensors in this way inside the block."""
+    with mock.patch.object(torch.utils, "swap_tensors", swap):
+        yield
