@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Self
 from unittest import mock
@@ -29,9 +29,11 @@ from torch.utils import _foreach_utils
 
 from mpt.planner.device.fake_device import DEVICE
 from mpt.planner.device.kept_modes import KeptInBackward
+from mpt.planner.device.tensor_types import TypeNames
 from mpt.planner.facts.gpus import Gpu
 
 FOREACH = "_foreach_supported_types"
+_COUNTED = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 NAME = re.compile(r"(cuda|cpu)(:\d+)?")
 
 
@@ -46,9 +48,11 @@ class CudaStandIn(KeptInBackward):
         self.is_used = False
         self.autocasts = 0
         """How often the script made an autocast, be it on or off."""
+        self.types = TypeNames(lambda: self.translate("cuda"))
         self._special: dict[Any, Callable[..., Any]] = {
             torch.device: self._device,
             Tensor.cuda: self._move,
+            Tensor.type: self.types.convert,
             Tensor.is_cuda.__get__: lambda tensor: tensor.device.type == target.type,  # type: ignore[attr-defined]
             Tensor.pin_memory: lambda tensor, device=None: tensor,
             Tensor.record_stream: lambda tensor, stream: None,
@@ -71,6 +75,8 @@ class CudaStandIn(KeptInBackward):
         if kind in self.kinds and (isinstance(value, torch.device) or NAME.fullmatch(value)):
             self.is_used = True
             return self.target
+        if kind == DEVICE:  # of `torch.accelerator`
+            self.is_used = True
         return value
 
     def _named(self, name: str, value: Any) -> Any:
@@ -136,6 +142,7 @@ def cuda_stands_in(
     stand_in = CudaStandIn(target, all_of_it)
     replaced = [
         mock.patch.multiple("torch.cuda", **_answers(gpu, target)),
+        mock.patch.multiple("torch.accelerator", **_accelerator_answers(gpu, target)),
         mock.patch.object(
             torch.cuda.amp.common, "amp_definitely_not_available", return_value=False
         ),
@@ -149,27 +156,25 @@ def cuda_stands_in(
             for one in (optimizer, _foreach_utils)
         ),
     ]
-    if (
-        target.type == "cpu"
-    ):  # as in a build without CUDA: optimizers ask what they find for its stream
-        answer = mock.patch.object(torch.accelerator, "current_accelerator", _no_accelerator)
-        replaced.append(answer)
     for one in replaced:
         one.start()
     try:
-        with stand_in:
+        with stand_in.types.in_force(), stand_in:
             yield stand_in
     finally:
         for one in reversed(replaced):
             one.stop()
 
 
-def card_answers(gpu: Gpu) -> AbstractContextManager[Any]:
+@contextmanager
+def card_answers(gpu: Gpu) -> Iterator[None]:
     """Answer questions about the card inside the block, in which a script chooses its device and uses none."""
-    answers: AbstractContextManager[Any] = mock.patch.multiple(
-        "torch.cuda", **_answers(gpu, torch.device("cpu"))
-    )
-    return answers
+    answers = _accelerator_answers(gpu, torch.device("cuda"))
+    with (
+        mock.patch.multiple("torch.cuda", **_answers(gpu, torch.device("cpu"))),
+        mock.patch.multiple("torch.accelerator", **answers),
+    ):
+        yield
 
 
 def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
@@ -184,13 +189,12 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
     )
     calls = ("synchronize", "empty_cache", "set_device", "ipc_collect", "reset_peak_memory_stats")
     streams = ("Stream", "Event", "stream", "current_stream", "default_stream", "device")
-    counted = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     return {
         **{
             name: lambda *args, **kwargs: None
             for name in (*calls, "manual_seed", "manual_seed_all")
         },
-        **{name: lambda *args, **kwargs: 0 for name in (*counted, "current_device")},
+        **{name: lambda *args, **kwargs: 0 for name in (*_COUNTED, "current_device")},
         **{name: type("Inert", (Inert,), {"device": target}) for name in streams},
         "memory_summary": lambda *args, **kwargs: "",
         "memory_stats": lambda device=None: {},
@@ -204,8 +208,24 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
     }
 
 
-def _no_accelerator(check_available: bool = False) -> None:
-    """Say that there is no accelerator."""
+def _accelerator_answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
+    """Return replacements for functions of `torch.accelerator`, by which a script need not name CUDA."""
+    names = {
+        "current_device_index": "current_device",
+        "set_device_index": "set_device",
+        "get_memory_info": "mem_get_info",
+    }
+    same = ("device_count", "synchronize", "empty_cache", "reset_peak_memory_stats", *_COUNTED)
+    answers = _answers(gpu, target)
+    found = torch.device(target.type)
+    # as in a build without CUDA: optimizers ask what they find for its stream
+    accelerator = None if target.type == "cpu" else found
+    return {
+        **{name: answers[name] for name in same},
+        **{name: answers[other] for name, other in names.items()},
+        "is_available": lambda: True,
+        "current_accelerator": lambda check_available=False: accelerator,
+    }
 
 
 def _to_one_device(

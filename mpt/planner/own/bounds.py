@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
@@ -31,9 +32,10 @@ from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.device.operator_kinds import is_known
 from mpt.planner.device.sparse_rows import SparseRows
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
+from mpt.planner.own.asserted import is_asserted
 from mpt.planner.own.exchange import set_data, tensors_exchanged
 from mpt.planner.own.files import without_files
-from mpt.planner.own.known_values import MASKS, values_known
+from mpt.planner.own.known_values import MASKS, UNKNOWN, TrueValues, values_known
 from mpt.planner.own.lazy import lazy_modules
 from mpt.planner.own.sequences import (
     PackedSequences,
@@ -68,7 +70,9 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """How many of the values that were read are integers."""
         self.bounded = 0
         """How many shapes were taken at their bound."""
-        self.packed = PackedSequences()
+        self.packed = PackedSequences(self.largest)
+        self.known: TrueValues | None = None
+        """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
         self._rules: dict[Any, Callable[..., Any]] = {
             _aten.nonzero.default: most_places,
             _aten.masked_select.default: most_selected,
@@ -87,6 +91,27 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if parts is not None:
             with self:
                 return parts(*args, **kwargs)
+        known = self.known
+        if known is None:
+            return self._answer(func, types, args, kwargs)
+        is_followed = known.follows(args)
+        if is_followed:
+            value = known.answer(func, args, kwargs)
+            if value is not UNKNOWN:
+                return value
+        result = self._answer(func, types, args, kwargs)
+        if is_followed or (func is _aten._to_copy.default and is_known(args[0])):
+            known.follow(func, args, kwargs, result)
+        elif func is _aten.add.Tensor and type(args[1]) is int and _is_place(args[0]):
+            known.keep_number(result, args[1])
+        return result
+
+    def largest(self, tensor: Tensor) -> int | None:
+        """Return the largest of a tensor's values, None if they are not known."""
+        value = (self.known or TrueValues()).read(tensor)
+        return None if value is None else int(value.max())
+
+    def _answer(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         rule = self._rules.get(func)
         if rule is None and func._schema.name == NMS:  # of a library that may be imported later
             rule = all_boxes
@@ -109,8 +134,17 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.integers += 1
         return super().__torch_dispatch__(func, types, args, kwargs)
 
+    def number(self, tensor: Tensor) -> Any:
+        """Return a fake number's value: zero, or true where a script would end otherwise."""
+        value = super().number(tensor)
+        return type(value)(1) if not value and is_asserted(sys._getframe(1)) else value
+
     def array(self, tensor: Tensor) -> Any:
         """Return zeros for a fake tensor's values."""
+        if self.known is not None and self.known.follows((tensor,)):
+            value = self.known.read(tensor)
+            if value is not None:
+                return value
         line = line_of(sys._getframe(1))
         if not self.is_building:
             self.last_read = line or ""
@@ -126,20 +160,20 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """Let values that follow from the program alone be read inside the block, which builds the step."""
         self.is_building = True
         try:
-            with values_known():
+            with values_known() as known:
                 yield
         except Exception as error:
             if self.built_with:
                 error.add_note(f"a value read at {next(iter(self.built_with))} was taken as 0")
             raise
-        self.is_building = False
+        self.is_building, self.known = False, known
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
         """Say in an error of the step that it may follow from a value that was read."""
         try:
             yield
-        except (ArithmeticError, LookupError, ValueError) as error:
+        except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
             if self.last_read:
                 error.add_note(f"a value read at {self.last_read} was taken as 0")
             raise
@@ -238,6 +272,12 @@ def _has_masks(indices: Sequence[Tensor | None]) -> bool:
     return any(
         index is not None and index.dtype in MASKS and not is_known(index) for index in indices
     )
+
+
+def _is_place(value: Any) -> bool:
+    """Return whether this is one integer that is not known, which is 0: the end of a slice that starts there is not."""
+    is_fake = type(value) is FakeTensor and value.numel() == 1
+    return is_fake and value.dtype in (torch.int32, torch.int64) and not is_known(value)
 
 
 def most_places(tensor: Tensor) -> Tensor:

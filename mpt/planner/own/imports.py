@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,7 @@ from mpt.planner.own import flex
 
 INSTALLED = ("site-packages", "dist-packages")
 ASKED = ("is_available", "device_count")
-"""Functions of `torch.cuda` by which libraries decide on import."""
+"""Functions of `torch.cuda` and `torch.accelerator` by which libraries decide on import."""
 ACCELERATE = "accelerate.accelerator"
 
 
@@ -52,7 +52,8 @@ def libraries_as_ever() -> Iterator[None]:
     To be entered before `torch.cuda` is stood in for.
     """
     execute = SourceFileLoader.exec_module
-    answers = {name: getattr(torch.cuda, name) for name in ASKED}
+    asked = (torch.cuda, torch.accelerator)
+    answers = [(one, {name: getattr(one, name) for name in ASKED}) for one in asked]
 
     def exec_module(self: SourceFileLoader, module: ModuleType) -> None:
         if is_torch(module.__name__) or not any(folder in str(self.path) for folder in INSTALLED):
@@ -60,11 +61,11 @@ def libraries_as_ever() -> Iterator[None]:
             if module.__name__ == flex.NAME:
                 flex.follow_flex_attention(module)
             return
-        with (
-            mock.patch.multiple(torch.cuda, **answers),
-            _disable_current_modes(),
-            torch._C.DisableTorchFunction(),
-        ):
+        with ExitStack() as stack:
+            for one, own in answers:
+                stack.enter_context(mock.patch.multiple(one, **own))
+            stack.enter_context(_disable_current_modes())
+            stack.enter_context(torch._C.DisableTorchFunction())
             execute(self, module)
         if module.__name__ == ACCELERATE:
             let_scale(module)

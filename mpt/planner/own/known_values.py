@@ -11,7 +11,7 @@ Nothing that is recorded changes: the fake operators are called as ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -134,7 +134,7 @@ class TrueValues:
             return
         with torch._C.DisableTorchFunction():
             if traits.is_blank:
-                self._keep(result, None)
+                self.keep(result, None)
                 return
             named = traits.writes
             written = [args[at] if at < len(args) else kwargs.get(name) for at, name in named]
@@ -142,7 +142,7 @@ class TrueValues:
                 values = self.computed(func, args, kwargs, result)
                 if values is not UNKNOWN:
                     for fake, value in zip(tensors_in(result), tensors_in(values), strict=False):
-                        self._keep(fake, value)
+                        self.keep(fake, value)
                     return
             self._forget(written)
 
@@ -172,6 +172,23 @@ class TrueValues:
             except Exception:
                 return UNKNOWN
 
+    def answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operator that asks for values, if they are known, or `UNKNOWN`."""
+        if not traits_of(func).asks_values or _is_plain_index(func, args):
+            return UNKNOWN
+        value = self.computed(func, args, kwargs)
+        return value if value is UNKNOWN else self.made(value, args[0].device)
+
+    def follows(self, values: Iterable[Any]) -> bool:
+        """Return whether the values of any of these tensors are known, lists of them included."""
+        numbers = self._live.numbers
+        return bool(numbers) and any(
+            self.follows(one)
+            if type(one) in (list, tuple)
+            else type(one) is FakeTensor and one.untyped_storage()._cdata in numbers
+            for one in values
+        )
+
     def made(self, value: Any, device: torch.device) -> Any:
         """Return results whose shapes depend on values as fake tensors of a device."""
         if isinstance(value, tuple):
@@ -179,13 +196,13 @@ class TrueValues:
         if not isinstance(value, Tensor):
             return value
         fake = torch.empty(value.shape, dtype=value.dtype, device=device)
-        self._keep(fake, value)
+        self.keep(fake, value)
         return fake
 
     def _is_followed(self, tensor: Tensor) -> bool:
         return type(tensor) is FakeTensor and self._live.number_of(tensor) is not None
 
-    def _keep(self, fake: Tensor, value: Tensor | None) -> None:
+    def keep(self, fake: Tensor, value: Tensor | None) -> None:
         """Note the values of new memory, or that nothing was written to it."""
         if type(fake) is not FakeTensor or self._is_followed(fake):
             return
@@ -202,6 +219,20 @@ class TrueValues:
                 own = self.of(fake, is_overwritten=True)
                 assert own is not None
                 own.copy_(value)
+
+    def read(self, tensor: Tensor) -> Any:
+        """Return a copy of a tensor's values as an array, None if they are not known."""
+        with torch._C.DisableTorchFunction(), no_dispatch():
+            value = self.of(tensor)
+            if value is None:
+                return None
+            return (value.float() if value.dtype == torch.bfloat16 else value.clone()).numpy()
+
+    def keep_number(self, fake: Tensor, number: int) -> None:
+        """Note the value of a single number."""
+        with no_dispatch():
+            value = torch.full(fake.shape, number, dtype=fake.dtype, device="cpu")
+        self.keep(fake, value)
 
     def _drop(self, number: int) -> None:
         self._storages.pop(number, None)
@@ -235,10 +266,9 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is DEVICE_QUERY and isinstance(args[0], FakeTensor):
             return args[0].device  # asked many times over
         kwargs = kwargs or {}
-        if traits_of(func).asks_values and not _is_plain_index(func, args):
-            value = self.known.computed(func, args, kwargs)
-            if value is not UNKNOWN:
-                return self.known.made(value, args[0].device)
+        value = self.known.answer(func, args, kwargs)
+        if value is not UNKNOWN:
+            return value
         result = func(*args, **kwargs)
         self.known.follow(func, args, kwargs, result)
         return result
@@ -252,7 +282,7 @@ def _is_plain_index(func: Any, args: Any) -> bool:
 
 
 @contextmanager
-def values_known() -> Iterator[None]:
+def values_known() -> Iterator[TrueValues]:
     """Let values that follow from the program alone be read inside the block."""
     mode, fake = KnownValues(), cast(Any, FakeTensor)
     own = {name: getattr(fake, name) for name in READS if name in vars(fake)}
@@ -271,7 +301,7 @@ def values_known() -> Iterator[None]:
         setattr(fake, name, reader(name, getattr(fake, name)))
     try:
         with mode:
-            yield
+            yield mode.known
     finally:
         for name in READS:
             delattr(fake, name)

@@ -1,13 +1,14 @@
 """Packed sequences and CTC's loss in somebody's own step, whose shapes follow from lengths that a plan does not know.
 
-A packed sequence is planned as if each had the length of the longest, which is the most that it can hold: cuDNN's
-kernels take packed data of that size as they take a padded batch. The loss of CTC is planned for labels as long as
-their tensor allows; on CUDA it keeps a table of (batch, times, 2 labels + 1) and makes another in backward
-(`aten/src/ATen/native/cuda/LossCTC.cu`).
+A packed sequence is planned as if each had the length of the longest, which is the most that it can hold, or the
+length of the padded batch if a script does not write its lengths out: cuDNN's kernels take packed data of that size as
+they take a padded batch. The loss of CTC is planned for labels as long as their tensor allows; on CUDA it keeps a table
+of (batch, times, 2 labels + 1) and makes another in backward (`aten/src/ATen/native/cuda/LossCTC.cu`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ PACK, UNPACK = torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence
 class PackedSequences:
     """Packs, computes and unpacks sequences as if all were as long as the longest."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: Callable[[Tensor], int | None]) -> None:
+        """`largest`: returns the largest of a tensor's values, None if they are not known."""
+        self.largest = largest
         self.count = 0
         """How often sequences were packed."""
         self._batches: dict[int, tuple[Tensor, int]] = {}
@@ -45,6 +48,7 @@ class PackedSequences:
     def pack(self, padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
         """Return (times x samples, features) and the sizes of each time's batch."""
         by_time = padded.transpose(0, 1) if batch_first else padded
+        by_time = by_time[: self.largest(lengths)]
         times, samples = by_time.shape[:2]
         sizes = torch.empty(times, dtype=torch.int64)
         self._batches[id(sizes)] = sizes, samples

@@ -102,6 +102,13 @@ def place_of(errors: list[BaseException], recorder: Recorder) -> str:
     return f"{module} ({line})" if module else line
 
 
+def outer_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame outside torch, of a frame and its callers."""
+    while frame is not None and not _is_outside(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def line_of(frame: FrameType | None) -> str | None:
     """Return the innermost line outside torch, of a frame and its callers; None within torch's data loader."""
     while frame is not None and not _is_outside(frame.f_code.co_filename):

@@ -1,0 +1,93 @@
+"""Training steps as older repositories have them, and what they do with values."""
+
+import torch
+from torch import nn
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def by_old_names(default=False):
+    """Tensors made and converted by the classes of torch before 0.4."""
+    if default:
+        torch.set_default_tensor_type("torch.cuda.HalfTensor")
+    make = torch.cuda.FloatTensor
+    model = nn.Linear(256, 256).type(make)
+    count = torch.arange(0, 4, out=torch.cuda.LongTensor(4))
+    assert isinstance(count, torch.cuda.LongTensor)
+    assert not isinstance(count, torch.LongTensor)
+
+    def step():
+        images = make(8, 256).fill_(1)
+        assert images.type() == "torch.cuda.FloatTensor"
+        assert images.cpu().type() != images.type()
+        other = torch.ones(8, 256).type(images.type()) + torch.ones(256).type_as(images)
+        (model(images) + other).sum().backward()
+        if default:
+            assert torch.zeros(3).dtype == torch.float16
+            assert torch.zeros(3).is_cuda
+
+    return step
+
+
+def counts(kind="host"):
+    """Adam without a GPU, lengths that become a mask, and a device that a script asks torch for."""
+    if kind == "host":
+        place = torch.device("cpu")
+    else:
+        assert torch.accelerator.is_available()
+        place = torch.accelerator.current_accelerator()
+    model = nn.Linear(256, 256).to(place)
+    optimizer = torch.optim.Adam(model.parameters())
+    ready = torch.zeros(1, dtype=torch.bool, device=place)
+    seen = []
+
+    def step():
+        optimizer.zero_grad()
+        lengths = torch.LongTensor([12, 9]).to(place)
+        longest = torch.max(lengths).item()
+        mask = torch.arange(longest, device=place) < lengths.unsqueeze(1)
+        if not ready.item():
+            ready.fill_(True)
+            seen.append(mask.shape)
+        assert len(seen) == 1
+        model(torch.rand(2, 12, 256).to(place)).masked_fill(~mask.unsqueeze(-1), 0).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def in_parts():
+    """Conditions that are asserted, slices at random places, packed sequences of lengths that are written out."""
+    whole = torch.rand(4, 40, 16, device=device)
+    layer = nn.LSTM(16, 8, batch_first=True).to(device)
+    pack = nn.utils.rnn.pack_padded_sequence
+
+    def step():
+        noise = torch.rand(4, 40, 16, device=device)
+        assert (noise >= 0).all(), "no noise"
+        assert (noise >= 0).all().item()
+        assert bool((noise <= 1).all()) and (noise > 0).any()  # noqa: PT018
+        assert not torch.isnan(noise).any()
+        starts = torch.randint(30, (4,), device=device)
+        parts = [one[start : start + 8] for one, start in zip(whole, starts, strict=True)]
+        assert torch.stack(parts).shape == (4, 8, 16)
+        lengths = [7, 5, 5, 3]
+        labels = pack(torch.randint(5, (4, 40), device=device), lengths, batch_first=True)[0]
+        found = layer(pack(noise, lengths, batch_first=True))[0][0]
+        assert len(labels) == 28
+        assert found.shape == (28, 8)
+        found.sum().backward()
+
+    return step
+
+
+def masked_by_values():
+    """A mask whose length is a value that is not known."""
+    model = nn.Linear(16, 16).to(device)
+
+    def step():
+        lengths = torch.randint(1, 8, (4,), device=device)
+        mask = torch.arange(lengths.max().item(), device=device) < lengths.unsqueeze(1)
+        return model(torch.rand(4, 7, 16, device=device)) * mask.unsqueeze(-1)
+
+    return step

@@ -1,0 +1,49 @@
+"""Steps of older repositories: old names of tensors, values that are asserted, written out or become sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt.errors import MptError
+from mpt.planner.answers.plan import Plan
+from mpt.planner.client.session import Session
+from tests.planner.own import older_steps
+
+STEPS = Path(older_steps.__file__)
+
+
+def planned(session: Session, name: str, **options: Any) -> Plan:
+    source = {"where": str(STEPS), "function": name, "folder": str(STEPS.parents[3])}
+    found: Plan = session.plan_own(source, options).get().plan
+    return found
+
+
+def test_tensors_of_old_class_names_are_on_the_card(session: Session) -> None:
+    for default in (False, True):
+        plan = planned(session, "by_old_names", default=default)
+        assert plan.by_category["parameters"] == 4 * (256 * 256 + 256)
+    # and the next script has its own default again
+    assert planned(session, "counts").by_category["parameters"] == 4 * (256 * 256 + 256)
+    assert any("puts nothing on" in note for note in planned(session, "counts").notes)
+
+
+@pytest.mark.parametrize("kind", ["host", "accelerator"])
+def test_values_that_a_script_writes_out_are_known_on_the_card(session: Session, kind: str) -> None:
+    plan = planned(session, "counts", kind=kind)
+    weights = 4 * (256 * 256 + 256)
+    assert plan.by_category["optimizer state"] == pytest.approx(2 * weights, abs=2048)
+    assert any("puts nothing on" in note for note in plan.notes) == (kind == "host")
+    assert not any("reads values" in note for note in plan.notes)
+
+
+def test_steps_whose_sizes_hang_on_values_that_a_plan_takes_as_0_are_those_of_a_run(
+    session: Session,
+) -> None:
+    plan = planned(session, "in_parts")
+    assert plan.by_category["parameters"] == 4 * 4 * 8 * (16 + 8) + 2 * 512
+    assert any("4 packed sequences were" in note for note in plan.notes)
+    with pytest.raises(MptError, match=r"a value read at .*older_steps.py:\d+ was taken as 0"):
+        planned(session, "masked_by_values")
