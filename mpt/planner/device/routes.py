@@ -76,6 +76,12 @@ def register() -> None:
     )
     for operator, kernel in kernels.items():
         library.impl(operator, kernel, "AutogradPrivateUse1")
+    for operator, shapes in (
+        (aten._thnn_fused_gru_cell.default, gru_cell),
+        (aten._thnn_fused_gru_cell_backward.default, gru_cell_backward),
+    ):
+        if not operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.Meta):
+            library.impl(operator, shapes, "Meta")
     torch._C._conv_determine_backend_memory_format = _convolution_format  # type: ignore[assignment]
 
 
@@ -266,6 +272,26 @@ def _padded_mask(mask: Tensor | None) -> Tensor | None:
     if mask is None or mask.shape[-1] % 16 == 0:
         return mask
     return torch.nn.functional.pad(mask, (0, 16 - mask.shape[-1] % 16))[..., : mask.shape[-1]]
+
+
+def gru_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hidden: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the state of `nn.GRUCell` and what its backward needs (`RNN.cu`): torch has no rule for the shapes."""
+    return torch.empty_like(hidden), hidden.new_empty((len(hidden), 5 * hidden.shape[1]))
+
+
+def gru_cell_backward(
+    gradient: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of gates, state and biases."""
+    gates = [workspace.new_empty((len(workspace), workspace.shape[1] // 5 * 3)) for _ in range(2)]
+    biases = [one.sum(0) if has_bias else None for one in gates]
+    return (*gates, torch.empty_like(gradient), *biases)
 
 
 class _CudnnRecurrent(torch.autograd.Function):

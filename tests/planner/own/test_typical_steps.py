@@ -145,3 +145,10 @@ def test_operators_that_inference_mode_leaves_whole_are_planned_by_their_parts(
     )
     assert inferred.allocated == plain.allocated
     assert inferred.step_seconds == plain.step_seconds
+
+
+def test_a_recurrent_cell_keeps_its_state_and_the_gates_of_a_cards_kernel(session: Session) -> None:
+    few, many = (planned(session, "unrolled", times=each) for each in (4, 12))
+    state, given = 4 * 64 * 128, 4 * 64 * 32
+    # its state, the gates of input and state (for a second derivative), and its workspace
+    assert many.allocated - few.allocated == 8 * ((1 + 3 + 3 + 5) * state + given)

@@ -235,3 +235,16 @@ def asked_without_gradients(is_inference=True, length=1024):
         print(f"{found.mean().item():.3f}", found.softmax(-1)[0, 0, 0].cpu().tolist())
 
     return step
+
+
+def unrolled(times=4):
+    """A recurrent cell that is called for each time, as decoders of speech have it."""
+    cell = nn.GRUCell(32, 128).to(device)
+
+    def step():
+        state = torch.zeros(64, 128, device=device)
+        for given in torch.rand(times, 64, 32, device=device):
+            state = cell(given, state)
+        state.square().sum().backward()
+
+    return step
