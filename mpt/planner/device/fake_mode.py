@@ -108,6 +108,8 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if outcome is not None:
             return self.make(outcome, args)
         result = self._cached_dispatch_impl(func, types, args, kwargs)
+        if key is None and args and is_known(args[0]) and func._schema.name.endswith("_"):
+            return args[0]  # changed in place: torch makes another tensor of its value
         if key is not None:
             outcome = _learnt(func, FakeTensorMode.cache.get(fake_tensor._DispatchCacheKey(key)))
             if outcome is not None:

@@ -37,6 +37,7 @@ from mpt.planner.own.exchange import set_data, tensors_exchanged
 from mpt.planner.own.files import without_files
 from mpt.planner.own.known_values import MASKS, UNKNOWN, TrueValues, values_known
 from mpt.planner.own.lazy import lazy_modules
+from mpt.planner.own.quasi_newton import QuasiNewton, quasi_newton
 from mpt.planner.own.sequences import (
     PackedSequences,
     alignments_gradient,
@@ -73,6 +74,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.packed = PackedSequences(self.largest)
         self.known: TrueValues | None = None
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
+        self.steps = QuasiNewton()
         self._rules: dict[Any, Callable[..., Any]] = {
             _aten.nonzero.default: most_places,
             _aten.masked_select.default: most_selected,
@@ -194,6 +196,11 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             found.append(
                 f"{self.integers} of them are integers; where one is a size, the step needs more than planned"
             )
+        if self.steps.history:
+            found.append(
+                f"LBFGS was planned with its full history of {self.steps.history} steps, and all the evaluations of "
+                "each step"
+            )
         if self.packed.count:
             found.append(
                 f"{self.packed.count} packed sequences were taken to be as long as the longest in their batch"
@@ -261,8 +268,11 @@ def fetch(fetcher: Any, places: Any) -> Any:
 def copy_deeply(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     """Return a copy of a fake tensor, whose memory torch would read the address of."""
     if id(tensor) not in memo:
-        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        copy = tensor.detach().clone()
         is_parameter = isinstance(tensor, nn.Parameter)
+        if not is_parameter:
+            tensor.new_empty(())  # which torch puts the copied memory into
+        copy.requires_grad_(tensor.requires_grad)
         memo[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
     found: Tensor = memo[id(tensor)]
     return found
@@ -331,9 +341,11 @@ def without_values() -> Iterator[BoundedShapes]:
         mock.patch.object(DataLoader, "_get_iterator", load_here),
         mock.patch.object(_MapDatasetFetcher, "fetch", fetch),
         lazy_modules(),
+        quasi_newton() as steps,
         tensors_exchanged(),
         without_files(),
         values_by(BoundedShapes()) as values,
         WithoutMemory(values.packed),
     ):
+        values.steps = steps
         yield values

@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
+
+from mpt.planner.device.operator_kinds import is_known
 
 
 class Place:
@@ -47,12 +50,11 @@ class Files:
     def __init__(self, load: Callable[..., Any]) -> None:
         self._load = load
         self._saved: dict[Any, tuple[Any, Any]] = {}
-        """File -> the file, and copies in host memory with the devices of the originals."""
+        """File -> the file, and its contents with `Kept` for tensors."""
 
     def save(self, given: Any, file: Any, *options: Any, **named: Any) -> None:
         """Keep the contents in place of writing them."""
-        kept = tree_map_only(Tensor, lambda one: (one.detach().cpu(), one.device), given)
-        self._saved[key_of(file)] = file, kept
+        self._saved[key_of(file)] = file, tree_map_only(Tensor, keep, given)
 
     def load(self, file: Any, map_location: Any = None, *options: Any, **named: Any) -> Any:
         """Return the kept contents, or read a file."""
@@ -61,18 +63,35 @@ class Files:
         if found is None:
             return self._load(file, place, *options, **named)
 
-        def restored(pair: Any) -> Any:
-            if not is_pair(pair):
-                return pair
-            device = pair[1] if place is None or isinstance(place, dict) else place
-            return pair[0].clone().to(device)
+        def restored(kept: Kept) -> Tensor:
+            anywhere = place is None or isinstance(place, dict)
+            return kept.made().to(kept.device if anywhere else place)
 
-        return tree_map(restored, found[1], is_leaf=is_pair)
+        return tree_map_only(Kept, restored, found[1])
 
 
-def is_pair(value: Any) -> bool:
-    """Return whether this is a tensor that was kept."""
-    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor)
+@dataclass
+class Kept:
+    """A tensor in a file, which takes no memory."""
+
+    form: Tensor
+    """A tensor like it that has no memory."""
+    values: Any
+    """Its numbers as a list, if they are known."""
+    device: torch.device
+
+    def made(self) -> Tensor:
+        """Return such a tensor on the host."""
+        if self.values is None:
+            return torch.empty_like(self.form, device="cpu")
+        return torch.tensor(self.values, dtype=self.form.dtype, device="cpu")
+
+
+def keep(tensor: Tensor) -> Kept:
+    """Return what is left of a tensor in a file."""
+    detached: Any = tensor.detach()
+    values = detached.constant.tolist() if is_known(detached) else None
+    return Kept(torch.empty_like(detached, device="meta"), values, tensor.device)
 
 
 def key_of(file: Any) -> Any:

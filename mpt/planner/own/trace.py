@@ -49,6 +49,7 @@ from mpt.planner.own.factory import (
 from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.ranks import one_of_several
+from mpt.planner.own.switches import switches_kept
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.trace import Recorder, Trace
@@ -170,6 +171,7 @@ def _trace_on_gpu(
     )
     factory = import_factory(source, gpu)
     with (
+        switches_kept(),
         libraries_as_ever(),
         on_fake_gpu(recorder, gpu),
         cuda_stands_in(gpu, all_of_it=all_on_gpu) as stand_in,
@@ -231,7 +233,10 @@ def perform(
             recorder.enter_moment(step, "", "forward")
             with autocast.around_step():
                 kept = call(made.step)  # until the next is there, as a script keeps its last loss
-            recorder.mark_modules(modules)  # which may have others: of lazy modules, or put there
+            # which may have others: of lazy modules, or put there; and copies may be made in a step
+            recorder.mark_modules(name_modules(created, modules))
+            for optimizer in created.optimizers:  # whose state may be a loaded one
+                recorder.mark(tensors_in(dict(optimizer.state)), "optimizer state")
         recorder.enter_moment(STEPS - 1, "", "after the step")
     del kept
     return modules
@@ -265,26 +270,30 @@ class Created:
         return self._alive(Optimizer)
 
     def _alive(self, kind: type[T]) -> list[T]:
-        return [one for made in self.made[kind] if (one := made()) is not None]
+        alive = [one for made in self.made[kind] if (one := made()) is not None]
+        return [*{id(one): one for one in alive}.values()]  # one that loads its state is made again
 
 
 @contextmanager
 def noting_what_is_made() -> Iterator[Created]:
-    """Note every network and optimizer that is made inside the block."""
+    """Note every network and optimizer that is made inside the block, be it as a copy."""
     created = Created()
-    with _noting(nn.Module, created), _noting(Optimizer, created):
+    with ExitStack() as stack:
+        for kind in created.made:
+            for name in ("__init__", "__setstate__"):
+                stack.enter_context(_noting(kind, name, created))
         yield created
 
 
 @contextmanager
-def _noting(kind: type[Any], created: Created) -> Iterator[None]:
-    original = kind.__init__
+def _noting(kind: type[Any], name: str, created: Created) -> Iterator[None]:
+    original = getattr(kind, name)
 
     def start(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         created.made[kind].append(weakref.ref(self))
 
-    with mock.patch.object(kind, "__init__", start):
+    with mock.patch.object(kind, name, start):
         yield
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpt.planner.trace.trace import Recorder
+from mpt.run.process.storage_trace import tensors_in
 from mpt.seams import MemoryTrick, Phase, Run, TakesUpdates
 
 MASTERS = "(master weights)"
@@ -63,7 +64,7 @@ def watch_updates(
     def mark(parameter: Any, state: Mapping[Any, Any], known: set[int]) -> None:
         known.add(id(parameter))
         recorder.mark(
-            (value for value in state.values() if isinstance(value, Tensor)),
+            tensors_in(state),
             "optimizer state",
             owners.get(id(parameter), MASTERS),
         )

@@ -152,3 +152,32 @@ def test_a_recurrent_cell_keeps_its_state_and_the_gates_of_a_cards_kernel(sessio
     state, given = 4 * 64 * 128, 4 * 64 * 32
     # its state, the gates of input and state (for a second derivative), and its workspace
     assert many.allocated - few.allocated == 8 * ((1 + 3 + 3 + 5) * state + given)
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+def test_lbfgs_is_planned_with_its_full_history(session: Session, line_search: str | None) -> None:
+    few, many = (
+        planned(session, "fitted", history=each, line_search=line_search) for each in (10, 40)
+    )
+    picture, number = 4 * 3 * 64 * 64, 512
+    grown = 30 * (2 * picture + 2 * number)  # directions, steps and two numbers of each
+    assert many.allocated - few.allocated == pytest.approx(grown, rel=0.001)
+    assert many.by_category["optimizer state"] > 0.9 * grown
+    assert any("full history of 40 steps" in note for note in many.notes)
+
+
+@pytest.mark.parametrize("first_in_step", [False, True])
+def test_copies_of_networks_are_weights_and_loaded_states_are_states(
+    session: Session, first_in_step: bool
+) -> None:
+    held = planned(session, "followed", first_in_step=first_in_step).by_category
+    weight = 4 * 256 * 256
+    assert [held[kind] for kind in ("parameters", "optimizer state")] == [2 * weight, weight]
+
+
+def test_a_plan_starts_from_the_switches_that_the_one_before_it_started_from(
+    session: Session,
+) -> None:
+    first, second = (planned(session, "measured_in_double") for _ in range(2))
+    assert first.by_category == second.by_category
+    assert planned(session, "lazily").by_category["parameters"] < 2**16

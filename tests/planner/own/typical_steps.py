@@ -1,5 +1,7 @@
 """Training steps as scripts have them that choose their device in their first lines."""
 
+import copy
+
 import torch
 from torch import nn
 from torch.distributions import Normal, kl_divergence
@@ -246,5 +248,63 @@ def unrolled(times=4):
         for given in torch.rand(times, 64, 32, device=device):
             state = cell(given, state)
         state.square().sum().backward()
+
+    return step
+
+
+def fitted(history=10, line_search=None):
+    """A picture fitted by LBFGS, as style transfer has it."""
+    picture = torch.rand(3, 64, 64, device=device, requires_grad=True)
+    options = {"max_iter": 4, "history_size": history, "line_search_fn": line_search}
+    optimizer = torch.optim.LBFGS([picture], **options)
+
+    def step():
+        def evaluate():
+            optimizer.zero_grad()
+            loss = (picture * 2 - 1).square().sum()
+            loss.backward()
+            return loss
+
+        return optimizer.step(evaluate)
+
+    return step
+
+
+class Average:
+    """Moving averages of a network, in an object of their own."""
+
+    def __init__(self, model, first_in_step):
+        self.kept = None if first_in_step else copy.deepcopy(model)
+
+    def follow(self, model):
+        self.kept = self.kept or copy.deepcopy(model)
+        for kept, now in zip(self.kept.parameters(), model.parameters(), strict=True):
+            kept.data.lerp_(now.data, 0.1)
+
+
+def followed(first_in_step=False):
+    """A network, a copy that follows it, and states that are loaded after each step."""
+    model = nn.Linear(256, 256, bias=False).to(device)
+    average = Average(model, first_in_step)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.rand(1024, 256, device=device)).sum().backward()
+        optimizer.step()
+        average.follow(model)
+        torch.save(optimizer.state_dict(), "optimizer.pt")
+        optimizer.load_state_dict(torch.load("optimizer.pt"))
+
+    return step
+
+
+def measured_in_double():
+    """Switches that are set once the network is made."""
+    model = nn.Sequential(nn.Conv2d(8, 64, 3), nn.Flatten(), nn.Linear(64 * 36, 64)).to(device)
+
+    def step():
+        torch.set_default_dtype(torch.float64)
+        model(torch.rand(64, 8, 8, 8, device=device, dtype=torch.float32)).sum().backward()
 
     return step
