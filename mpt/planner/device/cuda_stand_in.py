@@ -8,16 +8,18 @@ in a plan.
 
 The doctor takes real steps of such scripts with the CPU in its place.
 
-`x.device.type` is the fake device's name and not "cuda": a script that branches on it takes its other branch.
+A script that asks for a tensor's device is given `cuda`, since many branch on its type; torch itself is given the
+target.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, Self
 from unittest import mock
 
@@ -45,6 +47,8 @@ class CudaStandIn(KeptInBackward):
         super().__init__()
         self.target = target
         self.kinds = ("cuda", "cpu") if all_of_it else ("cuda",)
+        self.named = torch.device("cuda", 0) if target.type == DEVICE and not all_of_it else None
+        """The device that a script sees in the place of the target."""
         self.is_used = False
         self.autocasts = 0
         """How often the script made an autocast, be it on or off."""
@@ -87,13 +91,45 @@ class CudaStandIn(KeptInBackward):
         return self.translate(value)
 
     def _device(self, *args: Any, **kwargs: Any) -> torch.device:
-        kind = self.translate(args[0] if args else kwargs.get("type"))
-        return self.target if kind is self.target else torch.device(*args, **kwargs)
+        is_card = self.translate(args[0] if args else kwargs.get("type")) is self.target
+        if is_card and not (self.named and is_asked_by_script(sys._getframe(1))):
+            return self.target
+        return torch.device(*args, **kwargs)
+
+    @contextmanager
+    def named_devices(self) -> Iterator[None]:
+        """Let a script see its tensors on `cuda` inside the block, and torch on the target."""
+        own: Any = FakeTensor.device  # a property
+
+        def device_of(tensor: FakeTensor) -> Any:
+            device = own.fget(tensor)
+            is_asked = _place_of(sys._getframe(1).f_code.co_filename) == "script"
+            return self.named if is_asked and device == self.target else device
+
+        seen = property(device_of, own.fset) if self.named else own
+        with mock.patch.object(FakeTensor, "device", seen):
+            yield
 
     def _move(
         self, tensor: Tensor, device: Any = None, non_blocking: bool = False, **options: Any
     ) -> Tensor:
         return tensor.to(self.translate("cuda"), non_blocking=non_blocking, **options)
+
+
+def is_asked_by_script(frame: FrameType | None) -> bool:
+    """Return whether the innermost frame outside the planner, of a frame and its callers, is not torch's."""
+    while frame is not None:
+        place = _place_of(frame.f_code.co_filename)
+        if place:
+            return place == "script"
+        frame = frame.f_back
+    return False
+
+
+@functools.cache
+def _place_of(path: str) -> str:
+    path = path.replace("\\", "/")
+    return "torch" if "/torch/" in path else "" if "/mpt/planner/" in path else "script"
 
 
 class Generator(torch.Generator):
@@ -159,7 +195,7 @@ def cuda_stands_in(
     for one in replaced:
         one.start()
     try:
-        with stand_in.types.in_force(), stand_in:
+        with stand_in.types.in_force(), stand_in.named_devices(), stand_in:
             yield stand_in
     finally:
         for one in reversed(replaced):

@@ -6,6 +6,7 @@ they make on the card by `torch.set_default_tensor_type`. Torch refuses each wit
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -14,6 +15,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+_new = Tensor.__new__
 CARD, HOST = "torch.cuda.", "torch."
 NAMES = (
     "FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "ByteTensor", "CharTensor", "ShortTensor",
@@ -82,6 +84,20 @@ class TypeNames:
         host = kind if card is None else HOST + card.__name__
         self._set_on_host(host)
         torch.set_default_device(None if card is None else self.card())
+        self._take_back()
+        if card is not None:
+            setattr(Tensor, "__new__", functools.partial(self._made, self.card()))  # noqa: B010 - mypy
+
+    @staticmethod
+    def _made(place: torch.device, kind: type[Tensor], *args: Any, **options: Any) -> Tensor:
+        """Make what `torch.Tensor(3)` does, which follows the default type and no default device."""
+        found: Tensor = _new(kind, *args, **options)
+        return found.to(place) if kind is Tensor and "device" not in options else found
+
+    @staticmethod
+    def _take_back() -> None:
+        if "__new__" in vars(Tensor):
+            delattr(Tensor, "__new__")
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -93,4 +109,5 @@ class TypeNames:
             with names, mock.patch.object(torch, "set_default_tensor_type", self.set_default):
                 yield
         finally:
+            self._take_back()
             torch.set_default_dtype(dtype)

@@ -97,7 +97,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if known is None:
             return self._answer(func, types, args, kwargs)
         is_followed = known.follows(args)
-        if is_followed:
+        if is_followed and torch.Tag.dynamic_output_shape not in func.tags:  # a placeholder's mask
             value = known.answer(func, args, kwargs)
             if value is not UNKNOWN:
                 return value
@@ -175,7 +175,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """Say in an error of the step that it may follow from a value that was read."""
         try:
             yield
-        except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError) as error:
             if self.last_read:
                 error.add_note(f"a value read at {self.last_read} was taken as 0")
             raise

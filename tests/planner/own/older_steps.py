@@ -25,6 +25,8 @@ def by_old_names(default=False):
         if default:
             assert torch.zeros(3).dtype == torch.float16
             assert torch.zeros(3).is_cuda
+            assert torch.Tensor(3).is_cuda
+            assert torch.Tensor([1, 2]).dtype == torch.float16
 
     return step
 
@@ -89,5 +91,45 @@ def masked_by_values():
         lengths = torch.randint(1, 8, (4,), device=device)
         mask = torch.arange(lengths.max().item(), device=device) < lengths.unsqueeze(1)
         return model(torch.rand(4, 7, 16, device=device)) * mask.unsqueeze(-1)
+
+    return step
+
+
+def placeholder():
+    """A batch that the factory makes of zeros, which stands for one of labels."""
+    labels = torch.zeros(64, dtype=torch.int64, device=device)
+    model = nn.Linear(256, 256).to(device)
+
+    def step():
+        found = model(torch.rand(64, 256, device=device))[labels > 0]
+        assert len(found) == 64
+        found.sum().backward()
+
+    return step
+
+
+def by_type(folder=""):
+    """A script that branches on the type of its device, and reads weights to it."""
+    model = nn.Linear(256, 256).to(device)
+    assert model.weight.device.type == device.type == "cuda"
+    assert model.weight.device == torch.device("cuda:0") == torch.device("cuda", 0)
+    model.load_state_dict(torch.load(f"{folder}/true.pt", map_location=device))
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler(device.type)
+    generator = torch.Generator(device=device)
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast(device.type, enabled=device.type == "cuda"):
+            found = model(torch.rand(8, 256, device=device, generator=generator))
+            assert found.dtype == torch.float16
+            loss = (found * torch.ones(256, device=found.device)).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        with device:
+            assert torch.zeros(2).get_device() == 0
 
     return step

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mpt.errors import MptError
 from mpt.planner.answers.plan import Plan
@@ -47,3 +48,18 @@ def test_steps_whose_sizes_hang_on_values_that_a_plan_takes_as_0_are_those_of_a_
     assert any("4 packed sequences were" in note for note in plan.notes)
     with pytest.raises(MptError, match=r"a value read at .*older_steps.py:\d+ was taken as 0"):
         planned(session, "masked_by_values")
+
+
+def test_a_mask_of_a_placeholder_is_taken_at_its_bound(session: Session) -> None:
+    assert any(
+        "1 results whose size" in note or "2 results" in note
+        for note in planned(session, "placeholder").notes
+    )
+
+
+def test_a_script_sees_cuda_as_the_type_of_its_device(session: Session, tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(256, 256).state_dict(), tmp_path / "true.pt")
+    plan = planned(session, "by_type", folder=str(tmp_path))
+    weights = 4 * (256 * 256 + 256)
+    assert plan.by_category["parameters"] == weights
+    assert plan.by_category["optimizer state"] == pytest.approx(2 * weights, abs=2048)
