@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from mpt.memory.low_bit_optimizer import AllocatedAdam
 from mpt.parallel.local import is_sharded
 from mpt.planner.device.fake_device import DEVICE
+from mpt.planner.own.names import as_written
 
 FEWEST_BLOCKS = 2
 
@@ -40,15 +41,17 @@ class Changes:
         """Whether the training stays the same to rounding."""
         return not (self.autocast or self.low_bit_optimizer)
 
+    def is_part_of(self, other: Changes) -> bool:
+        """Return whether another one makes all of these changes."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return all(one in (theirs, type(one)()) for one, theirs in pairs)
+
     def lines(self) -> list[str]:
         """Return the line to write into the script for each change."""
         found = []
         if self.recompute:
-            blocks = (
-                self.recompute[0]
-                if len(self.recompute) == 1
-                else f"[*{', *'.join(self.recompute)}]"
-            )
+            paths = [as_written(path) for path in self.recompute]
+            blocks = paths[0] if len(paths) == 1 else f"[*{', *'.join(paths)}]"
             found.append(
                 f"for block in {blocks}: block.forward = "
                 "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
@@ -63,25 +66,31 @@ class Changes:
         return found
 
 
-def find_block_lists(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
+def find_block_lists(modules: Mapping[str, nn.Module], updated: Container[int]) -> tuple[str, ...]:
     """Return the paths of lists of like blocks, such as `model.layers`: those that recomputing is worth trying on.
 
-    Of nested ones the outermost counts, and lists whose blocks are single layers are left out.
+    `updated`: identities of the weights that are trained. Of nested ones the outermost counts, and lists whose blocks
+    are single layers or only hold others are left out.
     """
-    found: list[str] = []
+    found: dict[str, nn.Module] = {}
+    seen: set[int] = set()
     for key, root in modules.items():
         for name, module in root.named_modules():
             path = f"{key}.{name}" if name else key
-            if any(path.startswith(f"{outer}.") or path == outer for outer in found):
+            if id(module) in seen or any(path.startswith(f"{outer}.") for outer in found):
                 continue
-            if isinstance(module, nn.ModuleList | nn.Sequential) and _has_like_blocks(module):
-                found.append(path)
+            is_list = isinstance(module, nn.ModuleList | nn.Sequential) and _has_like_blocks(module)
+            if is_list and any(id(weight) in updated for weight in module.parameters()):
+                found[path] = module
+                seen.update(map(id, module.modules()))
     return tuple(found)
 
 
 def _has_like_blocks(blocks: Iterable[nn.Module]) -> bool:
     kinds = Counter(
-        type(block) for block in blocks if any(block.children()) and type(block).forward is not None
+        type(block)
+        for block in blocks
+        if any(block.children()) and type(block).forward is not nn.Module.forward
     )
     return bool(kinds) and max(kinds.values()) >= FEWEST_BLOCKS
 

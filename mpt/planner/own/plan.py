@@ -6,7 +6,7 @@ Runs inside the worker process (`mpt.planner.server.worker`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -51,7 +51,7 @@ def plan_own(
         run.fake, batch_size or 0, gpu, calibration, wish, calibration.context_bytes, False, retrace
     )
     without_largest = replace(wish, largest_batch=False, snapshot="")
-    ways = []
+    ways: list[tuple[Changes, Way]] = []
     for changes in find_changes(run, gpu):
         try:
             changed = trace(changes, run.all_on_gpu).fake
@@ -70,9 +70,26 @@ def plan_own(
             None,
         )
         if planned.reserved <= LEAST_SAVING * plan.reserved:
-            ways.append(Way(changes.lines(), changes.is_exact, planned))
+            ways.append((changes, Way(changes.lines(), changes.is_exact, planned)))
     plan = replace(plan, planning_seconds=time.perf_counter() - started)
-    return OwnPlan(str(source), plan, sorted(ways, key=_rank))
+    return OwnPlan(str(source), plan, sorted(worth_their_changes(ways), key=_rank))
+
+
+def worth_their_changes(ways: Sequence[tuple[Changes, Way]]) -> list[Way]:
+    """Leave out ways of which fewer changes save as much in the same time."""
+
+    def is_no_better(way: Way, other: Way) -> bool:
+        saves = way.plan.reserved <= LEAST_SAVING * other.plan.reserved
+        return not saves and way.plan.step_seconds >= other.plan.step_seconds
+
+    return [
+        way
+        for changes, way in ways
+        if not any(
+            fewer != changes and fewer.is_part_of(changes) and is_no_better(way, other)
+            for fewer, other in ways
+        )
+    ]
 
 
 def find_changes(run: OwnRun, gpu: Gpu) -> Iterator[Changes]:

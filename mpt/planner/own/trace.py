@@ -48,6 +48,7 @@ from mpt.planner.own.factory import (
 )
 from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
+from mpt.planner.own.names import named_networks
 from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.switches import switches_kept
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
@@ -202,7 +203,7 @@ def _trace_on_gpu(
             largest_convolution=convolution,
         ),
         # what is recorded already can no longer be changed
-        block_lists=() if graphs.is_used else find_block_lists(trained_modules(modules, created)),
+        block_lists=() if graphs.is_used else find_block_lists(modules, updated_weights(created)),
         has_adam=not graphs.is_used
         and bool(created.optimizers)
         and all(map(takes_low_bits, created.optimizers)),
@@ -302,7 +303,7 @@ def name_modules(created: Created, named: Mapping[str, Any]) -> dict[str, nn.Mod
 
     Names are those of the factory's tuple, or of the variables that the step sees; else the networks' classes.
     """
-    roots = {key: value for key, value in named.items() if isinstance(value, nn.Module)}
+    roots = named_networks(named)
     inside = {
         id(child) for module in created.modules for child in module.modules() if child is not module
     }
@@ -319,15 +320,10 @@ def name_modules(created: Created, named: Mapping[str, Any]) -> dict[str, nn.Mod
     return roots
 
 
-def trained_modules(modules: Mapping[str, nn.Module], created: Created) -> dict[str, nn.Module]:
-    """Return the networks that an optimizer updates: not moving averages and other copies."""
+def updated_weights(created: Created) -> set[int]:
+    """Return the identities of the weights that an optimizer updates: not those of moving averages and other copies."""
     groups = (group for optimizer in created.optimizers for group in optimizer.param_groups)
-    updated = {id(parameter) for group in groups for parameter in group["params"]}
-    return {
-        key: one
-        for key, one in modules.items()
-        if any(id(weight) in updated for weight in one.parameters())
-    }
+    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""The names by which a script knows its networks, as it would write them.
+
+A variable of the step names a network, an object that holds some (`model.generator`), or a collection of them
+(`nets["a"]`). Of a network that is part of another one, its own name counts: not that of a moving average or a wrapper
+around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+CLOSED = (nn.Module, Tensor, Optimizer, ModuleType, type)
+"""Values whose attributes are none of a script's own."""
+
+
+def named_networks(values: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """Return the networks among a script's variables and in its own objects and collections, by name."""
+    found: dict[str, nn.Module] = {}
+    for name, value in values.items():
+        if isinstance(value, nn.Module):
+            found[name] = value
+    known = {id(one) for one in found.values()}
+    for name, value in values.items():
+        for part, one in _parts(name, value):
+            if isinstance(one, nn.Module) and id(one) not in known:
+                known.add(id(one))
+                found[part] = one
+    return parts_first(found)
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"{name}[{key!r}]", one) for key, one in list(value.items()))
+    elif isinstance(value, list | tuple):
+        yield from ((f"{name}[{place}]", one) for place, one in enumerate(value))
+    elif not isinstance(value, CLOSED):
+        own = getattr(value, "__dict__", None)
+        if isinstance(own, dict):
+            yield from ((f"{name}.{key}", one) for key, one in list(own.items()))
+
+
+def parts_first(networks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return networks in their order, but those that are part of another one before it."""
+    inside = {key: {id(part) for part in one.modules()} for key, one in networks.items()}
+    holders = {
+        key: sum(id(one) in parts for parts in inside.values()) for key, one in networks.items()
+    }
+    return dict(sorted(networks.items(), key=lambda item: -holders[item[0]]))
+
+
+def as_written(path: str) -> str:
+    """Return a module's path as Python has it: `model.layers.0.blocks` is `model.layers[0].blocks`."""
+    first, *others = path.split(".")
+    return first + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in others)

@@ -1,0 +1,76 @@
+"""Networks are named, and changes proposed, as a script could write them."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from mpt.planner.answers.own_plan import Way
+from mpt.planner.own.changes import Changes, find_block_lists
+from mpt.planner.own.names import as_written, named_networks
+from mpt.planner.own.plan import worth_their_changes
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+
+def stages() -> nn.Module:
+    """A network whose list of levels holds lists of blocks, as those of U-Nets."""
+    model = nn.Module()
+    model.levels = nn.ModuleList([nn.ModuleList([block(), block(), nn.Linear(2, 2)]) for _ in "12"])
+    return model
+
+
+def weights_of(*models: nn.Module) -> set[int]:
+    return {id(weight) for model in models for weight in model.parameters()}
+
+
+def test_networks_in_objects_and_collections_have_the_names_of_their_places() -> None:
+    first, second, third, average = (block() for _ in range(4))
+    owner = SimpleNamespace(generator=first, size=3)
+    found = named_networks(
+        {"owner": owner, "nets": {"a": second}, "both": [third, first], "ema": average, "torch": torch}
+    )  # fmt: skip
+    names = {id(one): name for name, one in found.items()}
+    wanted = ["owner.generator", "nets['a']", "both[0]", "ema"]
+    assert [names[id(one)] for one in (first, second, third, average)] == wanted
+    assert len(found) == 4
+
+
+def test_a_network_has_its_own_name_before_that_of_a_wrapper() -> None:
+    model = block()
+    wrapped = nn.Sequential(model)
+    assert list(named_networks({"averaged": wrapped, "model": model})) == ["model", "averaged"]
+
+
+def test_lists_to_recompute_are_those_that_are_called_and_trained_once_each() -> None:
+    model = stages()
+    average = copy.deepcopy(model)
+    networks = {"model": model, "average": average, "wrapped": nn.Sequential(model)}
+    found = find_block_lists(networks, weights_of(model))
+    assert found == ("model.levels.0", "model.levels.1")
+    (line,) = Changes(recompute=found).lines()
+    assert line.startswith("for block in [*model.levels[0], *model.levels[1]]: block.forward = ")
+    assert as_written("model.levels.0.1.norm") == "model.levels[0][1].norm"
+
+
+def test_a_change_that_adds_nothing_to_others_is_left_out() -> None:
+    def way(reserved: int, seconds: float) -> Way:
+        return Way([], True, cast(Any, SimpleNamespace(reserved=reserved, step_seconds=seconds)))
+
+    low, half = Changes(low_bit_optimizer=True), Changes(autocast="bfloat16")
+    both = Changes(autocast="bfloat16", low_bit_optimizer=True)
+    listed = Changes(recompute=("model.layers",), low_bit_optimizer=True)
+    ways = [(low, way(80, 1.0)), (half, way(90, 0.5)), (both, way(79, 0.5)), (listed, way(80, 1.5))]
+    kept = worth_their_changes(ways)
+    # the third saves more than the second, and is sooner than the first
+    assert [(one.plan.reserved, one.plan.step_seconds) for one in kept] == [
+        (80, 1.0),
+        (90, 0.5),
+        (79, 0.5),
+    ]
