@@ -174,8 +174,9 @@ def train(
 
 
 def plan_step(
-    build: Callable[..., Any],
+    build: Callable[..., Any] | str,
     *,
+    words: Sequence[str] = (),
     vram: str | None = None,
     gpu: str | None = None,
     desktop: str | None = None,
@@ -185,14 +186,17 @@ def plan_step(
     """Predict the peak memory and step time of a training step of your own, which need not know mpt.
 
     `build` is at the top level of a file. Called with `arguments`, it builds networks, optimizers and data as the
-    training does, and returns the step: a function without arguments, or (model, optimizer, batch, step). `largest`
-    looks for the largest `batch_size` argument that fits. The ways to need less are in the result's `ways`. Nothing is
-    computed: the step runs on fake tensors in another process. Raises ConfigError and PlanError, with module and line
-    for steps that cannot be planned.
+    training does, and returns the step: a function without arguments, or (model, optimizer, batch, step). A script's
+    path is executed as it stands, with `words` for its command line, and stopped after two steps. `largest` looks for
+    the largest `batch_size` argument, or batch size among the words, that fits. The ways to need less are in the
+    result's `ways`. Nothing is computed: the step runs on fake tensors in another process. Raises ConfigError and
+    PlanError, with module and line for steps that cannot be planned.
     """
     from mpt.planner.recipes.own_step import plan_own_step
 
-    return plan_own_step(build, arguments, vram=vram, gpu=gpu, desktop=desktop, largest=largest)
+    return plan_own_step(
+        build, arguments, words=words, vram=vram, gpu=gpu, desktop=desktop, largest=largest
+    )
 
 
 def plan(

@@ -25,7 +25,7 @@ class OwnWish:
     """A step and how it is examined."""
 
     subject: str
-    source: Mapping[str, str]
+    source: Mapping[str, Any]
     """The fields of `mpt.planner.own.factory.Source`."""
     arguments: Mapping[str, Any]
     dtype: str | None = None

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from mpt.commands.cli.command_line import OverridableCommand
 from mpt.errors import ConfigError
-from mpt.planner.recipes.own_step import FACTORY
+from mpt.planner.recipes.own_step import FACTORY, SCRIPT
 
 STEP = "step"
 
@@ -48,11 +48,26 @@ class PlanGroup(TyperGroup):
         """Return the context of a sub-command, or of the command that is called like the group."""
         own = self.commands.get(str(self.name))
         names = set(self.commands) - {str(self.name)}
-        if args[:1] and FACTORY.fullmatch(args[0]):
+        if args[:1] and (FACTORY.fullmatch(args[0]) or SCRIPT.fullmatch(args[0])):
+            check_script_options(self.commands[STEP], args)
             args = [STEP, *args]
         if own is None or (args[:1] and args[0] in names):
             return super().make_context(info_name, args, parent, **extra)
         return own.make_context(info_name, args, parent, **extra)
+
+
+def check_script_options(step: Any, words: Sequence[str]) -> None:
+    """Raise ConfigError if options that are none of `mpt plan step`'s follow a script without a -- before them."""
+    if not SCRIPT.fullmatch(words[0]) or "--" in words:
+        return
+    own = {name for one in step.params for name in (*one.opts, *one.secondary_opts)}
+    for place, word in enumerate(words[1:], 1):
+        option = word.partition("=")[0]
+        if option.startswith("-") and option not in (*own, "-h", "--help"):
+            corrected = shlex.join(["mpt", "plan", *words[:place], "--", *words[place:]])
+            raise ConfigError(
+                f"mpt plan: {option} is none of its options; a script's own follow after --: {corrected}"
+            )
 
 
 class PlanCommand(OverridableCommand):

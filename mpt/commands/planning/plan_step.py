@@ -1,4 +1,4 @@
-"""`mpt plan step FACTORY`, or `mpt plan FACTORY`: a training step that knows nothing of mpt."""
+"""`mpt plan step FACTORY`, or `mpt plan FACTORY`: a training step, or a whole script, that knows nothing of mpt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mpt.config.sizes import describe_bytes
 from mpt.errors import MemoryBudgetError
 from mpt.planner.answers.own_plan import Way
 from mpt.planner.facts.verdict import judge
-from mpt.planner.recipes.own_step import OwnPlanned, plan_own_step, read_arguments
+from mpt.planner.recipes.own_step import SCRIPT, OwnPlanned, plan_own_step, read_arguments
 from mpt.planner.recipes.words import headline
 from mpt.report.units import show_seconds
 
@@ -28,7 +28,7 @@ class Command:
     """Plan a training step of your own code, which need not know mpt, and the changes to write into it.
 
     FACTORY is a function, as FILE.py:NAME or PACKAGE.MODULE:NAME, that returns the step, or (model, optimizer, batch,
-    step). `mpt plan FACTORY` does the same.
+    step); or a training script, FILE.py, whose own options follow after --. `mpt plan FACTORY` does the same.
     """
 
     factory: Annotated[str, typer.Argument(metavar="FACTORY", show_default=False)]
@@ -36,7 +36,7 @@ class Command:
     overrides: Annotated[
         tuple[str, ...], typer.Argument(metavar="[NAME=VALUE]...", show_default=False)
     ] = ()
-    """Arguments for it; with batch_size among them --largest can vary it."""
+    """Arguments for it, or a script's command line; with a batch size among them --largest can vary it."""
     vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
     """The memory to fit into, such as 6GiB."""
     gpu: Card = None
@@ -54,9 +54,11 @@ def run(arguments: Command) -> None:
 
     Raises MemoryBudgetError if neither it nor any way fits.
     """
+    is_script = SCRIPT.fullmatch(arguments.factory) is not None
     planned = plan_own_step(
         arguments.factory,
-        read_arguments(arguments.overrides),
+        {} if is_script else read_arguments(arguments.overrides),
+        words=arguments.overrides if is_script else (),
         allow=arguments.allow,
         vram=arguments.vram,
         gpu=arguments.gpu,

@@ -6,7 +6,8 @@ A factory builds everything and returns the step, in one of two forms:
     return model, optimizer, batch, step     # called as step(model, optimizer, batch), step(batch) or step()
 
 It is named as `package.module:function` or `path/to/file.py:function`, since the plan is made in another process, which
-imports it there. A file is not run as a script: the block below `if __name__ == "__main__":` is left out.
+imports it there. The block below `if __name__ == "__main__":` is left out then. A file without a function is a script,
+which is executed as it stands and stopped between its steps (`mpt.planner.own.script`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,12 +37,20 @@ FORMS = "a step, which takes nothing, or (model, optimizer, batch, step)"
 
 @dataclass(frozen=True)
 class Source:
-    """A factory by name: `where` is a module or a file."""
+    """A factory by name, or a script: `where` is a module or a file."""
 
     where: str
-    function: str
+    function: str = ""
+    """Empty for a script."""
     folder: str = ""
     """Folder that modules are imported from, in addition to installed packages."""
+    words: tuple[str, ...] = ()
+    """A script's command line."""
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is executed as it stands."""
+        return not self.function
 
     @property
     def is_file(self) -> bool:
@@ -48,6 +58,8 @@ class Source:
         return self.where.endswith(".py")
 
     def __str__(self) -> str:
+        if self.is_script:
+            return shlex.join([Path(self.where).name, *self.words])
         return f"{Path(self.where).name if self.is_file else self.where}:{self.function}"
 
 
@@ -64,6 +76,10 @@ class Made:
     named: Mapping[str, Any]
     """Values that may be networks, by name: those of the tuple, or the variables that the step sees."""
     batch: Any = None
+    stop: Callable[[], None] = lambda: None
+    """To be called when no more steps are wanted."""
+    notes: Callable[[], list[str]] = list
+    """Assumptions of the steps, after them."""
 
 
 @functools.cache
@@ -96,6 +112,8 @@ def find_factory(source: Source) -> Callable[..., Any]:
 
 def import_in_plan(source: Source, factory: Callable[..., Any]) -> Callable[..., Any]:
     """Execute a factory's file again if that makes tensors: those of a plan are its own."""
+    if source.is_script:
+        return factory
     module = sys.modules.get(Path(source.where).stem) if source.is_file else None
     values = () if module is None else list(vars(module).values())
     if source in _wants_plan or any(isinstance(one, MADE_BY_TORCH) for one in values):
@@ -158,6 +176,8 @@ def call_factory(source: Source, factory: Callable[..., Any], arguments: Mapping
 
 def read_made(source: Source, made: Any) -> Made:
     """Bring a factory's result into one form."""
+    if isinstance(made, Made):
+        return made
     if callable(made):
         return Made(made, seen_by(made))
     if not (isinstance(made, tuple) and len(made) == 4 and callable(made[3])):

@@ -10,10 +10,9 @@ it would take the device from somewhere else, is planned as if all of it were on
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -38,6 +37,7 @@ from mpt.planner.own.changes import (
     find_block_lists,
     takes_low_bits,
 )
+from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.factory import (
     Made,
     Source,
@@ -50,6 +50,7 @@ from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.names import named_networks
 from mpt.planner.own.ranks import one_of_several
+from mpt.planner.own.script import beginning_of
 from mpt.planner.own.switches import switches_kept
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.time_model import Work
@@ -105,8 +106,11 @@ def trace_own(
 def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
     """Import a factory as on a machine with the card: a script's first lines choose its device.
 
-    One that uses the card as soon as it is imported is imported in a plan of its own. Raises ConfigError.
+    One that uses the card as soon as it is imported is imported in a plan of its own. A script is its own factory.
+    Raises ConfigError.
     """
+    if source.is_script:
+        return beginning_of(source)
     try:
         with libraries_as_ever(), card_answers(gpu):
             return find_factory(source)
@@ -126,11 +130,12 @@ def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
 def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) -> Trace:
     """Build and step a training on the CPU, on fake or real tensors, to check the plan."""
     recorder = Recorder("cpu")
-    factory = find_factory(source)
+    factory = beginning_of(source) if source.is_script else find_factory(source)
     recording = on_fake_gpu(recorder, find_gpu(DEFAULT)) if is_fake else recorder.recording()
     bounds = without_values() if is_fake else nullcontext()
     with (
         libraries_as_ever(),
+        ExitStack() as at_end,
         torch.autograd.set_multithreading_enabled(False),
         recording,
         bounds as values,
@@ -138,6 +143,7 @@ def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) ->
     ):
         with nullcontext() if values is None else values.building():
             made = call(lambda: call_factory(source, factory, arguments))
+            at_end.callback(made.stop)
         perform(made, created, recorder, Changes(), lambda step: None)
     return recorder.trace
 
@@ -174,6 +180,7 @@ def _trace_on_gpu(
     with (
         switches_kept(),
         libraries_as_ever(),
+        ExitStack() as at_end,
         on_fake_gpu(recorder, gpu),
         cuda_stands_in(gpu, all_of_it=all_on_gpu) as stand_in,
         graphs.stand_in(),
@@ -188,25 +195,28 @@ def _trace_on_gpu(
         with values.building():
             factory = import_in_plan(source, factory)
             made = call(lambda: call_factory(source, factory, arguments))
+            at_end.callback(made.stop)
         if not (all_on_gpu or stand_in.is_used):
             return None
         work.read_switches()
         with values.stepping():
             modules = perform(made, created, recorder, changes, on_step)
+        # what is recorded already can no longer be changed
+        is_open = not graphs.is_used
+        block_lists = find_block_lists(modules, updated_weights(created)) if is_open else ()
+        optimizers = created.optimizers if is_open else []
+        has_adam = bool(optimizers) and all(map(takes_low_bits, optimizers))
     convolution = unseen.largest_convolution if unseen is not None else 0
     return OwnRun(
         FakeRun(
             recorder.trace,
             work,
-            [*recorder.notes, *values.notes()],
+            [*recorder.notes, *values.notes(), *made.notes()],
             whole=recorder.trace,
             largest_convolution=convolution,
         ),
-        # what is recorded already can no longer be changed
-        block_lists=() if graphs.is_used else find_block_lists(modules, updated_weights(created)),
-        has_adam=not graphs.is_used
-        and bool(created.optimizers)
-        and all(map(takes_low_bits, created.optimizers)),
+        block_lists=block_lists,
+        has_adam=has_adam,
         has_autocast=stand_in.autocasts > 0,
         all_on_gpu=all_on_gpu,
     )
@@ -250,52 +260,6 @@ def call(function: Callable[[], T]) -> T:
     except SystemExit as stop:
         reason = "it ends the program (values that it reads are taken as 0)"
         raise RuntimeError(reason).with_traceback(stop.__traceback__) from None
-
-
-@dataclass
-class Created:
-    """Networks and optimizers that were made while a factory ran, and are still there: a script may drop some."""
-
-    made: dict[type[Any], list[weakref.ref[Any]]] = field(
-        default_factory=lambda: {nn.Module: [], Optimizer: []}
-    )
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """The networks and their parts."""
-        return self._alive(nn.Module)
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The optimizers."""
-        return self._alive(Optimizer)
-
-    def _alive(self, kind: type[T]) -> list[T]:
-        alive = [one for made in self.made[kind] if (one := made()) is not None]
-        return [*{id(one): one for one in alive}.values()]  # one that loads its state is made again
-
-
-@contextmanager
-def noting_what_is_made() -> Iterator[Created]:
-    """Note every network and optimizer that is made inside the block, be it as a copy."""
-    created = Created()
-    with ExitStack() as stack:
-        for kind in created.made:
-            for name in ("__init__", "__setstate__"):
-                stack.enter_context(_noting(kind, name, created))
-        yield created
-
-
-@contextmanager
-def _noting(kind: type[Any], name: str, created: Created) -> Iterator[None]:
-    original = getattr(kind, name)
-
-    def start(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        created.made[kind].append(weakref.ref(self))
-
-    with mock.patch.object(kind, name, start):
-        yield
 
 
 def name_modules(created: Created, named: Mapping[str, Any]) -> dict[str, nn.Module]:

@@ -28,6 +28,8 @@ from mpt.planner.recipes.planned import choose_gpu
 
 FACTORY = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 """A word that names a function and not a configuration."""
+SCRIPT = re.compile(r".+\.py")
+"""A word that names a whole script."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def plan_own_step(
     factory: str | Callable[..., Any],
     arguments: Mapping[str, Any],
     *,
+    words: Sequence[str] = (),
     allow: Sequence[str] = (),
     vram: str | None = None,
     gpu: str | None = None,
@@ -64,10 +67,11 @@ def plan_own_step(
     """Plan the step that a factory builds (`mpt.planner.own.factory`), called with `arguments`.
 
     `factory` is a function, or its name: `path/to/file.py:function`, or `package.module:function` of a package that
-    `allow` names. Raises ConfigError for a factory that cannot be found or called, and PlanError with module and line
-    for a step that cannot be traced.
+    `allow` names. A script, `path/to/file.py`, is executed as it stands with `words` for its command line
+    (`mpt.planner.own.script`). Raises ConfigError for a factory that cannot be found or called, and PlanError with
+    module and line for a step that cannot be traced.
     """
-    source = find_source(factory, allow)
+    source = find_source(factory, allow, words)
     check_arguments(arguments)
     card = choose_gpu(gpu)
     calibration = load_calibration(card.name)
@@ -106,19 +110,21 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         ) from None
 
 
-def find_source(factory: str | Callable[..., Any], allow: Sequence[str]) -> dict[str, str]:
+def find_source(
+    factory: str | Callable[..., Any], allow: Sequence[str], words: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the fields of `mpt.planner.own.factory.Source`. Raises ConfigError."""
     if not isinstance(factory, str):
         return source_of_function(factory)
+    if SCRIPT.fullmatch(factory):
+        return {"where": str(path_of(factory)), "words": [*words]}
     where, _, function = factory.rpartition(":")
     if not where or not function.isidentifier():
         raise ConfigError(
             f"found '{factory}'; write path/to/file.py:function or package.module:function"
         )
     if where.endswith(".py"):
-        path = Path(where).absolute()
-        if not path.is_file():
-            raise ConfigError(f"{where}: there is no such file")
+        path = path_of(where)
         return {"where": str(path), "function": function, "folder": str(path.parent)}
     package = where.partition(".")[0]
     if not any(where == granted or where.startswith(f"{granted}.") for granted in allow):
@@ -129,7 +135,15 @@ def find_source(factory: str | Callable[..., Any], allow: Sequence[str]) -> dict
     return {"where": where, "function": function, "folder": os.getcwd()}
 
 
-def source_of_function(factory: Callable[..., Any]) -> dict[str, str]:
+def path_of(file: str) -> Path:
+    """Return the whole path of a file. Raises ConfigError."""
+    path = Path(file).absolute()
+    if not path.is_file():
+        raise ConfigError(f"{file}: there is no such file")
+    return path
+
+
+def source_of_function(factory: Callable[..., Any]) -> dict[str, Any]:
     """Return a function's place. Raises ConfigError for one that no other process can import."""
     if os.environ.get(PLANNING):
         raise ConfigError(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 from typing import IO
 
 import torch
@@ -34,12 +33,13 @@ def fork(control: int) -> tuple[int, tuple[IO[str], IO[str]] | None]:
         _, (requests, answers, errors), _, _ = socket.recv_fds(delivery, 1, 3)
     pid = os.fork() if len(os.listdir(TASKS)) == 1 else -1
     if pid == 0:
-        os.dup2(requests, 0)
         os.dup2(errors, 1)
         os.dup2(errors, 2)
         os.close(control)
-        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-        found = sys.stdin, os.fdopen(os.dup(answers), "w", encoding="utf-8")
+        found = (
+            os.fdopen(os.dup(requests), encoding="utf-8"),
+            os.fdopen(os.dup(answers), "w", encoding="utf-8"),
+        )
     for one in (requests, answers, errors):
         os.close(one)
     return (0, found) if pid == 0 else (max(0, pid), None)

@@ -39,7 +39,8 @@ def main() -> None:
 
     specs: dict[str, Any] = {}
     refusals = Refusals()
-    requests: IO[str] = sys.stdin
+    requests: IO[str] = os.fdopen(os.dup(0), encoding="utf-8")
+    close_input()
     planned = 0
     while line := requests.readline():
         request = json.loads(line)
@@ -47,6 +48,7 @@ def main() -> None:
             pid, streams = twins.fork(int(sys.argv[1]))
             if streams is not None:
                 answers.close()
+                requests.close()
                 requests, answers = streams
                 continue
             found: dict[str, Any] = {"pid": pid}
@@ -60,6 +62,16 @@ def main() -> None:
             gc.collect()
             gc.freeze()
     twins.leave()
+
+
+def close_input() -> None:
+    """Let processes that a script starts read from the terminal, if there is one, and not the requests."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        terminal = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(terminal, 0)
+    os.close(terminal)
 
 
 def preload() -> None:
@@ -132,7 +144,8 @@ def answer_own(asked: dict[str, Any], gpu: Any, calibration: Any, wish: Any) -> 
     from mpt.planner.own.factory import Source
     from mpt.planner.own.plan import plan_own
 
-    return plan_own(Source(**asked["source"]), asked["arguments"], gpu, calibration, wish).as_data()
+    source = Source(**{**asked["source"], "words": tuple(asked["source"].get("words", ()))})
+    return plan_own(source, asked["arguments"], gpu, calibration, wish).as_data()
 
 
 def find_data_spec(config: Any) -> tuple[Any, list[str]]:

@@ -97,28 +97,28 @@ def place_of(errors: list[BaseException], recorder: Recorder) -> str:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             module = recorder.module_names.get(id(owner), type(owner).__name__)
-        if _is_outside(path):
+        if is_outside(path):
             line = f"{path}:{number}"
     return f"{module} ({line})" if module else line
 
 
 def outer_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame outside torch, of a frame and its callers."""
-    while frame is not None and not _is_outside(frame.f_code.co_filename):
+    while frame is not None and not is_outside(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
 def line_of(frame: FrameType | None) -> str | None:
     """Return the innermost line outside torch, of a frame and its callers; None within torch's data loader."""
-    while frame is not None and not _is_outside(frame.f_code.co_filename):
+    while frame is not None and not is_outside(frame.f_code.co_filename):
         if "torch.utils.data" in frame.f_globals.get("__name__", ""):
             return None
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown line"
 
 
-def _is_outside(path: str) -> bool:
+def is_outside(path: str) -> bool:
     """Return whether a file is none of torch, the planner, Python and its wrappers, which a script cannot change."""
     is_python = path.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in path
     path = path.replace("\\", "/")

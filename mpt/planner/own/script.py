@@ -1,0 +1,316 @@
+"""A training script as it stands: executed as `python FILE WORDS...` would, and stopped between its steps.
+
+Nothing in the script need be written for a plan. It runs in a greenlet, which is a second stack in the same thread, and
+is let go on until its training begins: that was the build. From there it goes on step by step. A step is over where the
+next begins after all optimizers have stepped: a batch is asked for, gradients are cleared or a network is called. So
+what a script does after an update (its moving average, a validation) belongs to the step before, and the networks of a
+GAN that are updated by turns make one step.
+
+What it would write is kept apart (`mpt.planner.own.written`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from mpt.errors import ConfigError
+from mpt.planner.own.created import Created, noting_what_is_made
+from mpt.planner.own.factory import Made, Source
+from mpt.planner.own.names import named_networks
+from mpt.planner.own.written import Written
+from mpt.planner.trace.cannot_plan import is_outside, line_of
+
+MOST_ALONE = 32
+"""Steps of one optimizer after which another that has not stepped is no longer waited for."""
+BATCH = re.compile(r"(--?(?:train[-_])?(?:batch[-_]?size|batchsize|batch|bs)|-b)(=(\d+))?")
+"""The words of a batch size: `--batch-size 32`, `--batch_size=32`, `-b 32`."""
+LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""Variables that torchrun sets."""
+QUIET = {"WANDB_MODE": "disabled", "MPLBACKEND": "Agg"}
+"""Variables by which a script reports to nobody and opens no window."""
+PATIENCE = 240.0
+"""Seconds that a script may take to its next step."""
+KEPT_LINES = 20
+NEXT = "__next__"
+
+
+def beginning_of(source: Source) -> Callable[..., Made]:
+    """Return the factory of a script's steps; it takes `batch_size` if the script's words have one."""
+    place = find_batch(source.words)
+    if place is None:
+        return lambda: Script(source, source.words).begin()
+    number, size = place
+
+    def build(batch_size: int = size) -> Made:
+        words = list(source.words)
+        words[number] = re.sub(r"\d+$", str(batch_size), words[number])
+        return Script(source, tuple(words)).begin()
+
+    return build
+
+
+def find_batch(words: tuple[str, ...]) -> tuple[int, int] | None:
+    """Return the place of the word that has the batch size, and the size; None if there is none."""
+    for place, word in enumerate(words):
+        found = BATCH.fullmatch(word)
+        if found is None:
+            continue
+        if found[3]:
+            return place, int(found[3])
+        if words[place + 1 : place + 2] and words[place + 1].isdecimal():
+            return place + 1, int(words[place + 1])
+    return None
+
+
+class Script:
+    """A script that is being executed."""
+
+    def __init__(self, source: Source, words: tuple[str, ...]) -> None:
+        self.source, self.words = source, words
+        self.module = ModuleType("__main__")
+        self._run = greenlet(self._execute)
+        self._written = Written()
+        self._said = Tail()
+        self._created = Created()
+        self._stepped: Counter[int] = Counter()
+        """Optimizer -> its steps in this step."""
+        self._updated: set[int] = set()
+        """Parameters that were updated in this step."""
+        self._given_up: set[int] = set()
+        self._before = set(sys.modules)
+        self._environment = {**QUIET, **os.environ}
+        self._rounds = 0
+        self._since = 0.0
+
+    def begin(self) -> Made:
+        """Execute it up to its first step. Raises ConfigError if there is none."""
+        try:
+            self._continue()
+        except BaseException:
+            self.stop()
+            raise
+        return Made(self._continue, self.networks(), stop=self.stop, notes=self.notes)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Return the networks that it has, by the names that they have where it stands."""
+        variables: dict[str, Any] = {}
+        seen: set[int] = set()
+        for frame in self._frames():
+            for name, value in frame.items():
+                if name not in variables and id(value) not in seen:
+                    variables[name] = value
+                    seen.add(id(value))
+        return named_networks(variables)
+
+    def notes(self) -> list[str]:
+        """Return what a plan of it assumes."""
+        found = []
+        if self._given_up:
+            found.append(
+                f"{len(self._given_up)} optimizers did not step in {MOST_ALONE} steps of another: "
+                "what they need is not planned"
+            )
+        if self._written.count:
+            found.append(
+                f"the script was executed up to its third step; what it wrote ({self._written.count} files) was "
+                "kept apart and is gone"
+            )
+        return found
+
+    def stop(self) -> None:
+        """End it where it stands."""
+        with contextlib.suppress(BaseException), self._in_script():
+            self._run.throw(GreenletExit)
+        self._written.drop()
+        for name in set(sys.modules) - self._before:  # of its folder, to be imported anew
+            path = getattr(sys.modules[name], "__file__", None)
+            if path and is_outside(path) and "site-packages" not in path:
+                del sys.modules[name]
+
+    def _continue(self) -> None:
+        """Let it go on to the next step."""
+        self._stepped.clear()
+        self._updated.clear()
+        self._since = time.monotonic()
+        with self._in_script():
+            self._run.switch()
+        if not self._run:
+            steps = f"{self._rounds - 1} training steps" if self._rounds > 1 else "no training step"
+            self._rounds -= 1
+            raise ConfigError(
+                f"{self.source}: it came to its end after {steps}; a plan takes two, each ended by the optimizers "
+                "of torch.optim that it made"
+            )
+
+    def _execute(self) -> None:
+        path = Path(self.source.where)
+        self.module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
+        try:
+            exec(compile(path.read_bytes(), str(path), "exec"), self.module.__dict__)
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                raise ConfigError(f"{self.source}: {self._last_words(stop.code)}") from None
+        except KeyError as error:
+            if error.args and error.args[0] in LAUNCHED:
+                error.add_note(
+                    "for a script that torchrun starts set RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 before the command"
+                )
+            raise
+
+    def _last_words(self, code: Any) -> str:
+        words = code if isinstance(code, str) else self._said.last() or f"exit code {code}"
+        return f"it ends the program: {words}"
+
+    @contextmanager
+    def _in_script(self) -> Iterator[None]:
+        """Let what is executed inside the block find itself in the script's own process."""
+        path = Path(self.source.where)
+        here = [str(path.parent), *sys.path[1:]]
+        with ExitStack() as stack, open(os.devnull) as nothing:
+            for one in (
+                mock.patch.object(sys, "argv", [str(path), *self.words]),
+                mock.patch.object(sys, "path", here),
+                mock.patch.object(sys, "stdin", nothing),
+                self._as_main(),
+                self._with_environment(),
+                contextlib.redirect_stdout(self._said),
+                contextlib.redirect_stderr(self._said),
+                noting_what_is_made(self._created),
+                self._written.elsewhere(),
+                mock.patch.object(nn.Module, "__call__", self._before_call(nn.Module.__call__)),
+                mock.patch.object(Optimizer, "zero_grad", self._before_call(Optimizer.zero_grad)),
+                mock.patch.object(
+                    _BaseDataLoaderIter, NEXT, self._before_call(_BaseDataLoaderIter.__next__)
+                ),
+            ):
+                stack.enter_context(one)
+            stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
+            yield
+
+    @contextmanager
+    def _as_main(self) -> Iterator[None]:
+        before = sys.modules["__main__"]
+        sys.modules["__main__"] = self.module
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = before
+
+    @contextmanager
+    def _with_environment(self) -> Iterator[None]:
+        """Let it have the variables that it set."""
+        before = dict(os.environ)
+        change_environment(self._environment)
+        try:
+            yield
+        finally:
+            self._environment = dict(os.environ)
+            change_environment(before)
+
+    def _before_call(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function at whose call a step may begin."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if getcurrent() is self._run:
+                if torch.is_grad_enabled() and self._is_over():
+                    self._rounds += 1
+                    self._run.parent.switch()
+                elif time.monotonic() - self._since > PATIENCE:
+                    self._since = math.inf
+                    raise ConfigError(
+                        f"{self.source}: after {PATIENCE:.0f} s it has not come to its next training step; it is at "
+                        f"{line_of(sys._getframe(1))}. If that is an evaluation, shorten it by the script's own options"
+                    )
+            return function(*args, **kwargs)
+
+        return call
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepped[id(optimizer)] += 1
+        self._updated |= parameters_of(optimizer)
+
+    def _is_over(self) -> bool:
+        """Whether everything that is trained was updated, or the script has come to its first step."""
+        if torch._C._current_autograd_node() is not None:  # in the middle of a backward pass
+            return False
+        if not self._rounds:
+            return any(map(parameters_of, self._created.optimizers))
+        if not self._stepped:
+            return False
+        waiting = {
+            id(one)
+            for one in self._created.optimizers
+            if (trained := parameters_of(one)) and not trained & self._updated
+        } - self._given_up
+        if waiting and max(self._stepped.values()) >= MOST_ALONE:
+            self._given_up |= waiting
+            return True
+        return not waiting
+
+    def _frames(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the variables of its functions, from the innermost on."""
+        frame = self._run.gr_frame
+        while frame is not None:
+            if is_outside(frame.f_code.co_filename) and frame.f_locals is not self.module.__dict__:
+                yield frame.f_locals
+            frame = frame.f_back
+        yield self.module.__dict__
+
+
+def parameters_of(optimizer: Optimizer) -> set[int]:
+    """Return the identities of the parameters that an optimizer trains."""
+    return {
+        id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad
+    }
+
+
+def change_environment(variables: Mapping[str, str]) -> None:
+    """Let this process have these variables and no others."""
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+class Tail:
+    """A stream of text that keeps the last lines."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def write(self, text: str) -> int:
+        """Take text."""
+        self._text = "\n".join((self._text + text).split("\n")[-KEPT_LINES:])
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def isatty(self) -> bool:
+        """It is no terminal."""
+        return False
+
+    def last(self) -> str:
+        """Return the last line that says something."""
+        lines = [line.strip() for line in self._text.split("\n")]
+        return next((line for line in reversed(lines) if line), "")

@@ -1,0 +1,178 @@
+"""Training scripts planned as they stand: `mpt plan FILE.py -- WORDS`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt.errors import MptError
+from mpt.planner.answers.own_plan import OwnPlan
+from mpt.planner.client.session import Session
+from mpt.planner.own.script import find_batch
+from mpt.planner.recipes.own_step import find_source
+from tests.planner.own import script_gan
+
+GAN = Path(script_gan.__file__)
+ON_CPU = """
+import json, os, sys
+from mpt.planner.own.factory import Source
+from mpt.planner.own.trace import trace_on_cpu
+from mpt.planner.trace.trace import live_peak
+os.chdir(sys.argv[1])
+for words in json.loads(sys.argv[3]):
+    source = Source(sys.argv[2], words=tuple(words))
+    print(json.dumps([live_peak(trace_on_cpu(source, {}, is_fake)) for is_fake in (False, True)]))
+"""
+
+
+def planned(session: Session, path: Path, *words: str, **arguments: Any) -> OwnPlan:
+    found: OwnPlan = session.plan_own(find_source(str(path), (), words), arguments).get()
+    return found
+
+
+def script_of(folder: Path, text: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_live_bytes_of_a_script_are_those_of_the_same_script_on_real_tensors(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "old.txt").write_text("old", encoding="utf-8")
+    (tmp_path / "runs" / "log.txt").write_text("earlier", encoding="utf-8")
+    calls = [[], ["--every", "3"], ["--width=96"]]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ON_CPU, str(tmp_path), str(GAN), json.dumps(calls)],
+        capture_output=True, text=True, check=False, timeout=120,
+        env={**os.environ, "TMPDIR": str(tmp_path.parent / "elsewhere")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    pairs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(pairs) == len(calls)
+    for measured, expected in pairs:
+        assert measured == expected > 0
+
+
+def test_a_script_is_planned_with_both_networks_of_a_step(session: Session) -> None:
+    found = planned(session, GAN, "--every", "3", "--batch-size", "512", "--samples=9999")
+    held = found.plan.by_category
+    block = 4 * 64 * 64 + 512  # the allocator gives a bias 512 bytes
+    generator, critic = 4 * 16 * 64 + 512 + 3 * block, block + 512 + 512
+    assert held["parameters"] == 2 * generator + critic
+    assert held["optimizer state"] == 2 * (generator + critic)
+    assert any(name.startswith("self.generator.1") for name, _ in found.plan.by_module)
+    assert found.name == "script_gan.py --every 3 --batch-size 512 --samples=9999"
+    assert found.plan.batch_size == 512
+
+
+def test_a_scripts_batch_is_varied(session: Session) -> None:
+    few, many = (
+        planned(session, GAN, "--batch-size", "4096", "--samples=100000", batch_size=size).plan
+        for size in (4096, 8192)
+    )
+    assert many.batch_size == 8192
+    assert many.by_category["activations"] == pytest.approx(
+        2 * few.by_category["activations"], rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (("--batch-size", "32"), (1, 32)),
+        (("train", "--batch_size=8"), (1, 8)),
+        (("-b", "4"), (1, 4)),
+        (("--train_batch_size", "2"), (1, 2)),
+        (("--bs", "many"), None),
+        (("--epochs", "3"), None),
+    ],
+)
+def test_the_batch_size_is_found_among_a_scripts_words(
+    words: tuple[str, ...], place: tuple[int, int] | None
+) -> None:
+    assert find_batch(words) == place
+
+
+HEAD = """
+import torch
+layer = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        ("import argparse\nargparse.ArgumentParser().parse_args()", ("--x",), "unrecognized arguments: --x"),
+        ("raise SystemExit('there is no data')", (), "it ends the program: there is no data"),
+        (HEAD, (), "it came to its end after no training step"),
+        (HEAD + "layer(torch.rand(2, 8)).sum().backward()\noptimizer.step()\n", (), "after no training step"),
+        ("import os\nos.environ['LOCAL_RANK']", (), "for a script that torchrun starts set"),
+        (HEAD + "layer(torch.rand(2, 7))\n", (), r"reduction dim.*at layer \(.*train\.py:5"),
+    ],
+)  # fmt: skip
+def test_a_script_that_cannot_be_planned_is_one_line(
+    session: Session, tmp_path: Path, text: str, words: tuple[str, ...], expected: str
+) -> None:
+    with pytest.raises(MptError, match=expected):
+        planned(session, script_of(tmp_path, text), *words)
+
+
+LOOP = """
+for _ in range({steps}):
+    optimizer.zero_grad()
+    layer(torch.rand(2, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_an_optimizer_that_does_not_step_is_not_waited_for_without_end(
+    session: Session, tmp_path: Path
+) -> None:
+    late = "late = torch.optim.Adam(torch.nn.Linear(8, 8).parameters())\n"
+    found = planned(session, script_of(tmp_path, HEAD + late + LOOP.format(steps=100)))
+    assert any("1 optimizers did not step" in note for note in found.plan.notes)
+    with pytest.raises(MptError, match="after no training step"):
+        planned(session, script_of(tmp_path, HEAD + late + LOOP.format(steps=20)))
+
+
+def test_what_a_script_sets_and_imports_is_its_own(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "sizes.py").write_text("WIDTH = 8\n", encoding="utf-8")
+    text = (
+        "import os, sys\nimport sizes\nassert 'SEEN' not in os.environ\nos.environ['SEEN'] = '1'\n"
+        "assert sys.modules['__main__'].sizes is sizes and sizes.WIDTH == {width}\n" + HEAD
+        + LOOP.format(steps=9).replace("optimizer.zero_grad()", "assert os.environ['SEEN']; optimizer.zero_grad()")
+    )  # fmt: skip
+    planned(session, script_of(tmp_path, text.replace("{width}", "8")))
+    (tmp_path / "sizes.py").write_text("WIDTH = 16\n", encoding="utf-8")
+    planned(session, script_of(tmp_path, text.replace("{width}", "16")))
+
+
+def test_the_command_plans_a_script_and_leaves_its_folder_alone(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (tmp_path / "runs").mkdir()
+    for name in ("old.txt", "log.txt"):
+        (tmp_path / "runs" / name).write_text("earlier", encoding="utf-8")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    done = subprocess.run(
+        [sys.executable, "-m", "mpt", "plan", str(GAN), "--gpu", "rtx3060",
+         "--", "--batch-size", "16", "--workers", "2"],
+        capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(elsewhere)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "script_gan.py --batch-size 16 --workers 2, batch 16" in done.stdout
+    assert "was kept apart" in " ".join(done.stdout.split())
+    kept = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert kept == ["runs", "runs/log.txt", "runs/old.txt"]
+    assert all((tmp_path / "runs" / one).read_text() == "earlier" for one in ("old.txt", "log.txt"))
+    assert not list(elsewhere.glob("mpt-plan-*"))
