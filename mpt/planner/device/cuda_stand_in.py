@@ -195,7 +195,7 @@ def cuda_stands_in(
     for one in replaced:
         one.start()
     try:
-        with stand_in.types.in_force(), stand_in.named_devices(), stand_in:
+        with stand_in.types.in_force(all_of_it), stand_in.named_devices(), stand_in:
             yield stand_in
     finally:
         for one in reversed(replaced):

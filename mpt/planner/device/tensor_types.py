@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 from unittest import mock
 
@@ -86,7 +86,10 @@ class TypeNames:
         torch.set_default_device(None if card is None else self.card())
         self._take_back()
         if card is not None:
-            setattr(Tensor, "__new__", functools.partial(self._made, self.card()))  # noqa: B010 - mypy
+            self._make_on_card()
+
+    def _make_on_card(self) -> None:
+        setattr(Tensor, "__new__", functools.partial(self._made, self.card()))  # noqa: B010 - mypy
 
     @staticmethod
     def _made(place: torch.device, kind: type[Tensor], *args: Any, **options: Any) -> Tensor:
@@ -100,14 +103,21 @@ class TypeNames:
             delattr(Tensor, "__new__")
 
     @contextmanager
-    def in_force(self) -> Iterator[None]:
-        """Let scripts use the names inside the block."""
+    def in_force(self, all_of_it: bool = False) -> Iterator[None]:
+        """Let scripts use the names inside the block. `all_of_it`: all tensors are made on the card, of arrays too."""
         self._set_on_host = torch.set_default_tensor_type
+        from_numpy = torch.from_numpy
         dtype = torch.get_default_dtype()
         names: Any = mock.patch.multiple(torch.cuda, **cast(Any, self.types))
-        try:
-            with names, mock.patch.object(torch, "set_default_tensor_type", self.set_default):
-                yield
-        finally:
-            self._take_back()
-            torch.set_default_dtype(dtype)
+        with ExitStack() as stack:
+            stack.callback(torch.set_default_dtype, dtype)
+            stack.callback(self._take_back)
+            stack.enter_context(names)
+            stack.enter_context(
+                mock.patch.object(torch, "set_default_tensor_type", self.set_default)
+            )
+            if all_of_it:
+                self._make_on_card()
+                moved = lambda array: from_numpy(array).to(self.card())  # noqa: E731
+                stack.enter_context(mock.patch.object(torch, "from_numpy", moved))
+            yield

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
@@ -46,6 +46,7 @@ from mpt.planner.own.sequences import (
     most_alignments,
 )
 from mpt.planner.trace.cannot_plan import line_of
+from mpt.run.process.storage_trace import tensors_in
 
 KNOWN_VALUES = 64
 """Tensors of that many numbers keep those that a script wrote, such as a detector's strides; torch keeps single
@@ -143,7 +144,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def array(self, tensor: Tensor) -> Any:
         """Return zeros for a fake tensor's values."""
-        if self.known is not None and self.known.follows((tensor,)):
+        if self.known is not None and (is_known(tensor) or self.known.follows((tensor,))):
             value = self.known.read(tensor)
             if value is not None:
                 return value
@@ -234,6 +235,8 @@ class WithoutMemory(KeptInBackward):
         if func is torch._is_all_true:  # a distribution checks its parameters and samples
             func(*args, **kwargs)
             return torch.tensor(True)
+        if func is torch.tensor and isinstance(args[0], list | tuple):
+            return tensor_of(*args, **kwargs)
         if func is nn.functional.ctc_loss:
             return ctc_loss(*args, **kwargs)
         if self.packed.handles(func, args):
@@ -263,6 +266,14 @@ def fetch(fetcher: Any, places: Any) -> Any:
         if batch is None:
             raise
     return tree_map_only(Tensor, lambda one: torch.empty(one.shape, dtype=one.dtype), batch)
+
+
+def tensor_of(values: Any, **options: Any) -> Tensor:
+    """Return a tensor of numbers, some of which may be in fake tensors, whose memory torch would read."""
+    numbers = list(tensors_in(values))
+    if len(numbers) and len(numbers) == len(tree_leaves(values)):
+        options.setdefault("dtype", numbers[0].dtype)
+    return torch.tensor(tree_map_only(Tensor, lambda one: one.item(), values), **options)
 
 
 def copy_deeply(tensor: Tensor, memo: dict[int, Any]) -> Tensor:

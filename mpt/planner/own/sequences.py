@@ -48,7 +48,7 @@ class PackedSequences:
     def pack(self, padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
         """Return (times x samples, features) and the sizes of each time's batch."""
         by_time = padded.transpose(0, 1) if batch_first else padded
-        by_time = by_time[: self.largest(lengths)]
+        by_time = by_time[: self.largest(lengths) or None]  # 0 is not known, too
         times, samples = by_time.shape[:2]
         sizes = torch.empty(times, dtype=torch.int64)
         self._batches[id(sizes)] = sizes, samples

@@ -1,5 +1,6 @@
 """Training steps as older repositories have them, and what they do with values."""
 
+import numpy
 import torch
 from torch import nn
 
@@ -131,5 +132,22 @@ def by_type(folder=""):
         scaler.update()
         with device:
             assert torch.zeros(2).get_device() == 0
+
+    return step
+
+
+def from_arrays():
+    """A script for the CPU whose data are arrays, and that makes tensors of single values."""
+    model = nn.Linear(16, 16)
+    data = torch.from_numpy(numpy.random.rand(64, 16).astype("float32"))
+    lengths = torch.LongTensor([5, 7])
+    assert lengths.numpy().max() == 7
+
+    def step():
+        values = [one.sum() for one in model(data)[:8]]
+        returns = torch.tensor(values)
+        assert returns.dtype == torch.float32 and returns.shape == (8,)  # noqa: PT018
+        assert torch.LongTensor([5, 7]).numpy().max() == 7
+        (model(torch.Tensor(numpy.zeros((8, 16)))).sum(1) - returns).sum().backward()
 
     return step

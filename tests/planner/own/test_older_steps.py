@@ -63,3 +63,9 @@ def test_a_script_sees_cuda_as_the_type_of_its_device(session: Session, tmp_path
     weights = 4 * (256 * 256 + 256)
     assert plan.by_category["parameters"] == weights
     assert plan.by_category["optimizer state"] == pytest.approx(2 * weights, abs=2048)
+
+
+def test_arrays_are_on_the_card_if_all_of_a_script_is(session: Session) -> None:
+    plan = planned(session, "from_arrays")
+    assert plan.by_category["parameters"] == 4 * 16 * 16 + 512
+    assert any("puts nothing on" in note for note in plan.notes)
