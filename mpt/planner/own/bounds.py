@@ -34,6 +34,7 @@ from mpt.planner.device.sparse_rows import SparseRows
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
 from mpt.planner.own.asserted import is_asserted
 from mpt.planner.own.exchange import set_data, tensors_exchanged
+from mpt.planner.own.extensions import nothing_compiled
 from mpt.planner.own.files import without_files
 from mpt.planner.own.known_values import MASKS, UNKNOWN, TrueValues, values_known
 from mpt.planner.own.lazy import lazy_modules
@@ -352,6 +353,7 @@ def without_values() -> Iterator[BoundedShapes]:
         mock.patch.object(DataLoader, "_get_iterator", load_here),
         mock.patch.object(_MapDatasetFetcher, "fetch", fetch),
         lazy_modules(),
+        nothing_compiled(),
         quasi_newton() as steps,
         tensors_exchanged(),
         without_files(),

@@ -38,6 +38,7 @@ from mpt.planner.own.changes import (
     takes_low_bits,
 )
 from mpt.planner.own.created import Created, noting_what_is_made
+from mpt.planner.own.extensions import nothing_compiled
 from mpt.planner.own.factory import (
     Made,
     Source,
@@ -112,7 +113,7 @@ def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
     if source.is_script:
         return beginning_of(source)
     try:
-        with libraries_as_ever(), card_answers(gpu):
+        with libraries_as_ever(), nothing_compiled(), card_answers(gpu):
             return find_factory(source)
     except ConfigError:
         with (

@@ -69,3 +69,12 @@ def test_arrays_are_on_the_card_if_all_of_a_script_is(session: Session) -> None:
     plan = planned(session, "from_arrays")
     assert plan.by_category["parameters"] == 4 * 16 * 16 + 512
     assert any("puts nothing on" in note for note in plan.notes)
+
+
+def test_a_kernel_that_a_script_compiles_is_refused_by_name_if_it_is_called(
+    session: Session,
+) -> None:
+    assert planned(session, "compiled").by_category["parameters"] == 4 * (256 * 256 + 256)
+    words = r"fused\.bias_act is a kernel that the script compiles.*, at .*older_steps\.py:\d+"
+    with pytest.raises(MptError, match=words):
+        planned(session, "compiled", is_called=True)

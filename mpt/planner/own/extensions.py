@@ -1,0 +1,64 @@
+"""Kernels that a script compiles when it is imported (`torch.utils.cpp_extension.load`).
+
+That takes a compiler of CUDA, and a plan could not call them: they read memory by its address. So nothing is compiled,
+and a call of such a kernel is refused by its name. Scripts that choose between such a kernel and torch's operators are
+planned where they choose the latter.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+from mpt.planner.trace.cannot_plan import CannotPlan, line_of
+
+NAME = "torch.utils.cpp_extension"
+
+
+class Extension:
+    """In the place of a compiled module, of which any attribute is a kernel."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def refuse(*args: Any, **options: Any) -> Any:
+            raise CannotPlan(
+                f"cannot plan: {self.name}.{name} is a kernel that the script compiles, of whose memory a plan knows "
+                f"nothing: let it call torch's own operators, at {line_of(sys._getframe(1))}"
+            )
+
+        return refuse
+
+
+def extension(name: str, *args: Any, **options: Any) -> Extension:
+    """Return an extension that is not compiled."""
+    return Extension(name)
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Let `load` and `load_inline` compile nothing inside the block, be they imported before or in it."""
+    execute = SourceFileLoader.exec_module
+    with ExitStack() as stack:
+
+        def replace(module: ModuleType) -> None:
+            stack.enter_context(mock.patch.multiple(module, load=extension, load_inline=extension))
+
+        def exec_module(self: SourceFileLoader, module: ModuleType) -> None:
+            execute(self, module)
+            if module.__name__ == NAME:
+                replace(module)
+
+        if NAME in sys.modules:
+            replace(sys.modules[NAME])
+        stack.enter_context(mock.patch.object(SourceFileLoader, "exec_module", exec_module))
+        yield
