@@ -15,17 +15,28 @@ import torch
 from mpt.planner.device import routes
 from mpt.planner.device.fake_device import DEVICE
 
+AUTOCAST = {True: "AutocastPrivateUse1", False: "AutocastCPU"}
+"""Whether a tensor is on the card -> autocast's key."""
+
 
 def parts_of(func: Any, args: Any) -> Callable[..., Any] | None:
     """Return a function that calls an operator's parts in its place; None if it is none of that kind."""
     if not torch.is_inference_mode_enabled() or not is_composite(func):
         return None
     first = next((one for one in args if isinstance(one, torch.Tensor)), None)
-    route = routes.kernels.get(func) if first is not None and first.device.type == DEVICE else None
-    if route is not None:
-        return route
+    is_on_card = first is not None and first.device.type == DEVICE
+    if is_on_card and func in routes.kernels:
+        return routes.kernels[func]
+    if func.has_kernel_for_dispatch_key(getattr(torch._C.DispatchKey, AUTOCAST[is_on_card])):
+        return functools.partial(without_autocast, func.decompose)  # it has cast its arguments
     parts: Callable[..., Any] = func.decompose
     return parts
+
+
+def without_autocast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function whose parts autocast leaves alone."""
+    with torch._C._DisableAutocast():
+        return function(*args, **kwargs)
 
 
 @functools.cache

@@ -27,16 +27,29 @@ def _recurrent_layer(operator: Any, *args: Any) -> Any:
         return NotImplemented
     key = tuple((arg.shape, arg.dtype) if isinstance(arg, Tensor) else str(arg) for arg in args)
     if key not in _layers:
-        with unset_fake_temporarily():
-            real = operator(
-                *(torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, Tensor) else a for a in args)
-            )
+        try:
+            with unset_fake_temporarily():
+                real = operator(
+                    *(
+                        torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, Tensor) else a
+                        for a in args
+                    )
+                )
+        except RuntimeError:  # halves in inference mode, which oneDNN refuses below modes
+            return NotImplemented
         _layers[key] = [  # there is no workspace if nothing is trained
             None if one is None else (one.shape, one.stride(), one.dtype) for one in real
         ]
     return tuple(
         None if form is None else args[0].new_empty_strided(form[0], form[1], dtype=form[2])
         for form in _layers[key]
+    )
+
+
+def _recurrent_layer_backward(operator: Any, *args: Any) -> Any:
+    """Return a gradient for each of input, weights, biases and states: torch's rule takes two for one tensor."""
+    return (
+        tuple(map(torch.empty_like, args[:7])) if args[0].device.type == "cpu" else NotImplemented
     )
 
 
@@ -53,6 +66,13 @@ def _norm(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return (result.to(args[0].dtype), *statistics)
 
 
+def _batch_norm_backward(operator: Any, *args: Any) -> Any:
+    """Return no gradient of an input that wants none (a norm behind a frozen network)."""
+    if args[0].device.type != "cpu" or args[-1][0]:
+        return NotImplemented
+    return (None, *(args[2].new_empty(args[2].shape) if one else None for one in args[-1][1:]))
+
+
 def _group_norm_backward(operator: Any, *args: Any) -> Any:
     _, values, _, _, weight, _, channels, _, _, wanted = args
     if not _is_mixed(values, weight):
@@ -66,9 +86,11 @@ def _group_norm_backward(operator: Any, *args: Any) -> Any:
 
 ROUTES = {
     _aten.mkldnn_rnn_layer.default: _recurrent_layer,
+    _aten.mkldnn_rnn_layer_backward.default: _recurrent_layer_backward,
     _aten.native_layer_norm.default: _norm,
     _aten.native_group_norm.default: _norm,
     _aten.native_batch_norm.default: _norm,
+    _aten.native_batch_norm_backward.default: _batch_norm_backward,
     _aten.native_group_norm_backward.default: _group_norm_backward,
 }
 """Operator -> a function of its arguments that returns its results; NotImplemented if torch's own rule is right."""

@@ -118,6 +118,16 @@ class SparseRows(Tensor):
         return self.numbers.new_zeros(self.shape)
 
 
+def measured(given: SparseRows, *options: Any, **named: Any) -> Tensor:
+    """Return a norm of the values."""
+    return given.numbers.new_empty(())
+
+
+def answered(given: SparseRows) -> Tensor:
+    """Return whether any of the values is true."""
+    return given.numbers.new_empty((), dtype=torch.bool)
+
+
 def made(
     sparse_dims: int,
     dense_dims: int,
@@ -252,6 +262,8 @@ def through_values(func: Any) -> Callable[..., SparseRows]:
     """Return the rule of an operator that changes each value alone."""
 
     def rule(given: SparseRows, *others: Any, **named: Any) -> SparseRows:
+        if not isinstance(given, SparseRows) or any(isinstance(one, SparseRows) for one in others):
+            raise NotImplementedError(f"{func._schema.name} of two sparse tensors is not followed")
         return given.like(func(given.numbers, *others, **named))
 
     return rule
@@ -284,6 +296,7 @@ RULES: Mapping[Any, Callable[..., Any]] = {
     _aten.add.Tensor: added,
     _aten.add_.Tensor: added_in_place,
     _aten.sparse_mask.default: masked,
+    **dict.fromkeys((_aten.norm.Scalar, _aten.norm.ScalarOpt_dim), measured),
     **{
         func: through_values(func)
         for func in (
@@ -292,8 +305,10 @@ RULES: Mapping[Any, Callable[..., Any]] = {
             _aten.div.Tensor,
             _aten.div.Scalar,
             _aten.neg.default,
+            _aten.isnan.default,
         )
     },
+    **dict.fromkeys((_aten.any.default, _aten._is_any_true.default), answered),
     **{
         func: through_values_in_place(func)
         for func in (

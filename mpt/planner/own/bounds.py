@@ -238,11 +238,19 @@ class WithoutMemory(KeptInBackward):
             return torch.tensor(True)
         if func is torch.tensor and isinstance(args[0], list | tuple):
             return tensor_of(*args, **kwargs)
+        if func is nn.functional.one_hot and (count := number_of_classes(*args, **kwargs)) > 0:
+            zeros = args[0].new_zeros((*args[0].shape, count))  # and no places compared, as on meta
+            return zeros.scatter_(-1, args[0].unsqueeze(-1), 1)
         if func is nn.functional.ctc_loss:
             return ctc_loss(*args, **kwargs)
         if self.packed.handles(func, args):
             return self.packed.call(func, args)
         return func(*args, **kwargs)
+
+
+def number_of_classes(labels: Tensor, num_classes: int = -1) -> int:
+    """Return how many classes `one_hot` was asked for; -1 if they follow from the labels."""
+    return num_classes
 
 
 def load_here(loader: DataLoader[Any]) -> Any:
@@ -277,15 +285,21 @@ def tensor_of(values: Any, **options: Any) -> Tensor:
     return torch.tensor(tree_map_only(Tensor, lambda one: one.item(), values), **options)
 
 
-def copy_deeply(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
-    """Return a copy of a fake tensor, whose memory torch would read the address of."""
+def copy_deeply(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """Return a copy of a fake tensor, whose memory torch would read the address of.
+
+    As with real ones, tensors that share memory share it afterwards, if they are no parameters.
+    """
     if id(tensor) not in memo:
-        copy = tensor.detach().clone()
-        is_parameter = isinstance(tensor, nn.Parameter)
-        if not is_parameter:
+        if isinstance(tensor, nn.Parameter):
+            memo[id(tensor)] = nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+        else:
+            copies = memo.setdefault("memory", {})
+            form = tensor.untyped_storage()._cdata, tensor.shape, tensor.stride()
+            if form not in copies:
+                copies[form] = tensor.detach().clone()
             tensor.new_empty(())  # which torch puts the copied memory into
-        copy.requires_grad_(tensor.requires_grad)
-        memo[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
+            memo[id(tensor)] = copies[form].detach().requires_grad_(tensor.requires_grad)
     found: Tensor = memo[id(tensor)]
     return found
 

@@ -63,9 +63,14 @@ class Files:
         if found is None:
             return self._load(file, place, *options, **named)
 
+        shared: dict[Any, Tensor] = {}
+
         def restored(kept: Kept) -> Tensor:
-            anywhere = place is None or isinstance(place, dict)
-            return kept.made().to(kept.device if anywhere else place)
+            if kept.memory not in shared:
+                anywhere = place is None or isinstance(place, dict)
+                shared[kept.memory] = kept.made().to(kept.device if anywhere else place)
+                return shared[kept.memory]
+            return shared[kept.memory].detach()
 
         return tree_map_only(Kept, restored, found[1])
 
@@ -79,6 +84,8 @@ class Kept:
     values: Any
     """Its numbers as a list, if they are known."""
     device: torch.device
+    memory: Any
+    """The same for two tensors that are the same view of the same memory."""
 
     def made(self) -> Tensor:
         """Return such a tensor on the host."""
@@ -91,7 +98,8 @@ def keep(tensor: Tensor) -> Kept:
     """Return what is left of a tensor in a file."""
     detached: Any = tensor.detach()
     values = detached.constant.tolist() if is_known(detached) else None
-    return Kept(torch.empty_like(detached, device="meta"), values, tensor.device)
+    memory = detached.untyped_storage()._cdata, detached.shape, detached.stride()
+    return Kept(torch.empty_like(detached, device="meta"), values, tensor.device, memory)
 
 
 def key_of(file: Any) -> Any:

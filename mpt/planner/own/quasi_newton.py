@@ -39,7 +39,7 @@ class QuasiNewton:
             start(state, gradient, group["history_size"])
         direction = state["d"]  # which the state keeps until the end
         for number in range(group["max_iter"]):
-            direction, query = turn(state, direction, gradient, group["lr"])
+            direction, *held = turn(state, direction, gradient, group["lr"])
             if group["line_search_fn"] is not None:
                 searches = min(SEARCHES, group["max_eval"] - evaluations)
                 gradient = search(own, evaluate, gradient, direction, searches)
@@ -52,7 +52,7 @@ class QuasiNewton:
                     gradient, evaluations = own._gather_flat_grad(), evaluations + 1
             if evaluations >= group["max_eval"]:
                 break
-        del query
+        del held
         state["d"] = direction
         return first
 
@@ -66,14 +66,12 @@ def start(state: dict[str, Any], gradient: Tensor, history: int) -> None:
     state["d"], state["prev_flat_grad"] = (torch.empty_like(gradient) for _ in range(2))
 
 
-def turn(
-    state: dict[str, Any], direction: Tensor, gradient: Tensor, rate: Any
-) -> tuple[Tensor, Tensor]:
-    """Return the next direction, and what it was made from."""
+def turn(state: dict[str, Any], direction: Tensor, gradient: Tensor, rate: Any) -> list[Tensor]:
+    """Return the next direction and what is alive with it: also a change that is too small to be kept."""
     change, taken = gradient.sub(state["prev_flat_grad"]), direction.mul(rate)
-    product = change.dot(taken)
+    product, held = change.dot(taken), []
     for name, latest in (("old_dirs", change), ("old_stps", taken), ("ro", 1.0 / product)):
-        state[name].pop(0)
+        held.append(state[name].pop(0))
         state[name].append(latest)
     state["H_diag"] = product / change.dot(change)
     past = list(zip(state["old_dirs"], state["old_stps"], state["ro"], strict=True))
@@ -86,7 +84,7 @@ def turn(
         change.dot(found).mul(weight)
         found.add_(taken)
     state["prev_flat_grad"].copy_(gradient)
-    return found, query
+    return [found, query, *held]
 
 
 def search(

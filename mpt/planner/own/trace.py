@@ -245,13 +245,21 @@ def perform(
             recorder.enter_moment(step, "", "forward")
             with autocast.around_step():
                 kept = call(made.step)  # until the next is there, as a script keeps its last loss
-            # which may have others: of lazy modules, or put there; and copies may be made in a step
-            recorder.mark_modules(name_modules(created, modules))
-            for optimizer in created.optimizers:  # whose state may be a loaded one
-                recorder.mark(tensors_in(dict(optimizer.state)), "optimizer state")
+            mark_afresh(recorder, modules, created)
         recorder.enter_moment(STEPS - 1, "", "after the step")
     del kept
     return modules
+
+
+def mark_afresh(recorder: Recorder, modules: Mapping[str, nn.Module], created: Created) -> None:
+    """Mark what a step may have made: weights of lazy modules and copies, gradients of weights that it froze no more,
+    and states that it loaded."""
+    now = name_modules(created, modules)
+    recorder.mark_modules(now)
+    weights = [one for module in now.values() for one in module.parameters()]
+    recorder.mark((one.grad for one in weights if one.grad is not None), "gradients")
+    for optimizer in created.optimizers:
+        recorder.mark(tensors_in(dict(optimizer.state)), "optimizer state")
 
 
 def call(function: Callable[[], T]) -> T:

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -216,6 +217,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensor = (
                 cast(Any, wrapped)._local_tensor if isinstance(wrapped, self._wrappers) else wrapped
             )
+            while isinstance(tensor, Tensor) and functorch.is_functorch_wrapped_tensor(tensor):
+                tensor = functorch.get_unwrapped(tensor)
             # its places may be the batch's tokens
             if isinstance(tensor, Tensor) and tensor.is_sparse:
                 tensor = tensor._values()
