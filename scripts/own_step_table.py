@@ -5,7 +5,7 @@
 
 The models are unmodified ones of timm, torchvision, transformers, diffusers, segmentation-models-pytorch and
 Ultralytics, with random weights; those whose package is not installed are left out, and listed. Each is planned in a
-process of its own, since the fake device stays registered.
+process of its own, since the fake device stays registered. Sections of the page that follow the table are kept.
 """
 
 from __future__ import annotations
@@ -283,7 +283,9 @@ def main() -> None:
         rows, [package for prefix, package in PACKAGES.items() if prefix not in there]
     )
     if asked.output:
-        asked.output.write_text(page, "utf-8")
+        before = asked.output.read_text("utf-8") if asked.output.exists() else ""
+        _, heading, others = before.partition("\n## ")
+        asked.output.write_text(page + heading + others, "utf-8")
     else:
         print(page)
 

@@ -7,13 +7,15 @@ around it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+COMPILED = "_orig_mod"
+"""The part of `torch.compile(model)` that is the model; its own parts can be had from both."""
 CLOSED = (nn.Module, Tensor, Optimizer, ModuleType, type)
 """Values whose attributes are none of a script's own."""
 
@@ -23,7 +25,7 @@ def named_networks(values: Mapping[str, Any]) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     for name, value in values.items():
         if isinstance(value, nn.Module):
-            found[name] = value
+            found[name] = value._modules.get(COMPILED) or value
     known = {id(one) for one in found.values()}
     for name, value in values.items():
         for part, one in _parts(name, value):
@@ -31,6 +33,11 @@ def named_networks(values: Mapping[str, Any]) -> dict[str, nn.Module]:
                 known.add(id(one))
                 found[part] = one
     return parts_first(found)
+
+
+def are_compiled(networks: Iterable[nn.Module]) -> bool:
+    """Return whether a script lets torch compile one of these."""
+    return any(COMPILED in one._modules or one._compiled_call_impl is not None for one in networks)
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -49,7 +49,7 @@ from mpt.planner.own.factory import (
 )
 from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
-from mpt.planner.own.names import named_networks
+from mpt.planner.own.names import COMPILED, are_compiled, named_networks
 from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.script import beginning_of
 from mpt.planner.own.switches import switches_kept
@@ -61,6 +61,7 @@ from mpt.planner.trace.watched_run import owners_of, watch_updates
 from mpt.run.process.storage_trace import tensors_in
 
 T = TypeVar("T")
+AS_EAGER = "what torch.compile compiles is planned as without it: compiled, it usually needs less memory and time"
 NO_MODULE = "(parameters of no module)"
 """The owner of parameters that an optimizer updates and no network has."""
 
@@ -207,6 +208,7 @@ def _trace_on_gpu(
         block_lists = find_block_lists(modules, updated_weights(created)) if is_open else ()
         optimizers = created.optimizers if is_open else []
         has_adam = bool(optimizers) and all(map(takes_low_bits, optimizers))
+        recorder.notes += [AS_EAGER] * are_compiled(created.modules)
     convolution = unseen.largest_convolution if unseen is not None else 0
     return OwnRun(
         FakeRun(
@@ -282,7 +284,8 @@ def name_modules(created: Created, named: Mapping[str, Any]) -> dict[str, nn.Mod
     }
     inside |= {id(module) for root in roots.values() for module in root.modules()}
     for module in created.modules:
-        if id(module) in inside or not any(True for _ in module.parameters()):
+        has_weights = any(True for _ in module.parameters())
+        if id(module) in inside or not has_weights or COMPILED in module._modules:
             continue
         stem = key = type(module).__name__
         number = 1

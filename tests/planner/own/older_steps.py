@@ -165,3 +165,9 @@ def compiled(is_called=False):
         (fused.bias_act(found, 3) if is_called else found.relu()).sum().backward()
 
     return step
+
+
+def compiled_network():
+    """A network that torch is to compile."""
+    model = torch.compile(nn.Sequential(nn.Linear(256, 256), nn.ReLU()).to(device))
+    return lambda: model(torch.rand(8, 256, device=device)).sum().backward()

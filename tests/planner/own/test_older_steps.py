@@ -78,3 +78,10 @@ def test_a_kernel_that_a_script_compiles_is_refused_by_name_if_it_is_called(
     words = r"fused\.bias_act is a kernel that the script compiles.*, at .*older_steps\.py:\d+"
     with pytest.raises(MptError, match=words):
         planned(session, "compiled", is_called=True)
+
+
+def test_a_compiled_network_has_its_own_name_and_is_planned_as_it_stands(session: Session) -> None:
+    plan = planned(session, "compiled_network")
+    assert {name for name, _ in plan.by_module if name[0] != "("} <= {"model", "model.0", "model.1"}
+    assert any("planned as without it" in note for note in plan.notes)
+    assert not any("compile" in note for note in planned(session, "compiled").notes)
