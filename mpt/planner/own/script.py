@@ -4,7 +4,8 @@ Nothing in the script need be written for a plan. It runs in a greenlet, which i
 is let go on until its training begins: that was the build. From there it goes on step by step. A step is over where the
 next begins after all optimizers have stepped: a batch is asked for, gradients are cleared or a network is called. So
 what a script does after an update (its moving average, a validation) belongs to the step before, and the networks of a
-GAN that are updated by turns make one step.
+GAN that are updated by turns make one step. Of a script that updates its weights itself, `zero_grad` of a network
+begins one.
 
 What it would write is kept apart (`mpt.planner.own.written`).
 """
@@ -157,8 +158,8 @@ class Script:
             steps = f"{self._rounds - 1} training steps" if self._rounds > 1 else "no training step"
             self._rounds -= 1
             raise ConfigError(
-                f"{self.source}: it came to its end after {steps}; a plan takes two, each ended by the optimizers "
-                "of torch.optim that it made"
+                f"{self.source}: it came to its end after {steps}; a plan takes two, in each of which its "
+                "optimizers step"
             )
 
     def _execute(self) -> None:
@@ -197,6 +198,9 @@ class Script:
                 noting_what_is_made(self._created),
                 self._written.elsewhere(),
                 mock.patch.object(nn.Module, "__call__", self._before_call(nn.Module.__call__)),
+                mock.patch.object(
+                    nn.Module, "zero_grad", self._before_call(nn.Module.zero_grad, True)
+                ),
                 mock.patch.object(Optimizer, "zero_grad", self._before_call(Optimizer.zero_grad)),
                 mock.patch.object(
                     _BaseDataLoaderIter, NEXT, self._before_call(_BaseDataLoaderIter.__next__)
@@ -226,12 +230,14 @@ class Script:
             self._environment = dict(os.environ)
             change_environment(before)
 
-    def _before_call(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function at whose call a step may begin."""
+    def _before_call(
+        self, function: Callable[..., Any], without_optimizer: bool = False
+    ) -> Callable[..., Any]:
+        """Return a function at whose call a step may begin, be it of a script that has no optimizer."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if getcurrent() is self._run:
-                if torch.is_grad_enabled() and self._is_over():
+                if torch.is_grad_enabled() and self._is_over(without_optimizer):
                     self._rounds += 1
                     self._run.parent.switch()
                 elif time.monotonic() - self._since > PATIENCE:
@@ -248,18 +254,19 @@ class Script:
         self._stepped[id(optimizer)] += 1
         self._updated |= parameters_of(optimizer)
 
-    def _is_over(self) -> bool:
+    def _is_over(self, without_optimizer: bool) -> bool:
         """Whether everything that is trained was updated, or the script has come to its first step."""
         if torch._C._current_autograd_node() is not None:  # in the middle of a backward pass
             return False
-        if not self._rounds:
-            return any(map(parameters_of, self._created.optimizers))
-        if not self._stepped:
-            return False
+        trained = [
+            (one, weights) for one in self._created.optimizers if (weights := parameters_of(one))
+        ]
+        if not trained:
+            return without_optimizer
+        if not self._rounds or not self._stepped:
+            return not self._rounds
         waiting = {
-            id(one)
-            for one in self._created.optimizers
-            if (trained := parameters_of(one)) and not trained & self._updated
+            id(one) for one, weights in trained if not weights & self._updated
         } - self._given_up
         if waiting and max(self._stepped.values()) >= MOST_ALONE:
             self._given_up |= waiting

@@ -144,6 +144,18 @@ def test_an_optimizer_that_does_not_step_is_not_waited_for_without_end(
         planned(session, script_of(tmp_path, HEAD + late + LOOP.format(steps=20)))
 
 
+def test_a_script_that_updates_its_weights_itself_is_planned(
+    session: Session, tmp_path: Path
+) -> None:
+    text = (
+        "import torch\nlayer = torch.nn.Linear(8, 8)\nfor _ in range(9):\n    layer.zero_grad()\n"
+        "    layer(torch.rand(2, 8)).sum().backward()\n"
+        "    for one in layer.parameters():\n        one.data.add_(one.grad, alpha=-0.1)\n"
+    )
+    held = planned(session, script_of(tmp_path, text)).plan.by_category
+    assert held["parameters"] == held["gradients"] == 1024
+
+
 def test_what_a_script_sets_and_imports_is_its_own(session: Session, tmp_path: Path) -> None:
     (tmp_path / "sizes.py").write_text("WIDTH = 8\n", encoding="utf-8")
     text = (
