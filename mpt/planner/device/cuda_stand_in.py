@@ -15,6 +15,7 @@ target.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -192,6 +193,10 @@ def cuda_stands_in(
             for one in (optimizer, _foreach_utils)
         ),
     ]
+    if all_of_it:
+        from_host = torch.from_numpy
+        moved = mock.patch.object(torch, "from_numpy", lambda array: from_host(array).to(target))
+        replaced.append(moved)
     for one in replaced:
         one.start()
     try:
@@ -235,7 +240,7 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
         "memory_summary": lambda *args, **kwargs: "",
         "memory_stats": lambda device=None: {},
         "is_available": lambda: True,
-        "device_count": lambda: 1,
+        "device_count": lambda: int(os.environ.get("WORLD_SIZE", 1)),
         "is_bf16_supported": lambda including_emulation=True: has_bfloat16,
         "get_device_name": lambda device=None: gpu.name,
         "get_device_capability": lambda device=None: gpu.capability,

@@ -1,11 +1,11 @@
 """One of several cards in somebody's own step: the answers of torch.distributed, and DistributedDataParallel's buckets.
 
 A script that is started once for each card makes a process group. Inside a plan that makes it the first of as many as
-`WORLD_SIZE` says, or of two: calls between processes do nothing, and the batch is that of one card, as the script makes
-it. A script that makes no group is alone, as ever. DistributedDataParallel keeps flat buckets of all gradients from its
-start, in addition to the gradients or in their place (`gradient_as_bucket_view`); SyncBatchNorm keeps what BatchNorm
-keeps. NCCL's own buffers lie outside torch's allocator and are not counted. Weights that are shared out over cards are
-in `mpt.planner.own.shards`.
+`WORLD_SIZE` or the script itself says, or of two: calls between processes do nothing, and the batch is that of one
+card, as the script makes it. A script that makes no group is alone, as ever. DistributedDataParallel keeps flat buckets
+of all gradients from its start, in addition to the gradients or in their place (`gradient_as_bucket_view`);
+SyncBatchNorm keeps what BatchNorm keeps. NCCL's own buffers lie outside torch's allocator and are not counted. Weights
+that are shared out over cards are in `mpt.planner.own.shards`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ def one_of_several(recorder: Recorder | None) -> Iterator[None]:
     """
     groups: list[str] = []
 
+    sizes: list[int] = []
+
     def start(backend: str | None = None, *args: Any, **options: Any) -> None:
         groups.append(backend or "nccl")
+        sizes.append(max(0, options.get("world_size", 0)))
 
     def count(group: Any = None) -> int:
-        return int(os.environ.get("WORLD_SIZE", FEWEST)) if groups else 1
+        return (sizes[-1] or int(os.environ.get("WORLD_SIZE", FEWEST))) if groups else 1
 
     answers: dict[str, Any] = {
         **{name: lambda *args, **kwargs: Inert() for name in CALLS.split(" ")},
@@ -66,6 +69,8 @@ def one_of_several(recorder: Recorder | None) -> Iterator[None]:
             mock.patch.object(DistributedDataParallel, "__init__", _starts(recorder))
         )
         stack.enter_context(mock.patch.object(DistributedDataParallel, "forward", _forward))
+        for name in ("spawn", "start_processes"):
+            stack.enter_context(mock.patch.object(torch.multiprocessing, name, _first_process))
         for one in shards.answers():
             stack.enter_context(one)
         for_torch = {name: answers[name] for name in ("init_process_group", "is_initialized")}
@@ -76,6 +81,13 @@ def one_of_several(recorder: Recorder | None) -> Iterator[None]:
             mock.patch.object(nn.SyncBatchNorm, "_check_input_dim", _any_dimensions)
         )
         yield
+
+
+def _first_process(
+    function: Callable[..., Any], args: tuple[Any, ...] = (), *options: Any, **named: Any
+) -> None:
+    """Do what the first of several processes would that a script starts."""
+    function(0, *args)
 
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:

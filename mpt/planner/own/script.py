@@ -157,9 +157,11 @@ class Script:
         if not self._run:
             steps = f"{self._rounds - 1} training steps" if self._rounds > 1 else "no training step"
             self._rounds -= 1
+            words = self._said.last()
+            said = f". It said last: {words}" if words else ""
             raise ConfigError(
                 f"{self.source}: it came to its end after {steps}; a plan takes two, in each of which its "
-                "optimizers step"
+                f"optimizers step{said}"
             )
 
     def _execute(self) -> None:

@@ -119,8 +119,12 @@ def line_of(frame: FrameType | None) -> str | None:
 
 
 def is_outside(path: str) -> bool:
-    """Return whether a file is none of torch, the planner, Python and its wrappers, which a script cannot change."""
+    """Return whether a file is none of torch, numpy, the planner, Python and its wrappers, which no script can change.
+
+    Code that has no file is not either.
+    """
     is_python = path.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in path
     path = path.replace("\\", "/")
-    parts = ("/torch/", "/mpt/planner/", "/typing_extensions.py")
-    return not is_python and not any(part in path for part in parts)
+    parts = ("/torch/", "/numpy/", "/mpt/planner/", "/typing_extensions.py")
+    is_file = not path.startswith("<")
+    return is_file and not is_python and not any(part in path for part in parts)

@@ -113,9 +113,10 @@ optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     [
         ("import argparse\nargparse.ArgumentParser().parse_args()", ("--x",), "unrecognized arguments: --x"),
         ("raise SystemExit('there is no data')", (), "it ends the program: there is no data"),
-        (HEAD, (), "it came to its end after no training step"),
+        (HEAD + "print('no cards')", (), "it came to its end after no training step.*It said last: no cards"),
+        ("import mystery", (), r"No module named 'mystery', at .*train\.py:1"),
         (HEAD + "layer(torch.rand(2, 8)).sum().backward()\noptimizer.step()\n", (), "after no training step"),
-        ("import os\nos.environ['LOCAL_RANK']", (), "for a script that torchrun starts set"),
+        ("import os\nos.environ['LOCAL_RANK']", (), r"for a script that torchrun starts set.*train\.py:2"),
         (HEAD + "layer(torch.rand(2, 7))\n", (), r"reduction dim.*at layer \(.*train\.py:5"),
     ],
 )  # fmt: skip
@@ -154,6 +155,34 @@ def test_a_script_that_updates_its_weights_itself_is_planned(
     )
     held = planned(session, script_of(tmp_path, text)).plan.by_category
     assert held["parameters"] == held["gradients"] == 1024
+
+
+@pytest.mark.parametrize("count", ["", "4"])
+def test_a_script_that_starts_processes_is_planned_as_the_first_of_them(
+    session: Session, tmp_path: Path, count: str
+) -> None:
+    text = (
+        "import os, torch\nimport torch.multiprocessing as mp\nfrom torch import distributed\n"
+        "def main(rank, world):\n"
+        "    distributed.init_process_group('nccl', rank=rank, world_size=world)\n"
+        "    assert distributed.get_world_size() == world == {world} and not rank\n"
+        "    layer = torch.nn.Linear(256, 256).to(rank)\n"
+        "    layer = torch.nn.parallel.DistributedDataParallel(layer, device_ids=[rank])\n"
+        "    optimizer = torch.optim.SGD(layer.parameters(), 0.1)\n"
+        "    for _ in range(9):\n        optimizer.zero_grad()\n"
+        "        layer(torch.rand(2, 256).to(rank)).sum().backward()\n        optimizer.step()\n"
+        "if __name__ == '__main__':\n    world = {asked}\n    mp.spawn(main, args=(world,), nprocs=world)\n"
+    ).format(world=count or 1, asked=count or "torch.cuda.device_count()")
+    held = planned(session, script_of(tmp_path, text)).plan.by_category
+    assert held["reduce buffers"] == pytest.approx(held["gradients"], rel=0.01)
+
+
+def test_a_script_of_arrays_on_the_host_is_planned_as_if_all_were_on_the_card(
+    session: Session, tmp_path: Path
+) -> None:
+    text = HEAD + LOOP.replace("torch.rand(2, 8)", "torch.from_numpy(numpy.zeros((2, 8), 'f'))")
+    found = planned(session, script_of(tmp_path, "import numpy\n" + text.format(steps=9)))
+    assert found.plan.by_category["parameters"] == 1024
 
 
 def test_what_a_script_sets_and_imports_is_its_own(session: Session, tmp_path: Path) -> None:
