@@ -193,10 +193,6 @@ def cuda_stands_in(
             for one in (optimizer, _foreach_utils)
         ),
     ]
-    if all_of_it:
-        from_host = torch.from_numpy
-        moved = mock.patch.object(torch, "from_numpy", lambda array: from_host(array).to(target))
-        replaced.append(moved)
     for one in replaced:
         one.start()
     try:

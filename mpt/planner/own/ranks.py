@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device.cuda_stand_in import Inert
 from mpt.planner.own.shards import Shards
@@ -58,6 +59,7 @@ def one_of_several(recorder: Recorder | None) -> Iterator[None]:
         "get_rank": lambda group=None: 0,
         "get_world_size": count,
         "get_backend": lambda group=None: groups[-1],
+        "get_default_backend_for_device": lambda device: "nccl",
     }
     c10d = distributed.distributed_c10d
     with ExitStack() as stack:
@@ -91,6 +93,8 @@ def _first_process(
 
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if self.device_ids:  # then it brings inputs to the card
+        args, kwargs = tree_map_only(Tensor, lambda one: one.to(self.device), (args, kwargs))
     return self.module(*args, **kwargs)
 
 
@@ -102,13 +106,14 @@ def _starts(recorder: Recorder | None) -> Callable[..., None]:
     def start(
         self: Any,
         module: nn.Module,
+        device_ids: Any = None,
         *args: Any,
         gradient_as_bucket_view: bool = False,
         **options: Any,
     ) -> None:
         nn.Module.__init__(self)
         self.module = module
-        self.require_backward_grad_sync = True
+        self.require_backward_grad_sync, self.device_ids = True, device_ids
         self.device = next(module.parameters()).device
         groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
         for weight in module.parameters():

@@ -44,8 +44,16 @@ MOST_ALONE = 32
 """Steps of one optimizer after which another that has not stepped is no longer waited for."""
 BATCH = re.compile(r"(--?(?:train[-_])?(?:batch[-_]?size|batchsize|batch|bs)|-b)(=(\d+))?")
 """The words of a batch size: `--batch-size 32`, `--batch_size=32`, `-b 32`."""
-LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-"""Variables that torchrun sets."""
+PROCESSES = "WORLD_SIZE"
+LAUNCHED = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "GROUP_RANK": "0",
+    "LOCAL_WORLD_SIZE": "{count}",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
+"""Variables that torchrun sets beside the number of processes."""
 QUIET = {"WANDB_MODE": "disabled", "MPLBACKEND": "Agg"}
 """Variables by which a script reports to nobody and opens no window."""
 PATIENCE = 240.0
@@ -98,8 +106,12 @@ class Script:
         """Parameters that were updated in this step."""
         self._given_up: set[int] = set()
         self._before = set(sys.modules)
-        self._environment = {**QUIET, **os.environ}
-        self._rounds = 0
+        count = os.environ.get(PROCESSES)
+        launched = {key: one.format(count=count) for key, one in LAUNCHED.items() if count}
+        self._environment = {**QUIET, **launched, **os.environ}
+        self._is_begun = False
+        self._taken = 0
+        """Its training steps that are over."""
         self._since = 0.0
 
     def begin(self) -> Made:
@@ -148,21 +160,21 @@ class Script:
                 del sys.modules[name]
 
     def _continue(self) -> None:
-        """Let it go on to the next step."""
+        """Let it go on to the next step, or to its end after the last. Raises ConfigError if there was none."""
         self._stepped.clear()
         self._updated.clear()
         self._since = time.monotonic()
         with self._in_script():
             self._run.switch()
-        if not self._run:
-            steps = f"{self._rounds - 1} training steps" if self._rounds > 1 else "no training step"
-            self._rounds -= 1
-            words = self._said.last()
-            said = f". It said last: {words}" if words else ""
-            raise ConfigError(
-                f"{self.source}: it came to its end after {steps}; a plan takes two, in each of which its "
-                f"optimizers step{said}"
-            )
+        if self._run or (self._is_begun and self._stepped):
+            self._taken += self._is_begun
+            self._is_begun = True
+            return
+        words = self._said.last()
+        raise ConfigError(
+            f"{self.source}: it came to its end after {self._taken or 'no'} training step{'s' * (self._taken != 1)}; a "
+            f"plan takes two, in each of which its optimizers step{f'. It said last: {words}' if words else ''}"
+        )
 
     def _execute(self) -> None:
         path = Path(self.source.where)
@@ -173,9 +185,9 @@ class Script:
             if stop.code not in (None, 0):
                 raise ConfigError(f"{self.source}: {self._last_words(stop.code)}") from None
         except KeyError as error:
-            if error.args and error.args[0] in LAUNCHED:
+            if error.args and error.args[0] in (PROCESSES, *LAUNCHED):
                 error.add_note(
-                    "for a script that torchrun starts set RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 before the command"
+                    f"for a script that torchrun starts write {PROCESSES}=2 before the command"
                 )
             raise
 
@@ -240,7 +252,6 @@ class Script:
         def call(*args: Any, **kwargs: Any) -> Any:
             if getcurrent() is self._run:
                 if torch.is_grad_enabled() and self._is_over(without_optimizer):
-                    self._rounds += 1
                     self._run.parent.switch()
                 elif time.monotonic() - self._since > PATIENCE:
                     self._since = math.inf
@@ -265,8 +276,8 @@ class Script:
         ]
         if not trained:
             return without_optimizer
-        if not self._rounds or not self._stepped:
-            return not self._rounds
+        if not self._is_begun or not self._stepped:
+            return not self._is_begun
         waiting = {
             id(one) for one, weights in trained if not weights & self._updated
         } - self._given_up

@@ -19,6 +19,7 @@ from torch import distributed
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel
+from torch.distributed.tensor import _dispatch
 from torch.distributed.tensor.parallel import style
 
 from mpt.planner.device.fake_device import DEVICE
@@ -58,7 +59,12 @@ class Shards:
             mock.patch.object(CPUOffloadPolicy, "__init__", _refuse("CPUOffloadPolicy")),
         ]
         refused += [mock.patch.object(one, "_apply", _refuse(one.__name__)) for one in STYLES]
-        return [mock.patch.object(DeviceMesh, "__init__", self._mesh()), *refused]
+        return [
+            mock.patch.object(DeviceMesh, "__init__", self._mesh()),
+            # there is no state of a card's random numbers to keep alike
+            mock.patch.object(_dispatch, "is_rng_supported_mesh", return_value=False),
+            *refused,
+        ]
 
     def default_group(self) -> Callable[..., Any]:
         """Return the replacement of c10d's own look for its group."""

@@ -28,6 +28,7 @@ from mpt.errors import ConfigError
 from mpt.planner.device.cuda_stand_in import card_answers, cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
+from mpt.planner.own.all_on_card import all_on_card
 from mpt.planner.own.bounds import without_values
 from mpt.planner.own.changes import (
     Changes,
@@ -191,7 +192,7 @@ def _trace_on_gpu(
         ExitStack() as stack,
     ):
         if all_on_gpu:
-            stack.enter_context(device)
+            stack.enter_context(all_on_card(device))
         stack.callback(reset_default_device, source)
         created = stack.enter_context(noting_what_is_made())
         with values.building():

@@ -115,8 +115,8 @@ optimizer = torch.optim.SGD(layer.parameters(), 0.1)
         ("raise SystemExit('there is no data')", (), "it ends the program: there is no data"),
         (HEAD + "print('no cards')", (), "it came to its end after no training step.*It said last: no cards"),
         ("import mystery", (), r"No module named 'mystery', at .*train\.py:1"),
-        (HEAD + "layer(torch.rand(2, 8)).sum().backward()\noptimizer.step()\n", (), "after no training step"),
-        ("import os\nos.environ['LOCAL_RANK']", (), r"for a script that torchrun starts set.*train\.py:2"),
+        (HEAD + "layer(torch.rand(2, 8)).sum().backward()\noptimizer.step()\n", (), "after 1 training step;"),
+        ("import os\nos.environ['LOCAL_RANK']", (), r"torchrun starts write WORLD_SIZE=2.*train\.py:2"),
         (HEAD + "layer(torch.rand(2, 7))\n", (), r"reduction dim.*at layer \(.*train\.py:5"),
     ],
 )  # fmt: skip
@@ -141,7 +141,7 @@ def test_an_optimizer_that_does_not_step_is_not_waited_for_without_end(
     late = "late = torch.optim.Adam(torch.nn.Linear(8, 8).parameters())\n"
     found = planned(session, script_of(tmp_path, HEAD + late + LOOP.format(steps=100)))
     assert any("1 optimizers did not step" in note for note in found.plan.notes)
-    with pytest.raises(MptError, match="after no training step"):
+    with pytest.raises(MptError, match="after 1 training step"):
         planned(session, script_of(tmp_path, HEAD + late + LOOP.format(steps=20)))
 
 
@@ -170,7 +170,7 @@ def test_a_script_that_starts_processes_is_planned_as_the_first_of_them(
         "    layer = torch.nn.parallel.DistributedDataParallel(layer, device_ids=[rank])\n"
         "    optimizer = torch.optim.SGD(layer.parameters(), 0.1)\n"
         "    for _ in range(9):\n        optimizer.zero_grad()\n"
-        "        layer(torch.rand(2, 256).to(rank)).sum().backward()\n        optimizer.step()\n"
+        "        layer(torch.rand(2, 256)).sum().backward()\n        optimizer.step()\n"
         "if __name__ == '__main__':\n    world = {asked}\n    mp.spawn(main, args=(world,), nprocs=world)\n"
     ).format(world=count or 1, asked=count or "torch.cuda.device_count()")
     held = planned(session, script_of(tmp_path, text)).plan.by_category
@@ -183,6 +183,32 @@ def test_a_script_of_arrays_on_the_host_is_planned_as_if_all_were_on_the_card(
     text = HEAD + LOOP.replace("torch.rand(2, 8)", "torch.from_numpy(numpy.zeros((2, 8), 'f'))")
     found = planned(session, script_of(tmp_path, "import numpy\n" + text.format(steps=9)))
     assert found.plan.by_category["parameters"] == 1024
+
+
+def test_samples_are_made_on_the_host_where_all_else_is_on_the_card(
+    session: Session, tmp_path: Path
+) -> None:
+    text = (
+        "import numpy, torch\nfrom torch.utils.data import DataLoader, Dataset\nclass Data(Dataset):\n"
+        "    def __len__(self):\n        return 64\n"
+        "    def __getitem__(self, place):\n"
+        "        one = torch.from_numpy(numpy.zeros(8, 'f'))\n"
+        "        assert one.device.type == 'cpu' and isinstance(one, torch.FloatTensor)\n"
+        "        return one - torch.as_tensor([0.5] * 8, device=one.device)\n"
+    ) + HEAD + (
+        "for batch in DataLoader(Data(), 4):\n    optimizer.zero_grad()\n    layer(batch).sum().backward()\n"
+        "    optimizer.step()\n"
+    )  # fmt: skip
+    assert planned(session, script_of(tmp_path, text)).plan.by_category["parameters"] == 1024
+
+
+def test_two_steps_are_enough(session: Session, tmp_path: Path) -> None:
+    short, long = (
+        planned(session, script_of(tmp_path, HEAD + LOOP.format(steps=steps))).plan
+        for steps in (2, 9)
+    )
+    assert short.by_category == long.by_category
+    assert short.allocated == long.allocated
 
 
 def test_what_a_script_sets_and_imports_is_its_own(session: Session, tmp_path: Path) -> None:
