@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch._prims_common import suggest_memory_format
 
 from mpt.planner.device.fake_device import DEVICE
@@ -339,6 +340,9 @@ class _CudnnRecurrent(torch.autograd.Function):
         return (None, grad_input, None, *grads)
 
 
+_apply: Any = super(torch.autograd.Function, _CudnnRecurrent).apply
+
+
 def _recurrent(gates: int) -> Any:
     def kernel(
         inputs: Tensor,
@@ -353,7 +357,8 @@ def _recurrent(gates: int) -> Any:
     ) -> tuple[Tensor, ...]:
         layout = (gates, layers, train, bidirectional, batch_first)
         held = states if isinstance(states, list) else [states]  # an LSTM has two
-        result: tuple[Tensor, ...] = _CudnnRecurrent.apply(layout, inputs, tuple(held), *weights)  # type: ignore[no-untyped-call]
+        with enable_single_level_autograd_function():  # a kernel is called below `torch.func`
+            result: tuple[Tensor, ...] = _apply(layout, inputs, tuple(held), *weights)
         return result
 
     return kernel

@@ -123,6 +123,12 @@ def measured(given: SparseRows, *options: Any, **named: Any) -> Tensor:
     return given.numbers.new_empty(())
 
 
+def raised(given: SparseRows, exponent: Any) -> SparseRows:
+    """Return a power of the values, of each place once."""
+    summed = given.coalesce()
+    return summed.like(torch.empty_like(summed.numbers))
+
+
 def answered(given: SparseRows) -> Tensor:
     """Return whether any of the values is true."""
     return given.numbers.new_empty((), dtype=torch.bool)
@@ -296,6 +302,8 @@ RULES: Mapping[Any, Callable[..., Any]] = {
     _aten.add.Tensor: added,
     _aten.add_.Tensor: added_in_place,
     _aten.sparse_mask.default: masked,
+    _aten.pow.Tensor_Scalar: raised,
+    _aten.sum.default: lambda given, **named: given.numbers.new_empty((), **named),
     **dict.fromkeys((_aten.norm.Scalar, _aten.norm.ScalarOpt_dim), measured),
     **{
         func: through_values(func)

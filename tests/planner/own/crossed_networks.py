@@ -70,16 +70,13 @@ def channels_last():
 
 
 def depthwise():
-    def squeeze(own, x):
-        return x * own.gate(functional.adaptive_avg_pool2d(x, 1))
-
     gate = nn.Sequential(nn.Conv2d(WIDTH, 4, 1), nn.ReLU(inplace=True), nn.Conv2d(4, WIDTH, 1))
     gate.append(nn.Hardsigmoid())
     body = nn.Sequential(
         nn.Conv2d(WIDTH, WIDTH, 3, groups=WIDTH, padding=1),
         nn.BatchNorm2d(WIDTH),
         nn.Hardswish(inplace=True),
-        Calls(squeeze, gate=gate),
+        Calls(lambda own, x: x * own.gate(x.mean((2, 3), True)), gate=gate),
         nn.Conv2d(WIDTH, WIDTH, 1),
         nn.PReLU(),
     )
@@ -236,9 +233,31 @@ class Cubed(torch.autograd.Function):
         return 3 * ctx.scale * x * x * gradient, None
 
 
-def own_function():
-    body = Calls(lambda own, x: own.out(Cubed.apply(x, 0.1)), out=nn.Linear(32, 32))
-    return nn.Sequential(nn.Linear(WIDTH, 32), body, nn.Linear(32, CLASSES)), rows
+def through(function):
+    def build():
+        body = Calls(lambda own, x: own.out(function(x)), out=nn.Linear(32, 32))
+        return nn.Sequential(nn.Linear(WIDTH, 32), body, nn.Linear(32, CLASSES)), rows
+
+    return build
+
+
+class Softened(torch.autograd.Function):
+    """One in the newer form, which `torch.func` takes."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x / (1 + x.abs())
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient / (1 + x.abs()).square()
 
 
 def translator():
@@ -268,9 +287,6 @@ def attended():
 
 
 def transposed():
-    def both(own, x):
-        return own.both(x, x.roll(1, 0))
-
     body = nn.Sequential(
         nn.ConvTranspose2d(WIDTH, WIDTH, 2, 2),
         nn.InstanceNorm2d(WIDTH, affine=True),
@@ -278,7 +294,7 @@ def transposed():
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
     )
-    head = Calls(both, both=nn.Bilinear(WIDTH, WIDTH, CLASSES))
+    head = Calls(lambda own, x: own.both(x, x.roll(1, 0)), both=nn.Bilinear(WIDTH, WIDTH, CLASSES))
     return nn.Sequential(nn.Conv2d(3, WIDTH, 3, stride=2), body, head), images
 
 
@@ -372,7 +388,8 @@ NETWORKS = {
     "two_heads": two_heads,
     "frozen": frozen,
     "fourier": fourier,
-    "own_function": own_function,
+    "own_function": through(lambda x: Cubed.apply(x, 0.1)),
+    "newer_function": through(Softened.apply),
     "translator": translator,
     "attended": attended,
     "transposed": transposed,

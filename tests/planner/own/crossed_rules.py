@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
+from tests.planner.own.crossed_steps import DIMENSIONS
+
+PRECISIONS = tuple(DIMENSIONS["precision"])
 STATISTICS = ("convolutions", "channels_last", "depthwise", "frozen", "tables")
 TRANSFORMS = ("function_gradients", "gradients_of_each")
 TWICE = ("penalized", "product_with_hessian")
@@ -63,6 +66,24 @@ IMPOSSIBLE = (
         ),
     ),
     rule("broadcast shape", network=("gru", "long_cells"), trick=("gradients_of_each",)),
+    rule(
+        "broadcast shape",
+        network=("lstm",),
+        trick=("gradients_of_each",),
+        precision=PRECISIONS[1:],
+    ),
+    rule(
+        "expected scalar type",
+        network=("tied", "encoder", "passed_on", "translator"),
+        trick=("gradients_of_each",),
+        precision=("autocast", "float16", "norms_in_float32", "island"),
+    ),
+    rule(
+        "expected scalar type",
+        network=("decoder",),
+        trick=("gradients_of_each",),
+        precision=("norms_in_float32",),
+    ),
     rule("sparse", network=("looked_up",), optimizer=DENSE),
     rule("Sparse", network=("looked_up",), clip=("norm", "norm_for_loop", "largest", "value")),
     rule("Sparse", network=("looked_up",), trick=("gradients_of_each",)),
@@ -88,8 +109,6 @@ IMPOSSIBLE = (
 REFUSED = (
     rule("unsafe to autocast", loss=("probability",), precision=("autocast", "float16", "island")),
     rule("derivative for .*_attention", network=("encoder", "translator"), trick=TWICE),
-    rule("setup_context", network=("lstm",), trick=TRANSFORMS),
-    rule("setup_context", network=("gru",), trick=("function_gradients",)),
     rule("two sparse tensors", network=("looked_up",), trick=("product_with_hessian",)),
     rule(
         "sum of sparse gradients that is kept",

@@ -27,6 +27,7 @@ FOUND: tuple[dict[str, str], ...] = (
     {"network": "old_weight_norm", "afterwards": "to_host_and_back"},
     {"network": "lstm", "precision": "bfloat16"},
     {"network": "lstm", "afterwards": "infer"},
+    {"network": "lstm", "trick": "function_gradients"},
     {"network": "decoder", "afterwards": "infer", "precision": "autocast"},
     {"network": "translator", "trick": "distilled"},
     {"network": "cells", "precision": "autocast", "trick": "recomputed"},
