@@ -99,7 +99,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if known is None:
             return self._answer(func, types, args, kwargs)
         is_followed = known.follows(args)
-        if is_followed and torch.Tag.dynamic_output_shape not in func.tags:  # a placeholder's mask
+        if is_followed and func not in self._rules and func is not _aten.index.Tensor:  # a mask
             value = known.answer(func, args, kwargs)
             if value is not UNKNOWN:
                 return value

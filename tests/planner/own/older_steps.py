@@ -75,6 +75,8 @@ def in_parts():
         parts = [one[start : start + 8] for one, start in zip(whole, starts, strict=True)]
         assert torch.stack(parts).shape == (4, 8, 16)
         lengths = [7, 5, 5, 3]
+        times = torch.tensor([2, 3], device=device)
+        assert torch.arange(2, device=device).repeat_interleave(times).shape == (5,)
         labels = pack(torch.randint(5, (4, 40), device=device), lengths, batch_first=True)[0]
         found = layer(pack(noise, lengths, batch_first=True))[0][0]
         assert len(labels) == 28
