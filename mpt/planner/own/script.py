@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
 import os
 import re
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,6 +60,7 @@ QUIET = {"WANDB_MODE": "disabled", "MPLBACKEND": "Agg"}
 """Variables by which a script reports to nobody and opens no window."""
 PATIENCE = 240.0
 """Seconds that a script may take to its next step."""
+STARTERS = (multiprocessing, torch.multiprocessing)
 KEPT_LINES = 20
 NEXT = "__next__"
 
@@ -105,7 +108,10 @@ class Script:
         self._updated: set[int] = set()
         """Parameters that were updated in this step."""
         self._given_up: set[int] = set()
+        self._waited = (0, 0)
+        """Steps and optimizers when something was waited for last."""
         self._before = set(sys.modules)
+        self._path = [str(Path(source.where).parent), *sys.path[1:]]
         count = os.environ.get(PROCESSES)
         launched = {key: one.format(count=count) for key, one in LAUNCHED.items() if count}
         self._environment = {**QUIET, **launched, **os.environ}
@@ -198,17 +204,18 @@ class Script:
     @contextmanager
     def _in_script(self) -> Iterator[None]:
         """Let what is executed inside the block find itself in the script's own process."""
-        path = Path(self.source.where)
-        here = [str(path.parent), *sys.path[1:]]
         with ExitStack() as stack, open(os.devnull) as nothing:
-            for one in (
-                mock.patch.object(sys, "argv", [str(path), *self.words]),
-                mock.patch.object(sys, "path", here),
+            changes: list[AbstractContextManager[Any]] = [
+                mock.patch.object(sys, "argv", [self.source.where, *self.words]),
+                mock.patch.object(sys, "path", self._path),
                 mock.patch.object(sys, "stdin", nothing),
                 self._as_main(),
                 self._with_environment(),
                 contextlib.redirect_stdout(self._said),
                 contextlib.redirect_stderr(self._said),
+                # a script is executed several times in this process, whose signals are its own
+                mock.patch.object(signal, "signal"),
+                *(mock.patch.object(one, "set_start_method") for one in STARTERS),
                 noting_what_is_made(self._created),
                 self._written.elsewhere(),
                 mock.patch.object(nn.Module, "__call__", self._before_call(nn.Module.__call__)),
@@ -219,7 +226,8 @@ class Script:
                 mock.patch.object(
                     _BaseDataLoaderIter, NEXT, self._before_call(_BaseDataLoaderIter.__next__)
                 ),
-            ):
+            ]
+            for one in changes:
                 stack.enter_context(one)
             stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
             yield
@@ -271,6 +279,10 @@ class Script:
         """Whether everything that is trained was updated, or the script has come to its first step."""
         if torch._C._current_autograd_node() is not None:  # in the middle of a backward pass
             return False
+        now = self._stepped.total(), len(self._created.made[Optimizer])
+        if self._is_begun and now == self._waited and not without_optimizer:
+            return False
+        self._waited = now
         trained = [
             (one, weights) for one in self._created.optimizers if (weights := parameters_of(one))
         ]

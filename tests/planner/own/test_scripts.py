@@ -62,25 +62,25 @@ def test_live_bytes_of_a_script_are_those_of_the_same_script_on_real_tensors(
 
 
 def test_a_script_is_planned_with_both_networks_of_a_step(session: Session) -> None:
-    found = planned(session, GAN, "--every", "3", "--batch-size", "512", "--samples=9999")
+    found = planned(session, GAN, "--every", "3", "--batch-size", "64")
     held = found.plan.by_category
     block = 4 * 64 * 64 + 512  # the allocator gives a bias 512 bytes
     generator, critic = 4 * 16 * 64 + 512 + 3 * block, block + 512 + 512
     assert held["parameters"] == 2 * generator + critic
     assert held["optimizer state"] == 2 * (generator + critic)
     assert any(name.startswith("self.generator.1") for name, _ in found.plan.by_module)
-    assert found.name == "script_gan.py --every 3 --batch-size 512 --samples=9999"
-    assert found.plan.batch_size == 512
+    assert found.name == "script_gan.py --every 3 --batch-size 64"
+    assert found.plan.batch_size == 64
 
 
 def test_a_scripts_batch_is_varied(session: Session) -> None:
     few, many = (
-        planned(session, GAN, "--batch-size", "4096", "--samples=100000", batch_size=size).plan
-        for size in (4096, 8192)
+        planned(session, GAN, "--batch-size", "128", "--samples=2000", batch_size=size).plan
+        for size in (128, 256)
     )
-    assert many.batch_size == 8192
+    assert many.batch_size == 256
     assert many.by_category["activations"] == pytest.approx(
-        2 * few.by_category["activations"], rel=1e-3
+        2 * few.by_category["activations"], rel=0.01
     )
 
 
@@ -213,11 +213,15 @@ def test_two_steps_are_enough(session: Session, tmp_path: Path) -> None:
 
 def test_what_a_script_sets_and_imports_is_its_own(session: Session, tmp_path: Path) -> None:
     (tmp_path / "sizes.py").write_text("WIDTH = 8\n", encoding="utf-8")
-    text = (
-        "import os, sys\nimport sizes\nassert 'SEEN' not in os.environ\nos.environ['SEEN'] = '1'\n"
-        "assert sys.modules['__main__'].sizes is sizes and sizes.WIDTH == {width}\n" + HEAD
-        + LOOP.format(steps=9).replace("optimizer.zero_grad()", "assert os.environ['SEEN']; optimizer.zero_grad()")
-    )  # fmt: skip
+    beginning = (
+        "import os, signal, sys\nsys.path.append('further')\nimport sizes\nimport torch.multiprocessing\n"
+        "assert 'SEEN' not in os.environ\nos.environ['SEEN'] = '1'\n"
+        "torch.multiprocessing.set_start_method('spawn')\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "assert sys.modules['__main__'].sizes is sizes and sizes.WIDTH == {width}\n"
+    )
+    kept = "assert os.environ['SEEN'] and 'further' in sys.path; "
+    loop = LOOP.format(steps=9).replace("optimizer.zero", kept + "optimizer.zero")
+    text = beginning + HEAD + loop
     planned(session, script_of(tmp_path, text.replace("{width}", "8")))
     (tmp_path / "sizes.py").write_text("WIDTH = 16\n", encoding="utf-8")
     planned(session, script_of(tmp_path, text.replace("{width}", "16")))
