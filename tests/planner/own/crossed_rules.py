@@ -103,7 +103,7 @@ IMPOSSIBLE = (
         "expected scalar type",
         network=("translator",),
         afterwards=("evaluate", "infer"),
-        precision=("autocast", "float16", "norms_in_float32"),
+        precision=("autocast", "float16", "norms_in_float32", "island"),
     ),
 )
 REFUSED = (
