@@ -12,7 +12,7 @@ so these are counted apart.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -55,8 +55,16 @@ ones."""
 MOST_LINES = 3
 """Lines that a note names."""
 NMS = "torchvision::nms"
-SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _aten = torch.ops.aten
+DRAWN: Mapping[Any, Callable[[Any], float | None]] = {
+    **dict.fromkeys((_aten.randint.default, _aten.randint.generator), lambda args: args[0] - 1),
+    **dict.fromkeys((_aten.randint.low, _aten.randint.low_generator), lambda args: args[1] - 1),
+    _aten.random_.to: lambda args: args[1] - 1,
+    getattr(_aten.random_, "from"): lambda args: None if args[2] is None else args[2] - 1,
+    _aten.uniform_.default: lambda args: args[2] if len(args) > 2 else 1.0,
+}
+"""Operator that draws a number -> the most that it can be, of its arguments: a size that is drawn, or a place."""
+SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
@@ -108,6 +116,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             known.follow(func, args, kwargs, result)
         elif func is _aten.add.Tensor and type(args[1]) is int and _is_place(args[0]):
             known.keep_number(result, args[1])
+        if func in DRAWN and result.numel() == 1 and (most := DRAWN[func](args)) is not None:
+            known.keep_number(result, most)
         return result
 
     def largest(self, tensor: Tensor) -> int | None:

@@ -228,7 +228,7 @@ class TrueValues:
                 return None
             return (value.float() if value.dtype == torch.bfloat16 else value.clone()).numpy()
 
-    def keep_number(self, fake: Tensor, number: int) -> None:
+    def keep_number(self, fake: Tensor, number: float) -> None:
         """Note the value of a single number."""
         with no_dispatch():
             value = torch.full(fake.shape, number, dtype=fake.dtype, device="cpu")

@@ -181,3 +181,9 @@ def test_a_plan_starts_from_the_switches_that_the_one_before_it_started_from(
     first, second = (planned(session, "measured_in_double") for _ in range(2))
     assert first.by_category == second.by_category
     assert planned(session, "lazily").by_category["parameters"] < 2**16
+
+
+@pytest.mark.parametrize("largest", [16, 32])
+def test_a_size_that_is_drawn_is_the_largest_that_it_can_be(session: Session, largest: int) -> None:
+    drawn = planned(session, "cut_out", largest=largest)
+    assert drawn.allocated == planned(session, "cut_out", size=largest).allocated

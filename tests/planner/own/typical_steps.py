@@ -308,3 +308,17 @@ def measured_in_double():
         model(torch.rand(64, 8, 8, 8, device=device, dtype=torch.float32)).sum().backward()
 
     return step
+
+
+def cut_out(size=None, largest=32):
+    """A crop of a size and form that are drawn, as augmentations of pictures draw them; `size`: one that is not."""
+    coder = nn.Conv2d(3, 16, 1).to(device)
+
+    def step():
+        images = torch.rand(4, 3, 64, 64, device=device)
+        form = torch.exp(torch.empty(1).uniform_(0.5, 1.0)).item()
+        side = size or int(torch.randint(8, largest + 1, (1,)).item() / form * form)
+        place = torch.randint(0, 64 - side + 1, size=(1,)).item()
+        coder(images[..., place : place + side, :side]).sum().backward()
+
+    return step
