@@ -111,7 +111,10 @@ class Script:
         self._waited = (0, 0)
         """Steps and optimizers when something was waited for last."""
         self._before = set(sys.modules)
-        self._path = [str(Path(source.where).parent), *sys.path[1:]]
+        folder = Path(source.where).parent
+        self._packages = packages_of(folder)
+        above = [str(folder.parents[len(self._packages) - 1])] if self._packages else []
+        self._path = [str(folder), *above, *sys.path[1:]]
         count = os.environ.get(PROCESSES)
         launched = {key: one.format(count=count) for key, one in LAUNCHED.items() if count}
         self._environment = {**QUIET, **launched, **os.environ}
@@ -185,6 +188,8 @@ class Script:
     def _execute(self) -> None:
         path = Path(self.source.where)
         self.module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
+        if self._packages:  # as by `python -m package.train`
+            self.module.__package__ = ".".join(self._packages)
         try:
             exec(compile(path.read_bytes(), str(path), "exec"), self.module.__dict__)
         except SystemExit as stop:
@@ -306,6 +311,13 @@ class Script:
                 yield frame.f_locals
             frame = frame.f_back
         yield self.module.__dict__
+
+
+def packages_of(folder: Path) -> list[str]:
+    """Return the packages that a folder is in and is, from the outermost on."""
+    if not (folder / "__init__.py").is_file():
+        return []
+    return [*packages_of(folder.parent), folder.name]
 
 
 def parameters_of(optimizer: Optimizer) -> set[int]:

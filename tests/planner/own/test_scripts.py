@@ -202,6 +202,18 @@ def test_samples_are_made_on_the_host_where_all_else_is_on_the_card(
     assert planned(session, script_of(tmp_path, text)).plan.by_category["parameters"] == 1024
 
 
+def test_a_script_in_a_package_imports_from_it(session: Session, tmp_path: Path) -> None:
+    inner = tmp_path / "mine" / "deep"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").touch()
+    (inner.parent / "sizes.py").write_text("WIDTH = 8\n", encoding="utf-8")
+    (inner / "rates.py").write_text("RATE = 0.1\n", encoding="utf-8")
+    text = "from ..sizes import WIDTH\nimport rates\nfrom .rates import RATE\n" + HEAD
+    found = planned(session, script_of(inner, text + LOOP.format(steps=5)))
+    assert found.plan.by_category["parameters"] == 1024
+
+
 def test_two_steps_are_enough(session: Session, tmp_path: Path) -> None:
     short, long = (
         planned(session, script_of(tmp_path, HEAD + LOOP.format(steps=steps))).plan
