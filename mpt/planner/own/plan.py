@@ -23,6 +23,8 @@ from mpt.planner.step.run_fake import FakeRun
 from mpt.planner.trace.unseen import Unseen
 
 BFLOAT16_SINCE = (8, 0)
+PATIENCE = 90.0
+"""Seconds after which no further change is tried: a script may evaluate at length before it trains."""
 LEAST_SAVING = 0.98
 """A way that still needs more than this share of the step unchanged is left out."""
 
@@ -52,7 +54,12 @@ def plan_own(
     )
     without_largest = replace(wish, largest_batch=False, snapshot="")
     ways: list[tuple[Changes, Way]] = []
-    for changes in find_changes(run, gpu):
+    for number, changes in enumerate(find_changes(run, gpu), 1):
+        seconds = time.perf_counter() - started
+        if seconds > PATIENCE:
+            untried = f"further changes were not tried: {number} plans took {seconds:.0f} s"
+            plan = replace(plan, notes=[*plan.notes, untried])
+            break
         try:
             changed = trace(changes, run.all_on_gpu).fake
         except (

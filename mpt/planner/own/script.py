@@ -37,6 +37,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from mpt.errors import ConfigError
 from mpt.planner.own.created import Created, noting_what_is_made
+from mpt.planner.own.evaluations import Evaluations
 from mpt.planner.own.factory import Made, Source
 from mpt.planner.own.names import named_networks
 from mpt.planner.own.written import Written
@@ -103,6 +104,7 @@ class Script:
         self._written = Written()
         self._said = Tail()
         self._created = Created()
+        self._evaluations = Evaluations()
         self._stepped: Counter[int] = Counter()
         """Optimizer -> its steps in this step."""
         self._updated: set[int] = set()
@@ -150,6 +152,11 @@ class Script:
             found.append(
                 f"{len(self._given_up)} optimizers did not step in {MOST_ALONE} steps of another: "
                 "what they need is not planned"
+            )
+        if self._evaluations.left_out:
+            found.append(
+                f"{self._evaluations.left_out} evaluations before the first step were left out: they had the shapes of "
+                "others"
             )
         if self._written.count:
             found.append(
@@ -223,7 +230,7 @@ class Script:
                 *(mock.patch.object(one, "set_start_method") for one in STARTERS),
                 noting_what_is_made(self._created),
                 self._written.elsewhere(),
-                mock.patch.object(nn.Module, "__call__", self._before_call(nn.Module.__call__)),
+                mock.patch.object(nn.Module, "__call__", self._calling(nn.Module.__call__)),
                 mock.patch.object(
                     nn.Module, "zero_grad", self._before_call(nn.Module.zero_grad, True)
                 ),
@@ -273,6 +280,17 @@ class Script:
                         f"{line_of(sys._getframe(1))}. If that is an evaluation, shorten it by the script's own options"
                     )
             return function(*args, **kwargs)
+
+        return call
+
+    def _calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that calls a network: to learn, when a step may begin, or to be evaluated."""
+        learn = self._before_call(function)
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._is_begun or torch.is_grad_enabled() or getcurrent() is not self._run:
+                return learn(module, *args, **kwargs)
+            return self._evaluations.call(learn, module, args, kwargs)
 
         return call
 

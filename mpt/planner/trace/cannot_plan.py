@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sysconfig
 import traceback
@@ -118,6 +119,7 @@ def line_of(frame: FrameType | None) -> str | None:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown line"
 
 
+@functools.cache
 def is_outside(path: str) -> bool:
     """Return whether a file is none of torch, numpy, the planner, Python and its wrappers, which no script can change.
 

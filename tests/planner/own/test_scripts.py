@@ -214,6 +214,27 @@ def test_a_script_in_a_package_imports_from_it(session: Session, tmp_path: Path)
     assert found.plan.by_category["parameters"] == 1024
 
 
+def test_evaluations_before_the_first_step_are_executed_until_they_repeat_themselves(
+    session: Session, tmp_path: Path
+) -> None:
+    text = HEAD + (
+        "calls = []\nlayer.register_forward_hook(lambda *given: calls.append(given[1][0].shape))\n"
+        "with torch.no_grad():\n    for size in (4, 8) * {count}:\n"
+        "        found = layer(torch.rand(size, 8))\n        assert found.shape == (size, 8)\n"
+        "        assert not found.requires_grad\n"
+        "assert len(calls) == {seen}, len(calls)\ncalls.clear()\n"
+    )
+    few, many = (
+        planned(
+            session, script_of(tmp_path, text.format(count=count, seen=seen) + LOOP.format(steps=5))
+        ).plan
+        for count, seen in ((2, 4), (50, 6))
+    )
+    assert many.allocated == few.allocated
+    assert any("94 evaluations before the first step" in note for note in many.notes)
+    assert not any("evaluations" in note for note in few.notes)
+
+
 def test_two_steps_are_enough(session: Session, tmp_path: Path) -> None:
     short, long = (
         planned(session, script_of(tmp_path, HEAD + LOOP.format(steps=steps))).plan
