@@ -73,6 +73,8 @@ class Command(PlannedConfig):
 
     Plans one training of CONFIG; with --vram, the fastest recipe that fits is searched and written. Sub-commands:
     infer, presets, tune, calibrate, lock, check, cluster; `mpt plan infer -h` explains one.
+
+    A training script of your own is planned as it stands: `mpt plan train.py -- ITS WORDS` (`mpt plan step -h`).
     """
 
     config: PlannedFile

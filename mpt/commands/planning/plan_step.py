@@ -25,14 +25,14 @@ from mpt.report.units import show_seconds
 
 @dataclass(frozen=True)
 class Command:
-    """Plan a training step of your own code, which need not know mpt, and the changes to write into it.
+    """Plan a training script or step of your own, which need not know mpt, and the changes to write into it.
 
     FACTORY is a function, as FILE.py:NAME or PACKAGE.MODULE:NAME, that returns the step, or (model, optimizer, batch,
     step); or a training script, FILE.py, whose own options follow after --. `mpt plan FACTORY` does the same.
     """
 
     factory: Annotated[str, typer.Argument(metavar="FACTORY", show_default=False)]
-    """The function's file or module."""
+    """A function by its file or module, or a script."""
     overrides: Annotated[
         tuple[str, ...], typer.Argument(metavar="[NAME=VALUE]...", show_default=False)
     ] = ()
