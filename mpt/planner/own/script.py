@@ -101,7 +101,7 @@ class Script:
         self.source, self.words = source, words
         self.module = ModuleType("__main__")
         self._run = greenlet(self._execute)
-        self._written = Written()
+        self._written = Written(os.getcwd(), str(Path(source.where).parent))
         self._said = Tail()
         self._created = Created()
         self._evaluations = Evaluations()

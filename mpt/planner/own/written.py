@@ -29,17 +29,17 @@ MOVING = ("rename", "replace", "symlink", "link")
 class Written:
     """The files of one script."""
 
-    def __init__(self) -> None:
+    def __init__(self, *folders: str) -> None:
+        """`folders`: the script's own, which count though they may lie in that of temporary files."""
         self.count = 0
         """Files that were written."""
-        self._folder: Path | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="mpt-plan-"))
         self._free = (*FREE, tempfile.gettempdir() + os.sep)
+        self._own = tuple(os.path.join(os.path.abspath(one), "") for one in folders)
 
     def drop(self) -> None:
         """Remove them."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -65,20 +65,15 @@ class Written:
         if not isinstance(path, str | bytes | os.PathLike):
             return None
         whole = os.path.abspath(os.fsdecode(path))
-        if whole.startswith(self._free):
+        if whole.startswith(str(self._folder)):
             return None
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="mpt-plan-"))
+        if whole.startswith(self._free) and not whole.startswith(self._own):
+            return None
         return self._folder / whole.lstrip(os.sep).replace(":", "")
-
-    def found(self, path: Any) -> Path | None:
-        """Return the place of what was written; None for everything else."""
-        place = self.place_of(path)
-        return place if place is not None and place.exists() else None
 
     def _opening(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            place = self.place_of(file)
+            place = None if kwargs.get("opener") else self.place_of(file)  # of a temporary file
             if place is None:
                 return function(file, mode, *args, **kwargs)
             if WRITING & {*mode} and not place.is_file():
