@@ -282,7 +282,7 @@ def doctor(
     ok, note, warning or fault) and tables; the table `cure` of the numerics has the patch that was tried. Nothing is
     written.
     """
-    from mpt.planner.recipes.own_step import FACTORY, find_source
+    from mpt.planner.recipes.own_step import find_source, names_factory
     from mpt.workflows.examination import (
         BEGINNING,
         PARTS,
@@ -293,7 +293,7 @@ def doctor(
     )
     from mpt.workflows.own_examination import OwnWish, examine_own
 
-    if isinstance(subject, str) and FACTORY.fullmatch(subject):
+    if isinstance(subject, str) and names_factory(subject):
         return examine_own(
             OwnWish(subject, find_source(subject, allow), {}, dtype, runs=Path(runs)), only
         )

@@ -22,7 +22,7 @@ from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, NonFiniteError
-from mpt.planner.recipes.own_step import FACTORY, SCRIPT, find_source, read_arguments
+from mpt.planner.recipes.own_step import find_source, names_factory, read_arguments
 from mpt.report.units import counted
 from mpt.run.process.files import write_atomically
 from mpt.run.records.layout import RunDirectory, find_run
@@ -82,12 +82,7 @@ MARKS = {"ok": "ok", "note": "note", "warning": "WARN", "fault": "FAULT"}
 
 def run(arguments: Command) -> None:
     """Examine what is asked for. Raises NonFiniteError (exit 6) when a fault was found."""
-    if arguments.subject is not None and SCRIPT.fullmatch(arguments.subject):
-        raise ConfigError(
-            f"{arguments.subject}: the doctor repeats single steps, and a script cannot be put back; name a function "
-            f"that returns its step: {arguments.subject}:FUNCTION. `mpt plan {arguments.subject}` plans it as it stands"
-        )
-    if arguments.subject is not None and FACTORY.fullmatch(arguments.subject):
+    if arguments.subject is not None and names_factory(arguments.subject):
         conclude(arguments, arguments.subject, examine_own(read_own(arguments), arguments.only), [])
         return
     has_subject = arguments.subject is not None

@@ -104,9 +104,8 @@ class TypeNames:
 
     @contextmanager
     def in_force(self, all_of_it: bool = False) -> Iterator[None]:
-        """Let scripts use the names inside the block. `all_of_it`: all tensors are made on the card, of arrays too."""
+        """Let scripts use the names inside the block. `all_of_it`: `torch.Tensor(3)` is made on the card."""
         self._set_on_host = torch.set_default_tensor_type
-        from_numpy = torch.from_numpy
         dtype = torch.get_default_dtype()
         names: Any = mock.patch.multiple(torch.cuda, **cast(Any, self.types))
         with ExitStack() as stack:
@@ -118,6 +117,4 @@ class TypeNames:
             )
             if all_of_it:
                 self._make_on_card()
-                moved = lambda array: from_numpy(array).to(self.card())  # noqa: E731
-                stack.enter_context(mock.patch.object(torch, "from_numpy", moved))
             yield

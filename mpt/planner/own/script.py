@@ -13,6 +13,7 @@ What it would write is kept apart (`mpt.planner.own.written`).
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import multiprocessing
 import os
@@ -246,6 +247,7 @@ class Script:
 
     @contextmanager
     def _as_main(self) -> Iterator[None]:
+        # not by `mock.patch.dict`, which takes imported modules out again
         before = sys.modules["__main__"]
         sys.modules["__main__"] = self.module
         try:
@@ -256,13 +258,11 @@ class Script:
     @contextmanager
     def _with_environment(self) -> Iterator[None]:
         """Let it have the variables that it set."""
-        before = dict(os.environ)
-        change_environment(self._environment)
-        try:
-            yield
-        finally:
-            self._environment = dict(os.environ)
-            change_environment(before)
+        with mock.patch.dict(os.environ, self._environment, clear=True):
+            try:
+                yield
+            finally:
+                self._environment = dict(os.environ)
 
     def _before_call(
         self, function: Callable[..., Any], without_optimizer: bool = False
@@ -345,19 +345,13 @@ def parameters_of(optimizer: Optimizer) -> set[int]:
     }
 
 
-def change_environment(variables: Mapping[str, str]) -> None:
-    """Let this process have these variables and no others."""
-    for name in os.environ.keys() - variables.keys():
-        del os.environ[name]
-    os.environ.update(variables)
-
-
-class Tail:
+class Tail(io.TextIOBase):
     """A stream of text that keeps the last lines."""
 
     encoding = "utf-8"
 
     def __init__(self) -> None:
+        super().__init__()
         self._text = ""
 
     def write(self, text: str) -> int:
@@ -365,12 +359,9 @@ class Tail:
         self._text = "\n".join((self._text + text).split("\n")[-KEPT_LINES:])
         return len(text)
 
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def isatty(self) -> bool:
-        """It is no terminal."""
-        return False
+    def writable(self) -> bool:
+        """It takes text."""
+        return True
 
     def last(self) -> str:
         """Return the last line that says something."""

@@ -12,14 +12,13 @@ from mpt.errors import MptError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
 from tests.planner.own import older_steps
+from tests.planner.own.own_plans import plan_of
 
 STEPS = Path(older_steps.__file__)
 
 
 def planned(session: Session, name: str, **options: Any) -> Plan:
-    source = {"where": str(STEPS), "function": name, "folder": str(STEPS.parents[3])}
-    found: Plan = session.plan_own(source, options).get().plan
-    return found
+    return plan_of(session, STEPS, name, options)
 
 
 def test_tensors_of_old_class_names_are_on_the_card(session: Session) -> None:

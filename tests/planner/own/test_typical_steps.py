@@ -12,14 +12,13 @@ from mpt.errors import MptError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
 from tests.planner.own import typical_steps
+from tests.planner.own.own_plans import plan_of
 
 STEPS = Path(typical_steps.__file__)
 
 
 def planned(session: Session, name: str, **options: Any) -> Plan:
-    source = {"where": str(STEPS), "function": name, "folder": str(STEPS.parents[3])}
-    found: Plan = session.plan_own(source, options).get().plan
-    return found
+    return plan_of(session, STEPS, name, options)
 
 
 def test_a_device_that_a_script_chooses_in_its_first_lines_is_the_card(session: Session) -> None:
@@ -83,8 +82,7 @@ def test_checkpoints_are_neither_written_nor_missed(session: Session, tmp_path: 
 
 def test_what_a_script_makes_in_its_first_lines_is_on_the_card(session: Session) -> None:
     path = STEPS.with_name("whole_script.py")
-    source = {"where": str(path), "function": "build", "folder": str(STEPS.parents[3])}
-    first, second = (session.plan_own(source, {}).get().plan for _ in range(2))
+    first, second = (plan_of(session, path, "build", {}) for _ in range(2))
     weights = 4 * (256 * 256 + 256)
     assert first.by_category["parameters"] == weights
     assert first.by_category["optimizer state"] == pytest.approx(2 * weights, rel=0.01)
