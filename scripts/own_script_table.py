@@ -10,38 +10,25 @@ executed in its own folder, in a process for each, and stopped after two steps. 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from scripts.live_bytes import live_bytes
 from scripts.provenance import made
-
-MEASURED = """
-import json, sys
-from mpt.planner.own.factory import Source
-from mpt.planner.own.trace import trace_on_cpu
-from mpt.planner.trace.trace import live_peak
-source = Source(sys.argv[1], words=tuple(sys.argv[2:]))
-print("LIVE", json.dumps([live_peak(trace_on_cpu(source, {}, is_fake)) for is_fake in (True, False)]))
-"""
 
 
 def row_of(call: str, folder: Path, limit: float) -> str:
     """Return a script's row of the table."""
     file, *words = shlex.split(call)
     path = (folder / file).resolve()
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MEASURED, str(path), *words],
-        cwd=path.parent, capture_output=True, text=True, check=False, timeout=limit,
-    )  # fmt: skip
-    found = [line for line in done.stdout.splitlines() if line.startswith("LIVE ")]
-    if not found:
-        why = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return f"| `{call}` | | | {why[:120]} |"
-    planned, measured = json.loads(found[0].removeprefix("LIVE "))
+    try:
+        [(planned, measured)] = live_bytes(
+            ({"where": str(path), "words": words}, {}), folder=path.parent, timeout=limit
+        )
+    except RuntimeError as error:
+        return f"| `{call}` | | | {str(error).splitlines()[-1][:120]} |"
     same = "equal" if planned == measured else f"{(planned - measured) / measured:+.2%}"
     return f"| `{call}` | {planned:,} | {measured:,} | {same} |"
 

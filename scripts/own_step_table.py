@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import platform
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +23,7 @@ from torch import nn
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from scripts.live_bytes import live_bytes
 from scripts.provenance import made
 
 Step = Callable[[], Any]
@@ -208,17 +207,13 @@ STEPS = {
 
 def measure(name: str) -> dict[str, Any]:
     """Return the planned and the measured peak of one step, or why it could not be planned."""
-    from mpt.errors import MptError
-    from mpt.planner.own.factory import Source
-    from mpt.planner.own.trace import trace_on_cpu
-    from mpt.planner.trace.trace import live_peak
-
-    source = Source(str(Path(__file__).resolve()), name)
     try:
-        measured = live_peak(trace_on_cpu(source, {}, is_fake=False))
-        return {"measured": measured, "planned": live_peak(trace_on_cpu(source, {}, is_fake=True))}
-    except MptError as error:
-        return {"problem": str(error)}
+        [(planned, measured)] = live_bytes(
+            ({"where": str(Path(__file__).resolve()), "function": name}, {}), timeout=600
+        )
+        return {"measured": measured, "planned": planned}
+    except RuntimeError as error:
+        return {"problem": str(error)[-200:]}
 
 
 def write_page(rows: dict[str, dict[str, Any]], left_out: list[str]) -> str:
@@ -252,32 +247,17 @@ def write_page(rows: dict[str, dict[str, Any]], left_out: list[str]) -> str:
 
 
 def main() -> None:
-    """Measure each step in a process of its own and write the page."""
+    """Measure each step and write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="")
-    parser.add_argument("--measure")
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
-    if asked.measure:
-        print(json.dumps(measure(asked.measure)))
-        return
     there = {prefix for prefix, package in PACKAGES.items() if importlib.util.find_spec(package)}
     rows = {}
     for name in (name for name in STEPS if asked.only in name and name.partition("_")[0] in there):
-        done = subprocess.run(
-            [sys.executable, __file__, "--measure", name],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        lines = done.stdout.strip().splitlines()
-        rows[name] = (
-            json.loads(lines[-1])
-            if done.returncode == 0
-            else {"problem": done.stderr.strip()[-200:]}
-        )
+        rows[name] = measure(name)
         print(name, rows[name], file=sys.stderr)
     page = write_page(
         rows, [package for prefix, package in PACKAGES.items() if prefix not in there]

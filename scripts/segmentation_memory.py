@@ -27,7 +27,7 @@ import torch
 
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.own.changes import Changes
-from mpt.planner.own.factory import Source
+from mpt.planner.own.source import Source
 from mpt.planner.own.trace import trace_own
 from mpt.planner.trace.replay import replay
 from mpt.planner.trace.unseen import ASSUMED_SHARE, CONVOLUTIONS, Unseen

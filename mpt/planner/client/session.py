@@ -216,7 +216,7 @@ class Session:
     def plan_own(
         self, source: Mapping[str, Any], arguments: Mapping[str, Any], **wish: Any
     ) -> Answer[OwnPlan]:
-        """Plan somebody's own training step; `source` holds the fields of `mpt.planner.own.factory.Source`."""
+        """Plan somebody's own training step; `source` holds the fields of `mpt.planner.own.source.Source`."""
         wanted = {"own": {"source": source, "arguments": arguments}, "wish": wish}
         return self._pool.submit(self._send, wanted, OwnPlan.from_data).result()
 

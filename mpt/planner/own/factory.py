@@ -16,11 +16,9 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,36 +29,10 @@ import torch
 from mpt import vision_ops  # noqa: F401 - before a torchvision that may be built for another torch
 from mpt.config.registry import place
 from mpt.errors import ConfigError, MptError
+from mpt.planner.own.script import beginning_of
+from mpt.planner.own.source import Made, Source
 
 FORMS = "a step, which takes nothing, or (model, optimizer, batch, step)"
-
-
-@dataclass(frozen=True)
-class Source:
-    """A factory by name, or a script: `where` is a module or a file."""
-
-    where: str
-    function: str = ""
-    """Empty for a script."""
-    folder: str = ""
-    """Folder that modules are imported from, in addition to installed packages."""
-    words: tuple[str, ...] = ()
-    """A script's command line."""
-
-    @property
-    def is_script(self) -> bool:
-        """Whether it is executed as it stands."""
-        return not self.function
-
-    @property
-    def is_file(self) -> bool:
-        """Whether `where` is a file and not a module."""
-        return self.where.endswith(".py")
-
-    def __str__(self) -> str:
-        if self.is_script:
-            return shlex.join([Path(self.where).name, *self.words])
-        return f"{Path(self.where).name if self.is_file else self.where}:{self.function}"
 
 
 MADE_BY_TORCH = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
@@ -68,30 +40,11 @@ _wants_plan: set[Source] = set()
 """Scripts that set a default device."""
 
 
-@dataclass(frozen=True)
-class Made:
-    """The values that a factory returned."""
-
-    step: Callable[[], Any]
-    named: Mapping[str, Any]
-    """Values that may be networks, by name: those of the tuple, or the variables that the step sees."""
-    batch: Any = None
-    stop: Callable[[], None] = lambda: None
-    """To be called when no more steps are wanted."""
-    notes: Callable[[], list[str]] = list
-    """Assumptions of the steps, after them."""
-
-
 @functools.cache
 def find_factory(source: Source) -> Callable[..., Any]:
     """Import a factory, once in a process. Raises ConfigError if there is none or its file cannot be imported."""
-    if source.folder not in sys.path:
-        sys.path.insert(0, source.folder)
     try:
-        with _called_alone(source):
-            module = (
-                _import_file(Path(source.where)) if source.is_file else _import_module(source.where)
-            )
+        function = _import_factory(source)
     except MptError:
         raise
     except (Exception, SystemExit) as error:
@@ -103,7 +56,6 @@ def find_factory(source: Source) -> Callable[..., Any]:
         raise ConfigError(
             f"{place(error, Path(source.where))}: it cannot be imported: {ends}"
         ) from error
-    function = getattr(module, source.function, None)
     if not callable(function):
         raise ConfigError(f"{source}: {source.where} has no function {source.function}")
     found: Callable[..., Any] = function
@@ -112,15 +64,25 @@ def find_factory(source: Source) -> Callable[..., Any]:
 
 def import_in_plan(source: Source, factory: Callable[..., Any]) -> Callable[..., Any]:
     """Execute a factory's file again if that makes tensors: those of a plan are its own."""
-    if source.is_script:
-        return factory
     module = sys.modules.get(Path(source.where).stem) if source.is_file else None
     values = () if module is None else list(vars(module).values())
     if source in _wants_plan or any(isinstance(one, MADE_BY_TORCH) for one in values):
-        with _called_alone(source):
-            again: Callable[..., Any] = getattr(_import_file(Path(source.where)), source.function)
+        again: Callable[..., Any] = _import_factory(source)
         return again
     return factory
+
+
+def _import_factory(source: Source) -> Any:
+    """Execute the file of a factory, which may lack it. A script is its own, and is executed when that is called."""
+    if source.is_script:
+        return beginning_of(source)
+    if source.folder not in sys.path:
+        sys.path.insert(0, source.folder)
+    with _called_alone(source):
+        module = (
+            _import_file(Path(source.where)) if source.is_file else _import_module(source.where)
+        )
+    return getattr(module, source.function, None)
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from mpt.planner.answers.own_plan import OwnPlan, Way
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.own.changes import Changes
-from mpt.planner.own.factory import Source, batch_size_of
+from mpt.planner.own.factory import batch_size_of
+from mpt.planner.own.source import Source
 from mpt.planner.own.trace import OwnRun, import_factory, trace_own
 from mpt.planner.plans.plan import Wish, describe
 from mpt.planner.step.run_fake import FakeRun

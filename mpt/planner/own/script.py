@@ -39,8 +39,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from mpt.errors import ConfigError
 from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.evaluations import Evaluations
-from mpt.planner.own.factory import Made, Source
 from mpt.planner.own.names import named_networks
+from mpt.planner.own.source import Made, Source
 from mpt.planner.own.written import Written
 from mpt.planner.trace.cannot_plan import is_outside, line_of
 

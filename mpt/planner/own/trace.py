@@ -40,19 +40,12 @@ from mpt.planner.own.changes import (
 )
 from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.extensions import nothing_compiled
-from mpt.planner.own.factory import (
-    Made,
-    Source,
-    call_factory,
-    find_factory,
-    import_in_plan,
-    reset_default_device,
-)
+from mpt.planner.own.factory import call_factory, find_factory, import_in_plan, reset_default_device
 from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.names import COMPILED, are_compiled, named_networks
 from mpt.planner.own.ranks import one_of_several
-from mpt.planner.own.script import beginning_of
+from mpt.planner.own.source import Made, Source
 from mpt.planner.own.switches import switches_kept
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.time_model import Work
@@ -109,11 +102,8 @@ def trace_own(
 def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
     """Import a factory as on a machine with the card: a script's first lines choose its device.
 
-    One that uses the card as soon as it is imported is imported in a plan of its own. A script is its own factory.
-    Raises ConfigError.
+    One that uses the card as soon as it is imported is imported in a plan of its own. Raises ConfigError.
     """
-    if source.is_script:
-        return beginning_of(source)
     try:
         with libraries_as_ever(), nothing_compiled(), card_answers(gpu):
             return find_factory(source)
@@ -133,7 +123,7 @@ def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
 def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) -> Trace:
     """Build and step a training on the CPU, on fake or real tensors, to check the plan."""
     recorder = Recorder("cpu")
-    factory = beginning_of(source) if source.is_script else find_factory(source)
+    factory = find_factory(source)
     recording = on_fake_gpu(recorder, find_gpu(DEFAULT)) if is_fake else recorder.recording()
     bounds = without_values() if is_fake else nullcontext()
     with (

@@ -113,7 +113,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 def find_source(
     factory: str | Callable[..., Any], allow: Sequence[str], words: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the fields of `mpt.planner.own.factory.Source`. Raises ConfigError."""
+    """Return the fields of `mpt.planner.own.source.Source`. Raises ConfigError."""
     if not isinstance(factory, str):
         return source_of_function(factory)
     if SCRIPT.fullmatch(factory):

@@ -141,8 +141,8 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
 
 def answer_own(asked: dict[str, Any], gpu: Any, calibration: Any, wish: Any) -> dict[str, Any]:
     """Return the plan of somebody's own training step as plain data."""
-    from mpt.planner.own.factory import Source
     from mpt.planner.own.plan import plan_own
+    from mpt.planner.own.source import Source
 
     source = Source(**{**asked["source"], "words": tuple(asked["source"].get("words", ()))})
     return plan_own(source, asked["arguments"], gpu, calibration, wish).as_data()

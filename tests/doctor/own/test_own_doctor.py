@@ -18,7 +18,7 @@ from mpt.doctor.own.numerics import describe_own
 from mpt.doctor.own.step import OwnSubject, take
 from mpt.errors import ConfigError, NonFiniteError
 from mpt.planner.facts.gpus import DEFAULT, find_gpu
-from mpt.planner.own.factory import Source
+from mpt.planner.own.source import Source
 from tests.doctor.own import strange_steps
 
 STEPS = Path(strange_steps.__file__)

@@ -16,28 +16,10 @@ from mpt.config.load import load_config
 from mpt.config.shipped import shipped_configs
 from mpt.errors import ConfigError, MptError
 from mpt.planner.client.session import Session
+from scripts.live_bytes import live_bytes
 from tests.planner.own import foreign_steps
 
 STEPS = Path(foreign_steps.__file__)
-WITHOUT_PLAN = """
-import json, sys
-from mpt.planner.own.factory import Source
-from mpt.planner.own.trace import trace_on_cpu
-from mpt.planner.trace.trace import live_peak
-for name, options in json.loads(sys.argv[2]):
-    source = Source(sys.argv[1], name)
-    print(json.dumps([live_peak(trace_on_cpu(source, options, is_fake)) for is_fake in (False, True)]))
-"""
-
-
-def live_bytes(*steps: tuple[str, dict[str, Any]]) -> list[list[int]]:
-    """Return the peaks of steps on a CPU, measured and planned, by one process."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITHOUT_PLAN, str(STEPS), json.dumps(steps)],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
 def sparse(**options: Any) -> tuple[str, dict[str, Any]]:
@@ -61,9 +43,8 @@ def sparse(**options: Any) -> tuple[str, dict[str, Any]]:
 def test_live_bytes_on_a_cpu_are_those_of_the_same_step_on_real_tensors(
     steps: list[tuple[str, dict[str, Any]]],
 ) -> None:
-    found = live_bytes(*steps)
-    assert len(found) == len(steps)
-    for measured, planned in found:
+    calls = [({"where": str(STEPS), "function": name}, given) for name, given in steps]
+    for planned, measured in live_bytes(*calls):
         assert measured == planned > 0
 
 
@@ -100,7 +81,7 @@ TIMES = """
 import sys
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.own.changes import Changes
-from mpt.planner.own.factory import Source
+from mpt.planner.own.source import Source
 from mpt.planner.own.trace import trace_own
 gpu = find_gpu("a100")
 def trace(name, **given):

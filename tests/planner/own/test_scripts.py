@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -17,19 +16,10 @@ from mpt.planner.answers.own_plan import OwnPlan
 from mpt.planner.client.session import Session
 from mpt.planner.own.script import find_batch
 from mpt.planner.recipes.own_step import find_source
+from scripts.live_bytes import live_bytes
 from tests.planner.own import script_gan
 
 GAN = Path(script_gan.__file__)
-ON_CPU = """
-import json, os, sys
-from mpt.planner.own.factory import Source
-from mpt.planner.own.trace import trace_on_cpu
-from mpt.planner.trace.trace import live_peak
-os.chdir(sys.argv[1])
-for words in json.loads(sys.argv[3]):
-    source = Source(sys.argv[2], words=tuple(words))
-    print(json.dumps([live_peak(trace_on_cpu(source, {}, is_fake)) for is_fake in (False, True)]))
-"""
 
 
 def planned(session: Session, path: Path, *words: str, **arguments: Any) -> OwnPlan:
@@ -49,16 +39,10 @@ def test_live_bytes_of_a_script_are_those_of_the_same_script_on_real_tensors(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "old.txt").write_text("old", encoding="utf-8")
     (tmp_path / "runs" / "log.txt").write_text("earlier", encoding="utf-8")
-    calls = [[], ["--every", "3"], ["--width=96"]]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ON_CPU, str(tmp_path), str(GAN), json.dumps(calls)],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    pairs = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(pairs) == len(calls)
-    for measured, expected in pairs:
-        assert measured == expected > 0
+    spoken = [[], ["--every", "3"], ["--width=96"]]
+    calls = [({"where": str(GAN), "words": words}, {}) for words in spoken]
+    for planned, measured in live_bytes(*calls, folder=tmp_path):
+        assert measured == planned > 0
 
 
 def test_a_script_is_planned_with_both_networks_of_a_step(session: Session) -> None:
