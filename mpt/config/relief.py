@@ -3,9 +3,9 @@
 A trick's file says it in literals, so that a new file is planned, proposed and used in recovery without being named
 anywhere else:
 
-- `RELIEVES`: the memory that it reduces, "activations", "weights", "optimizer" (its state, and gradients), "batch"
-  (the samples that go through the networks at once; its shorthand is a number of samples), "fragmentation" (of the
-  allocator) or "moments" (the run's work outside its steps).
+- `RELIEVES`: the memory that it reduces, "activations", "weights", "gradients", "optimizer" (its state, and perhaps
+  gradients), "batch" (the samples that go through the networks at once; its shorthand is a number of samples),
+  "fragmentation" (of the allocator) or "moments" (the run's work outside its steps).
 - `PROPOSALS`: the planner's proposals as its YAML value, the gentlest first.
 - `DIALS`: settings with one number to be found, each a mapping in which that number is a pair: the value that relieves
   most, and the one that relieves least. Whole numbers stay whole; "activations" means the configuration's own list
@@ -30,7 +30,15 @@ from typing import Any
 from mpt.config.registry import INSTALLED, Plugin, Registry
 from mpt.errors import PartError
 
-KINDS = ("activations", "weights", "optimizer", "batch", "fragmentation", "moments")
+KINDS = (
+    "activations",
+    "weights",
+    "gradients",
+    "optimizer",
+    "batch",
+    "fragmentation",
+    "moments",
+)
 LAST_RANK = 100
 
 

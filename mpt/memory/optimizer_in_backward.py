@@ -33,7 +33,7 @@ CONFLICTS = {
     "low_bit_optimizer": "8-bit optimizers keep state per parameter group; use one of the two",
     "release_grads_after": "gradients are released one by one already; leave that one out",
 }
-RELIEVES = "optimizer"
+RELIEVES = "gradients"
 PROPOSALS = (True,)
 RANK = 1
 

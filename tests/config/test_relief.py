@@ -15,7 +15,8 @@ CONFIG = {"model": "small_cnn", "dataset": "digits", "train": {"batch_size": 32}
 
 def test_the_installed_tricks_are_found_by_what_they_relieve_the_cheapest_first() -> None:
     assert [one.name for one in reliefs("activations")] == ["recompute", "offload_activations"]
-    assert [one.name for one in reliefs("optimizer")] == [
+    assert [one.name for one in reliefs("gradients")] == ["optimizer_in_backward"]
+    assert [one.name for one in reliefs("optimizer", "gradients")] == [
         "optimizer_in_backward",
         "cpu_optimizer",
         "low_bit_optimizer",

@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch import nn
+
+from mpt.planner.trace.repeated_calls import Form, form_of, made_of
 
 EXECUTED = 3
 """Evaluations of the same forms that are executed, with results of the same forms."""
-PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device)
-Form = tuple[TreeSpec, tuple[Any, ...]]
 
 
 class Evaluations:
@@ -55,29 +53,3 @@ class Evaluations:
         now = form_of(result)
         self._results[key] = now, count + 1 if now == form else 1
         return result
-
-
-def form_of(values: Any) -> Form | None:
-    """Return the form of fake tensors and plain values in tuples, lists and mappings; None if there is more."""
-    leaves, spec = tree_flatten(values)
-    forms: list[Any] = []
-    for one in leaves:
-        if isinstance(one, FakeTensor) and one.layout is torch.strided and not one.requires_grad:
-            forms.append((one.shape, one.stride(), one.dtype, one.fake_device))
-        elif isinstance(one, PLAIN):
-            forms.append(one)
-        else:
-            return None
-    return (spec, tuple(forms)) if any(isinstance(one, Tensor) for one in leaves) else None
-
-
-def made_of(form: Form) -> Any:
-    """Return new tensors of a form, with its plain values."""
-    spec, forms = form
-    leaves = [
-        torch.empty_strided(one[0], one[1], dtype=one[2], device=one[3])
-        if isinstance(one, tuple)
-        else one
-        for one in forms
-    ]
-    return tree_unflatten(leaves, spec)

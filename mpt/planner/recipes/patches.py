@@ -39,8 +39,8 @@ def combinations(allow_lossy: bool = True) -> Combinations:
     """Return the patches to try with the known tricks."""
     splitting = reliefs("batch")[0]
     activations, optimizers, weights = (
-        [one for one in reliefs(kind) if one.proposals and (allow_lossy or not one.is_lossy)]
-        for kind in ("activations", "optimizer", "weights")
+        [one for one in reliefs(*kinds) if one.proposals and (allow_lossy or not one.is_lossy)]
+        for kinds in (("activations",), ("gradients", "optimizer"), ("weights",))
     )
     splittable = [one for one in activations if works_split(one, splitting)]
     split_optimizers = each(one for one in optimizers if works_split(one, splitting))
@@ -95,7 +95,7 @@ def both(some: Iterable[Patch], others: Sequence[Patch]) -> list[Patch]:
 
 def suit(first: Patch, second: Patch) -> bool:
     """Return whether the tricks of two patches may be combined."""
-    known = {one.name: one for one in reliefs("activations", "optimizer")}
+    known = {one.name: one for one in reliefs("activations", "gradients", "optimizer")}
     return all(known[one].suits(known[other]) for one in first for other in second)
 
 

@@ -81,15 +81,25 @@ class Recipe:
         return (self.fits, self.fits_well) == (other.fits, other.fits_well)
 
     def proves_hopeless(self, patch: Patch, budget_bytes: int) -> bool:
-        """Whether the weights, gradients and optimizer state that this recipe shares with a patch are too much."""
-        if self.plan.context_bytes + self.plan.held_throughout <= budget_bytes:
+        """Whether the weights, gradients and optimizer state that this recipe shares with a patch are too much.
+
+        Gradients, which some tricks release, take no more than the weights.
+        """
+        held = self.plan.context_bytes + self.plan.held_throughout
+        if held <= budget_bytes or self.patch.get("precision") != patch.get("precision"):
             return False
         leave_weights = {one.name for one in reliefs("activations", "batch")}
         own, other = (
             {name: value for name, value in tricks.items() if name not in leave_weights}
             for tricks in (self.tricks, patch.get("memory", {}))
         )
-        return own == other and self.patch.get("precision") == patch.get("precision")
+        if own == other:
+            return True
+        release = {one.name for one in reliefs("gradients")}
+        gradients = max(self.plan.by_category.get(name, 0) for name in ("gradients", "parameters"))
+        return held - gradients > budget_bytes and own == {
+            name: value for name, value in other.items() if name not in release
+        }
 
     def is_part_of(self, patch: Patch) -> bool:
         """Whether a patch has this precision and these tricks, in no larger a batch, and perhaps more."""

@@ -270,16 +270,18 @@ class _Search:
         """Try in bfloat16, which needs no loss scale, tricks that the configured half precision refuses for having
         one.
 
-        Alone it takes the configured one's time, and is not tried beside what comes before that.
+        Alone it takes the configured one's time and memory, and is not tried beside what comes before that.
         """
         names = [one.usable(gpu.has_bfloat16, unscaled=True) for one in lighter_modes(lossy=False)]
         plain = next((one for one in self.recipes if not one.patch), None)
         for name in filter(None, names if is_scaled(self.config.precision.mode) else ()):
             mode = {"precision": mode_patch(self.config, name)}
-            if plain is not None and self.cannot_win(replace(plain, patch=mode), mode):
+            alone = () if plain is None else (replace(plain, patch=mode),)
+            if any(self.cannot_win(one, mode) for one in alone):
                 continue
             refused = [patch["memory"] for patch, _ in self.refused if set(patch) == {"memory"}]
-            self.try_all(joined(mode, tricks) for tricks in refused)
+            patches = [joined(mode, tricks) for tricks in refused]
+            self.try_all(one for one in patches if not self.is_hopeless(one, alone))
 
     def is_heavy(self, precision: Patch) -> bool:
         """Return whether weights, gradients and optimizer state are a large share of the excess, or of the budget."""
@@ -351,10 +353,10 @@ class _Search:
             return False
         return not self.is_hopeless(patch)
 
-    def is_hopeless(self, patch: Patch) -> bool:
-        """Return whether other recipes prove that a patch does not fit; note it."""
+    def is_hopeless(self, patch: Patch, others: Iterable[Recipe] = ()) -> bool:
+        """Return whether other recipes, these among them, prove that a patch does not fit; note it."""
         if any(
-            one.proves_hopeless(patch, self.budget_bytes) for one in self.recipes
+            one.proves_hopeless(patch, self.budget_bytes) for one in (*self.recipes, *others)
         ) or self.cannot_shrink(patch):
             self.hopeless.append(patch)
             return True

@@ -17,6 +17,7 @@ from mpt.engine.state.evaluation import apart_from_training, preview
 from mpt.engine.state.state import capture
 from mpt.planner.answers.plan import PlannedMoment
 from mpt.planner.device.zero_values import values_as_zeros
+from mpt.planner.trace.repeated_calls import RepeatedCalls
 from mpt.planner.trace.replay import peak_live, replay
 from mpt.planner.trace.trace import Recorder, Trace
 from mpt.run.checkpoints.state_checks import first_non_finite
@@ -55,7 +56,8 @@ def trace_moments(
     for name, work in works.items():
         start, problem = len(recorder.trace.events), ""
         recorder.enter_moment(recorder.trace.spans[-1].step, "", name)
-        with values_as_zeros(recorder) as values:
+        repeated = RepeatedCalls(recorder)
+        with repeated.repeating(), values_as_zeros(recorder) as values:
             try:
                 is_done = work()
             except Exception as error:

@@ -199,6 +199,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = self.trace.storages[index]
         return storage.category not in ("parameters", "buffers") and storage.stream != GRAPHS
 
+    def number_of(self, tensor: Tensor) -> int | None:
+        """Return the number of a tensor's storage in the trace; None if it is not followed."""
+        return self._live.number_of(tensor)
+
+    def follow(self, tensor: Tensor, number: int) -> None:
+        """Note the end of a tensor's storage as that of one whose birth is in the trace already."""
+        self._live.add(tensor, number)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let tensors of the planner's own be made inside the block."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
     def born(self, result: Any, operator: str) -> None:
         """Note an operator's results while it was not seen."""
         for tensor in tensors_in(result):

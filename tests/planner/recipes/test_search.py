@@ -200,6 +200,23 @@ def test_weights_and_states_that_are_too_much_rule_out_what_leaves_them_as_they_
     assert any("micro_batch" in memory and "cpu_optimizer" in memory for memory in asked)
 
 
+@pytest.mark.parametrize(("weights", "asked"), [(2, []), (4, ["amp", "bf16"])])
+def test_gradients_are_not_released_where_the_rest_is_too_much(
+    weights: int, asked: list[str]
+) -> None:
+    def answer(memory: dict[str, Any], mode: str) -> Plan | str:
+        if "optimizer_in_backward" in memory and mode == "amp":
+            return "scaled"
+        by_category = {"parameters": weights * GIB, "gradients": GIB}
+        return plan(12.0, held_throughout=9 * GIB, by_category=by_category)
+
+    session = FakeSession(answer)
+    config = load_config(CONFIG)
+    search(session, config, find_gpu("rtx3060"), BUDGET)  # type: ignore[arg-type]
+    released = [mode for mode, memory in session.asked if set(memory) == {"optimizer_in_backward"}]
+    assert released == asked
+
+
 def test_nothing_is_tried_alone_either_that_leaves_too_large_weights_as_they_are() -> None:
     def answer(memory: dict[str, Any], mode: str) -> Plan | Answer[Plan]:
         if "stream_weights" in memory:
