@@ -76,12 +76,10 @@ def close_input() -> None:
 
 def preload() -> None:
     """Import the modules of every plan, while the command still reads its configuration."""
-    from mpt.planner.device import dispatch_rules, late_compiler
+    from mpt.planner.device import dispatch_rules
 
     dispatch_rules.shorten()
-    with late_compiler.without_triton():
-        late_compiler.postpone()
-        import mpt.planner.plans.plan  # noqa: F401
+    import mpt.planner.plans.plan  # noqa: F401
 
 
 def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -> dict[str, Any]:

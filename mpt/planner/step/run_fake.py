@@ -28,7 +28,7 @@ from mpt.engine.step.step import update
 from mpt.errors import MemoryBudgetError
 from mpt.parallel.local import local
 from mpt.parallel.world import ALONE, World
-from mpt.planner.device import fake_device, late_compiler, routes
+from mpt.planner.device import fake_device, routes
 from mpt.planner.device.fake_mode import LeanFakeMode
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.step.compiled import compiling_on_fake
@@ -190,7 +190,8 @@ def on_fake_gpu(
     fake_device.register()
     routes.register()
     routes.target.capability = gpu.capability
-    late_compiler.stay_eager()  # memory.compile has a way of its own
+    # what a model compiles itself, since a plan follows operators; memory.compile has a way of its own
+    torch.compiler.set_stance("force_eager")
     fake_device.clear_weight_casts()
     # such as a constant that the model's file makes on import
     fake = LeanFakeMode(allow_non_fake_inputs=True)
