@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -249,15 +249,18 @@ def test_what_a_script_sets_and_imports_is_its_own(session: Session, tmp_path: P
     planned(session, script_of(tmp_path, text.replace("{width}", "16")))
 
 
-def test_the_command_plans_a_script_and_leaves_its_folder_alone(tmp_path: Path) -> None:
+def test_the_command_plans_a_script_and_leaves_its_folder_alone(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    temporary = tmp_path_factory.mktemp("temporary")
     (tmp_path / "runs").mkdir()
     for name in ("old.txt", "log.txt"):
         (tmp_path / "runs" / name).write_text("earlier", encoding="utf-8")
-    before = set(Path(tempfile.gettempdir()).glob("mpt-plan-*"))
     done = subprocess.run(
         [sys.executable, "-m", "mpt", "plan", str(GAN), "--gpu", "rtx3060",
          "--", "--batch-size", "16", "--workers", "2"],
         capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "script_gan.py --batch-size 16 --workers 2, batch 16" in done.stdout
@@ -265,4 +268,4 @@ def test_the_command_plans_a_script_and_leaves_its_folder_alone(tmp_path: Path) 
     kept = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
     assert kept == ["runs", "runs/log.txt", "runs/old.txt"]
     assert all((tmp_path / "runs" / one).read_text() == "earlier" for one in ("old.txt", "log.txt"))
-    assert set(Path(tempfile.gettempdir()).glob("mpt-plan-*")) <= before
+    assert not list(temporary.glob("mpt-plan-*"))
