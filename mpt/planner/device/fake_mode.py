@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import increment_version
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_map_only
 
@@ -167,6 +168,8 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if self.is_direct and facts_of(func).changes_each:
             if not self._are_plain(args) and not self._are_changed(func, args, kwargs):
                 return None
+            # as the kernels do: a backward pass refuses weights that were changed since its forward
+            increment_version(args[0])
             return Outcome((None,))
         key = self._description(func, args, kwargs)  # None if an argument is not plain
         return None if key is None else _outcomes.get(key)

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from textwrap import shorten
 from types import FrameType
 
 from torch import nn
@@ -27,6 +28,8 @@ DEVICES_MEET = ("found at least two devices", "found two different devices")
 """Words of torch from 2.12 on, and before."""
 NO_CARD = ("compiled with cuda", "linked with support for cuda", "nvidia", "no cuda gpus")
 """Words of torch where a card is used that is not there."""
+LONGEST = 220
+"""Letters of an error that are shown."""
 LOOKS_AT_VALUES = (
     "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
 )
@@ -55,7 +58,7 @@ def explained(recorder: Recorder) -> Iterator[None]:
 
 def reason_of(error: BaseException) -> str:
     """Return in plain words a question of an operator that a fake tensor cannot answer."""
-    text = str(error).strip().split("\n")[0][:200]
+    text = shorten(str(error).strip().split("\n")[0], LONGEST, placeholder=" …")
     if isinstance(error, DataDependentOutputException):
         operator = str(error.func)
         if "_local_scalar_dense" in operator or "is_nonzero" in operator or "equal" in operator:

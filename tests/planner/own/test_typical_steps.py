@@ -121,6 +121,14 @@ def test_an_error_that_may_follow_from_a_value_names_where_it_was_read(session: 
         planned(session, "averaged")
 
 
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_weights_that_were_changed_since_their_forward_are_refused_as_by_torch(
+    session: Session, foreach: bool | None
+) -> None:
+    with pytest.raises(MptError, match=r"modified by an inplace operation.*typical_steps.py:\d+"):
+        planned(session, "stepped_between", foreach=foreach)
+
+
 def test_data_are_made_of_true_values_if_zeros_make_none(session: Session) -> None:
     assert planned(session, "cropped").by_category["parameters"] == 4 * (64 * 64) + 512
 

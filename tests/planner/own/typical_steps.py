@@ -56,6 +56,23 @@ def sampled():
     return step
 
 
+def stepped_between(foreach=None):
+    """A loss whose weights were changed since its forward, which torch refuses."""
+    maker, judge = nn.Linear(64, 64).to(device), nn.Linear(64, 1).to(device)
+    first = torch.optim.Adam(judge.parameters(), foreach=foreach)
+    second = torch.optim.Adam(maker.parameters(), foreach=foreach)
+
+    def step():
+        made = maker(torch.rand(8, 64, device=device))
+        answer = judge(made)
+        (-answer).mean().backward(retain_graph=True)
+        first.step()
+        answer.mean().backward()
+        second.step()
+
+    return step
+
+
 def shortened():
     """A network of whose parts one is kept, as the convolutions of a VGG."""
     whole = nn.Sequential(nn.Sequential(nn.Linear(64, 64)), nn.Linear(64, 4096)).to(device)
