@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.planner.cpu_truth import OPERATOR, Record, read_record
+from tests.programs import rows_of
 
-ROOT = Path(__file__).resolve().parents[2]
 TRACKED = 0.001
 OLD_RECURRENT = 0.01
 """Before torch 2.13 an LSTM under the CPU's autocast keeps a little more than planned: .6 % with 2.11."""
@@ -30,16 +25,7 @@ ABOVE = 0.001
 
 
 def compare(*which: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.planner.against_real", *which],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW ")]
+    return rows_of("tests.planner.against_real", *which)
 
 
 def check(rows: list[dict[str, Any]]) -> None:

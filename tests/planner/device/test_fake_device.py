@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +12,8 @@ from mpt.planner.device import direct_results
 from mpt.planner.device.fake_device import header_path, read_operator_lists
 from mpt.planner.device.routes import SPLIT_OPERATORS
 from tests.planner.configs import VIT
+from tests.programs import run_program
 
-ROOT = Path(__file__).resolve().parents[3]
 HALF_OUT = {"mm", "linear", "conv2d", "conv_transpose2d", "bmm", "einsum", "sdpa"}
 FULL_OUT = {
     "exp",
@@ -37,16 +33,7 @@ AS_GIVEN = {"relu", "add", "batch_norm"}
 
 @pytest.fixture(scope="module")
 def seen() -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.planner.fake_parity"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_program("tests.planner.fake_parity")[-1])
 
 
 def test_every_operator_of_the_installed_header_has_an_autocast_kernel(seen: Any) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -16,6 +11,7 @@ from mpt.planner.step.compiled import GraphRun, find_fused
 from mpt.planner.trace.allocator import MIB
 from mpt.planner.trace.trace import Recorder
 from tests.planner.configs import UNET, make
+from tests.programs import run_program
 
 
 def test_only_what_elementwise_operators_and_reductions_read_is_fused_away() -> None:
@@ -83,19 +79,7 @@ def test_a_compiled_plan_holds_less_and_says_how_it_was_made(session: Session) -
 
 @pytest.mark.slow
 def test_compiled_plans_agree_with_a_few_real_compiled_steps() -> None:
-    root = Path(__file__).resolve().parents[3]
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.planner.compiled_against_real", "few"],
-        cwd=root,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    errors = [
-        float(line.split("|")[-2].strip(" %"))
-        for line in ended.stdout.splitlines()
-        if "aot_eager" in line
-    ]
+    lines = run_program("tests.planner.compiled_against_real", "few")
+    errors = [float(line.split("|")[-2].strip(" %")) for line in lines if "aot_eager" in line]
     assert len(errors) == 2
     assert max(map(abs, errors)) < 1.5

@@ -33,9 +33,9 @@ from mpt.planner.step.shard_trace import Chunks
 from mpt.planner.trace.overlap import OrderedWork, Sent, step_time
 from mpt.planner.trace.time_model import ARITHMETIC_SHARE
 from tests.planner.test_command import Shared
+from tests.programs import rows_of
 
 Command = Callable[..., dict[str, Any]]
-
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "configs" / "classify_digits.yaml"
 TRACKED = 0.005
@@ -50,16 +50,7 @@ def test_plans_agree_with_real_ranks() -> None:
 
 
 def compare_real_ranks() -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.planner.ranks_against_real", "few"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW ")]
+    rows = rows_of("tests.planner.ranks_against_real", "few")
     assert len(rows) == 2
     return rows
 

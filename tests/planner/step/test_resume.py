@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from mpt.planner.client.session import Session
 from tests.planner.configs import make
 from tests.planner.resume_against_real import FURTHER, SETTINGS
+from tests.programs import rows_of
 
-ROOT = Path(__file__).resolve().parents[3]
 RANDOM_STATES = 5056 + 624 * 8 + 625 * 8
 """Bytes of torch's, numpy's and Python's generators in a checkpoint, which a plan leaves out."""
 
@@ -23,16 +17,7 @@ RANDOM_STATES = 5056 + 624 * 8 + 625 * 8
     "words", [[], pytest.param(["all"], marks=pytest.mark.slow)], ids=["few", "all"]
 )
 def test_resumes_on_this_cpu_take_what_was_planned_to_the_byte(words: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.planner.resume_against_real", *words],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW ")]
+    rows = rows_of("tests.planner.resume_against_real", *words)
     assert len(rows) == len(SETTINGS) + (len(FURTHER) if words else 0)
     for row in rows:
         assert row["tracked"] - row["planned"] == RANDOM_STATES, row

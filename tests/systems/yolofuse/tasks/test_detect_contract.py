@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from mpt.run.records.layout import find_run
 from mpt.seams import Batch, Loss
 from mpt.seams.phase_losses import draw_batch
 from mpt.systems.yolofuse.tasks.detect import Detect
+from tests.programs import run_program
 from tests.systems.yolofuse.tasks.small import build, config
 
 GROWING = {"name": "sgd_warmup", "warmup": 8, "accumulation": 4, "schedule": "constant"}
@@ -111,17 +109,7 @@ def test_recomputed_gradients_are_bit_equal(fusion: str) -> None:
 @pytest.mark.slow
 def test_a_plan_is_the_bytes_of_a_real_step() -> None:
     """Of YOLOFuse, and of a torchvision detector, whose shapes depend on values and are planned by bounds."""
-    root = Path(__file__).resolve().parents[4]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.systems.yolofuse.tasks.planned"],
-        cwd=root,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = [json.loads(line) for line in run_program("tests.systems.yolofuse.tasks.planned")]
     assert [row["name"] for row in rows] == ["yolofuse", "ssdlite"]
     for row in rows:
         assert row["planned"] == pytest.approx(row["tracked"], rel=0.001), row
