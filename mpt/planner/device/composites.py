@@ -1,4 +1,5 @@
-"""Operators made of others, which come whole to a mode under `torch.inference_mode`.
+"""Operators made of others, which come whole to a mode under `torch.inference_mode`, and after it if they are given
+tensors that were made there.
 
 Otherwise autograd takes them apart before a mode sees them. Taken apart by hand they read values, allocate and cost
 what their parts do, and attention and recurrent layers take a GPU's route (`mpt.planner.device.routes`).
@@ -21,9 +22,11 @@ AUTOCAST = {True: "AutocastPrivateUse1", False: "AutocastCPU"}
 
 def parts_of(func: Any, args: Any) -> Callable[..., Any] | None:
     """Return a function that calls an operator's parts in its place; None if it is none of that kind."""
-    if not torch.is_inference_mode_enabled() or not is_composite(func):
+    if not is_composite(func):
         return None
     first = next((one for one in args if isinstance(one, torch.Tensor)), None)
+    if not torch.is_inference_mode_enabled() and (first is None or not first.is_inference()):
+        return None
     is_on_card = first is not None and first.device.type == DEVICE
     if is_on_card and func in routes.kernels:
         return routes.kernels[func]

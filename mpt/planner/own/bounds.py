@@ -61,7 +61,7 @@ DRAWN: Mapping[Any, Callable[[Any], float | None]] = {
     **dict.fromkeys((_aten.randint.low, _aten.randint.low_generator), lambda args: args[1] - 1),
     _aten.random_.to: lambda args: args[1] - 1,
     getattr(_aten.random_, "from"): lambda args: None if args[2] is None else args[2] - 1,
-    _aten.uniform_.default: lambda args: args[2] if len(args) > 2 else 1.0,
+    _aten.uniform_.default: lambda args: below(*args[:3]),
 }
 """Operator that draws a number -> the most that it can be, of its arguments: a size that is drawn, or a place."""
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
@@ -258,6 +258,11 @@ class WithoutMemory(KeptInBackward):
         return func(*args, **kwargs)
 
 
+def below(tensor: Tensor, start: float = 0.0, end: float = 1.0) -> float:
+    """Return a number just below the end of an interval, which is no part of it."""
+    return start + (end - start) * (1 - torch.finfo(tensor.dtype).eps)
+
+
 def number_of_classes(labels: Tensor, num_classes: int = -1) -> int:
     """Return how many classes `one_hot` was asked for; -1 if they follow from the labels."""
     return num_classes
@@ -267,6 +272,13 @@ def load_here(loader: DataLoader[Any]) -> Any:
     """Return an iterator that loads in this process: a plan's tensors cannot be sent from workers."""
     loader.num_workers, loader.timeout = 0, 0
     return _SingleProcessDataLoaderIter(loader)
+
+
+@contextmanager
+def loaded_here() -> Iterator[None]:
+    """Let loaders load in this process inside the block."""
+    with mock.patch.object(DataLoader, "_get_iterator", load_here):
+        yield
 
 
 _fetch: Any = _MapDatasetFetcher.fetch
@@ -374,7 +386,7 @@ def without_values() -> Iterator[BoundedShapes]:
     known = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_VALUES)
     with (
         known,
-        mock.patch.object(DataLoader, "_get_iterator", load_here),
+        loaded_here(),
         mock.patch.object(_MapDatasetFetcher, "fetch", fetch),
         lazy_modules(),
         nothing_compiled(),

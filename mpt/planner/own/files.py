@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 from unittest import mock
@@ -112,4 +112,18 @@ def without_files() -> Iterator[None]:
     """Let `torch.save` write nothing inside the block."""
     files = Files(torch.load)
     with mock.patch.multiple(torch, save=files.save, load=files.load):
+        yield
+
+
+@contextmanager
+def saved_by_python() -> Iterator[None]:
+    """Let `torch.save` open files by `open` inside the block, as of a script whose folders are kept apart."""
+    save = torch.save
+
+    def call(given: Any, file: Any, *options: Any, **named: Any) -> None:
+        is_name = isinstance(file, str | os.PathLike)
+        with open(file, "wb") if is_name else nullcontext(file) as opened:
+            save(given, opened, *options, **named)
+
+    with mock.patch.object(torch, "save", call):
         yield

@@ -29,7 +29,7 @@ from mpt.planner.device.cuda_stand_in import card_answers, cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
 from mpt.planner.own.all_on_card import all_on_card
-from mpt.planner.own.bounds import without_values
+from mpt.planner.own.bounds import loaded_here, without_values
 from mpt.planner.own.changes import (
     Changes,
     ForwardAutocast,
@@ -41,6 +41,7 @@ from mpt.planner.own.changes import (
 from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.extensions import nothing_compiled
 from mpt.planner.own.factory import call_factory, find_factory, import_in_plan, reset_default_device
+from mpt.planner.own.files import saved_by_python
 from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.names import COMPILED, are_compiled, named_networks
@@ -134,6 +135,9 @@ def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) ->
         bounds as values,
         noting_what_is_made() as created,
     ):
+        if not is_fake:
+            at_end.enter_context(loaded_here())
+            at_end.enter_context(saved_by_python())
         with nullcontext() if values is None else values.building():
             made = call(lambda: call_factory(source, factory, arguments))
             at_end.callback(made.stop)

@@ -30,6 +30,7 @@ NO_CARD = ("compiled with cuda", "linked with support for cuda", "nvidia", "no c
 """Words of torch where a card is used that is not there."""
 LONGEST = 220
 """Letters of an error that are shown."""
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
 LOOKS_AT_VALUES = (
     "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
 )
@@ -87,8 +88,8 @@ def reason_of(error: BaseException) -> str:
 
 
 def plain(text: str) -> str:
-    """Return torch's words without the name of our device."""
-    return text.replace(fake_device.DEVICE, "the stand-in for a GPU")
+    """Return torch's words without the name of our device and without colours."""
+    return COLOURS.sub("", text).replace(fake_device.DEVICE, "the stand-in for a GPU")
 
 
 def place_of(errors: list[BaseException], recorder: Recorder) -> str:

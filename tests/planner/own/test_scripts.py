@@ -98,6 +98,7 @@ optimizer = torch.optim.SGD(layer.parameters(), 0.1)
         ("import argparse\nargparse.ArgumentParser().parse_args()", ("--x",), "unrecognized arguments: --x"),
         ("raise SystemExit('there is no data')", (), "it ends the program: there is no data"),
         (HEAD + "print('no cards')", (), "it came to its end after no training step.*It said last: no cards"),
+        ("raise OSError('\\x1b[1mtrust\\x1b[0m it')", (), "OSError: trust it, at"),
         ("import mystery", (), r"No module named 'mystery', at .*train\.py:1"),
         (HEAD + "layer(torch.rand(2, 8)).sum().backward()\noptimizer.step()\n", (), "after 1 training step;"),
         ("import os\nos.environ['LOCAL_RANK']", (), r"torchrun starts write WORLD_SIZE=2.*train\.py:2"),
