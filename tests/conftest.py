@@ -56,6 +56,17 @@ def _no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr("mpt.report.drawing.drawn", lambda plot: "<svg></svg>")
 
 
+@pytest.fixture(autouse=True)
+def _training_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave reports and the planner's words on memory out where dozens of runs are trained: both have their tests."""
+    if request.path.relative_to(TESTS).parts[0] in ("engine", "parallel"):
+        monkeypatch.setattr("mpt.report.page.write_report", lambda path: None)
+        monkeypatch.setattr(
+            "mpt.workflows.out_of_memory_report.add_report",
+            lambda message, training, arguments: message,
+        )
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _garbage_of_one_file() -> Iterator[None]:
     """Look at no file's objects again when the next one's garbage is: tests and mpt collect it hundreds of times."""

@@ -1,4 +1,4 @@
-"""Modules of the tests that run as programs of their own, since what they register stays for good."""
+"""Commands of mpt and modules of the tests that run in processes of their own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_mpt(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command of mpt in a process of its own, however it ends. `options` are those of `subprocess.run`."""
+    command = [sys.executable, "-m", "mpt", *map(str, words)]
+    return subprocess.run(
+        command, capture_output=True, text=True, **{"check": False, "timeout": 200, **options}
+    )
 
 
 def run_program(module: str, *words: str) -> list[str]:

@@ -33,6 +33,7 @@ from mpt.config import registry
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, SUBPACKAGES
 from mpt.errors import ConfigError, GateError, Interrupted, MptError
+from tests.programs import run_mpt
 
 pytestmark = pytest.mark.tier("fast")
 
@@ -431,12 +432,7 @@ except SystemExit as stop:
 
 
 def test_the_module_runs_as_the_command_does():
-    done = subprocess.run(
-        [sys.executable, "-m", "mpt", "validate", "nowhere.yaml"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_mpt("validate", "nowhere.yaml")
     assert done.returncode == 2
     assert done.stderr == "error: nowhere.yaml: no such file; a YAML file is expected\n"
 

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
@@ -26,6 +24,7 @@ from mpt.report.read_run import read_run
 from mpt.run.checkpoints import checkpoint
 from mpt.run.records.layout import create_run, open_run
 from mpt.workflows.train import closing_line
+from tests.programs import run_mpt
 
 CONFIG = """
 model: {name: small_cnn, features: 4, image_size: 8}
@@ -518,34 +517,15 @@ def test_files_that_were_skipped_are_counted_and_named(
 
 
 def test_two_processes_cannot_write_one_run(config: Path, trained: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "mpt",
-        "train",
-        str(config),
-        "--resume",
-        str(trained),
-        "--quiet",
-    ]
     with open_run(trained).hold():
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = run_mpt("train", config, "--resume", trained, "--quiet")
     assert done.returncode == 5
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
 
 
 def test_an_external_model_needs_its_package_granted(config: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "mpt",
-        "train",
-        str(config),
-        "model={name: 'os.path:join'}",
-        "--dry-run",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = run_mpt("train", config, "model={name: 'os.path:join'}", "--dry-run")
     assert done.returncode == 2
     assert "--allow" in done.stderr
 

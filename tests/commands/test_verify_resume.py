@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,6 +19,7 @@ from mpt.doctor.hidden_state import Hidden
 from mpt.doctor.resume_cause import changed_values, find_cause, module_values
 from mpt.errors import GateError
 from mpt.workflows import resume_check
+from tests.programs import run_mpt
 
 COUNTING = """
 from torch import nn
@@ -246,7 +246,6 @@ def test_a_nan_of_a_module_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_kills_leave_no_trace(here: Path) -> None:
-    words = [sys.executable, "-m", "mpt", "verify-resume", "honest.yaml", "--kill", "--steps", "40"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    done = run_mpt("verify-resume", "honest.yaml", "--kill", "--steps", 40, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "resume is exact: a kill at step" in done.stdout

@@ -16,6 +16,7 @@ from mpt.doctor.card.runner import faults, left_over
 from scripts.gpu_check_features import FEATURES
 from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, ROOT, mpt, rows, train
 from tests.cuda_rehearsal.torch_cuda import installed
+from tests.programs import run_mpt
 
 MIB = 2**20
 WIDE = CLASSIFIER.replace("features: 4", "features: 64").replace(
@@ -192,19 +193,7 @@ def test_the_doctor_examines_numerics_on_the_card(tmp_path: Path) -> None:
 def test_a_comparison_trains_each_mode_in_a_process_of_its_own(tmp_path: Path) -> None:
     os.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text(CLASSIFIER)
-    command = [
-        sys.executable,
-        "-m",
-        "mpt",
-        "compare",
-        "fp32",
-        "amp",
-        "--config",
-        "config.yaml",
-        "--seeds",
-        "1",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = run_mpt("compare", "fp32", "amp", "--config", "config.yaml", "--seeds", 1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "amp" in done.stdout
 

@@ -92,12 +92,16 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(image.flatten(0, 1).flatten(0, 0))[0][:, -1])
 
 
-class Compares(nn.Module):
-    """Each sample with each other one, as contrastive losses do: bytes grow with the square of the batch."""
+class Headed(nn.Module):
+    """Has one layer, from 16 x 16 pixels to classes."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
         self.head = nn.Linear(256, num_classes)
+
+
+class Compares(Headed):
+    """Each sample with each other one, as contrastive losses do: bytes grow with the square of the batch."""
 
     def forward(self, image: Tensor) -> Tensor:
         x = image.flatten(1)
@@ -118,50 +122,30 @@ class Normed(nn.Module):
         return self.head(self.layer(x.permute(0, 2, 3, 1)).mean((1, 2)))
 
 
-class LooksAtValues(nn.Module):
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__()
-        self.head = nn.Linear(256, num_classes)
-
+class LooksAtValues(Headed):
     def forward(self, image: Tensor) -> Tensor:
         scale = image.abs().max().item()
         return self.head(image.flatten(1) / (scale + 1))
 
 
-class Branches(nn.Module):
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__()
-        self.head = nn.Linear(256, num_classes)
-
+class Branches(Headed):
     def forward(self, image: Tensor) -> Tensor:
         x = self.head(image.flatten(1))
         return x * 2 if x.sum() > 0 else x
 
 
-class Selects(nn.Module):
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__()
-        self.head = nn.Linear(256, num_classes)
-
+class Selects(Headed):
     def forward(self, image: Tensor) -> Tensor:
         x = self.head(image.flatten(1))
         return x[x[:, 0] > 0]
 
 
-class MovesItself(nn.Module):
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__()
-        self.head = nn.Linear(256, num_classes)
-
+class MovesItself(Headed):
     def forward(self, image: Tensor) -> Tensor:
         return self.head(image.cuda().flatten(1))
 
 
-class LooksInHook(nn.Module):
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__()
-        self.head = nn.Linear(256, num_classes)
-
+class LooksInHook(Headed):
     def forward(self, image: Tensor) -> Tensor:
         x = self.head(image.flatten(1))
         x.register_hook(lambda gradient: gradient / gradient.norm().item())
@@ -177,11 +161,7 @@ class StaysOnCpu(nn.Module):
         return self.head(image.flatten(1) * self.scale)
 
 
-class Prints(nn.Module):
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__()
-        self.head = nn.Linear(256, num_classes)
-
+class Prints(Headed):
     def forward(self, image: Tensor) -> Tensor:
         x = self.head(image.flatten(1))
         print(f"{x.mean():.3f}", x.detach().cpu().numpy().shape)

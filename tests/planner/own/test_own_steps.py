@@ -18,6 +18,7 @@ from mpt.errors import ConfigError, MptError
 from mpt.planner.client.session import Session
 from scripts.live_bytes import live_bytes
 from tests.planner.own import foreign_steps
+from tests.programs import run_mpt
 
 STEPS = Path(foreign_steps.__file__)
 
@@ -331,22 +332,12 @@ def test_the_command_plans_a_file_and_its_arguments(tmp_path: Path) -> None:
         "6GiB",
         "--json",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "mpt", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        cwd=tmp_path,
-    )
+    done = run_mpt(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["plan"]["batch_size"] == 2
     assert found["plan"]["fits"] is True
     assert all(way["plan"]["reserved"] < found["plan"]["reserved"] for way in found["ways"])
-    wrong = subprocess.run(
-        [sys.executable, "-m", "mpt", "plan", f"{STEPS}:decoder", "batchsize=2"],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    wrong = run_mpt("plan", f"{STEPS}:decoder", "batchsize=2")
     assert wrong.returncode == 2
     assert "it takes batch_size, length, names_cuda, autocast" in wrong.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from mpt.planner.own.script import find_batch
 from mpt.planner.recipes.own_step import find_source
 from scripts.live_bytes import live_bytes
 from tests.planner.own import script_gan
+from tests.programs import run_mpt
 
 GAN = Path(script_gan.__file__)
 
@@ -257,12 +256,8 @@ def test_the_command_plans_a_script_and_leaves_its_folder_alone(
     (tmp_path / "runs").mkdir()
     for name in ("old.txt", "log.txt"):
         (tmp_path / "runs" / name).write_text("earlier", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "mpt", "plan", str(GAN), "--gpu", "rtx3060",
-         "--", "--batch-size", "16", "--workers", "2"],
-        capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    )  # fmt: skip
+    words = ("plan", GAN, "--gpu", "rtx3060", "--", "--batch-size", 16, "--workers", 2)
+    done = run_mpt(*words, cwd=tmp_path, env={**os.environ, "TMPDIR": str(temporary)})
     assert done.returncode == 0, done.stderr
     assert "script_gan.py --batch-size 16 --workers 2, batch 16" in done.stdout
     assert "was kept apart" in " ".join(done.stdout.split())

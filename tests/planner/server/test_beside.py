@@ -26,6 +26,7 @@ from mpt.report.page import write_report
 from mpt.report.read_run import read_run
 from tests.planner.configs import DIGITS, make
 from tests.planner.cpu_truth import trace_real
+from tests.programs import run_mpt
 
 CUDA = torch.device("cuda")
 MIB = 2**20
@@ -118,19 +119,8 @@ def test_a_run_on_a_cpu_needs_what_was_planned(
     file: str, settings: list[str], tmp_path: Path
 ) -> None:
     """Through the loop itself, whose batches are a good part of what a small model holds."""
-    command = [
-        sys.executable,
-        "-m",
-        "mpt",
-        "train",
-        f"@{file}",
-        "train.plan_memory=true",
-        "name=run",
-        *settings,
-    ]
-    subprocess.run(
-        [*command, "--device", "cpu", "--quiet"], cwd=tmp_path, check=True, capture_output=True
-    )
+    words = ("train", f"@{file}", "train.plan_memory=true", "name=run", *settings)
+    run_mpt(*words, "--device", "cpu", "--quiet", cwd=tmp_path, check=True, timeout=None)
     plan, summary = (
         json.loads((tmp_path / "runs/run" / name).read_text())
         for name in ("plan.json", "summary.json")

@@ -1,13 +1,12 @@
 """The collector is left as it was, and a command says nothing about leaks at its end."""
 
 import gc
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mpt.run.process import collector
+from tests.programs import run_mpt
 
 
 @pytest.fixture(autouse=True)
@@ -43,16 +42,5 @@ def test_a_training_ends_without_a_word_about_leaks(tmp_path: Path) -> None:
     config.write_text(
         "model: {name: small_cnn, features: 4, image_size: 8}\ndataset: digits\ntrain: {steps: 1, device: cpu}\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "mpt",
-        "train",
-        str(config),
-        "--runs",
-        str(tmp_path),
-        "--quiet",
-        "--no-report",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_mpt("train", config, "--runs", tmp_path, "--quiet", "--no-report", check=True)
     assert done.stdout + done.stderr == ""

@@ -2,42 +2,16 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from mpt.commands import infer
 from mpt.commands.infer import Command as InferArguments
-from mpt.config.load import load_config
-from mpt.engine.building.build import build_datasets, build_run
-from mpt.engine.state.state import capture
-from mpt.run.checkpoints import checkpoint
-from mpt.run.records.layout import create_run
+from tests.systems.deepfacelab.commands.small_run import make_run
 
 
 @pytest.fixture
 def run_path(tmp_path):
-    config = load_config(
-        {
-            "model": {
-                "name": "saehd",
-                "image_size": 64,
-                "ae_dims": 6,
-                "e_dims": 4,
-                "d_dims": 4,
-                "d_mask_dims": 2,
-            },
-            "dataset": {"name": "procedural_faces", "count": 4, "test_count": 3},
-            "optimizer": {"name": "adabelief"},
-            "precision": {"mode": "fp32"},
-            "train": {"batch_size": 2, "steps": 1},
-        }
-    )
-    data, _ = build_datasets(config)
-    run = build_run(config, torch.device("cpu"), data.spec)
-    directory = create_run(tmp_path / "runs", "faces")
-    directory.config_path.write_text(config.to_yaml())
-    checkpoint.save(directory, 0, capture(run), keep_last=1)
-    return directory.path
+    return make_run(tmp_path / "runs", 3).path
 
 
 def test_pictures_become_swaps_and_masks_side_by_side(run_path, tmp_path):

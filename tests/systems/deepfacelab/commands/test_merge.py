@@ -8,19 +8,15 @@ import torch
 from PIL import Image
 
 from mpt import cli
-from mpt.config.load import load_config
 from mpt.data.video.video import describe_video
 from mpt.data.video.video_writer import VideoWriter
-from mpt.engine.building.build import build_datasets, build_run
-from mpt.engine.state.state import capture
 from mpt.inference.trained import open_trained
-from mpt.run.checkpoints import checkpoint
-from mpt.run.records.layout import create_run
 from mpt.systems.deepfacelab.data.faces.face_files import list_faces, open_image
 from mpt.systems.deepfacelab.data.faces.face_geometry import invert
 from mpt.systems.deepfacelab.data.faces.resampling import cut
 from mpt.systems.deepfacelab.inference.frames import open_frames
 from mpt.systems.deepfacelab.inference.planning import peak_bytes
+from tests.systems.deepfacelab.commands.small_run import make_run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -29,28 +25,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 def place(tmp_path_factory):
     """A run, frames, and the faces cut from them."""
     folder = tmp_path_factory.mktemp("merge")
-    config = load_config(
-        {
-            "model": {
-                "name": "saehd",
-                "image_size": 64,
-                "ae_dims": 6,
-                "e_dims": 4,
-                "d_dims": 4,
-                "d_mask_dims": 2,
-            },
-            "dataset": {"name": "procedural_faces", "count": 4, "test_count": 2},
-            "optimizer": {"name": "adabelief"},
-            "precision": {"mode": "fp32"},
-            "train": {"batch_size": 2, "steps": 1},
-        }
-    )
-    data, _ = build_datasets(config)
-    directory = create_run(folder / "runs", "faces")
-    directory.config_path.write_text(config.to_yaml())
-    checkpoint.save(
-        directory, 0, capture(build_run(config, torch.device("cpu"), data.spec)), keep_last=1
-    )
+    make_run(folder / "runs", 2)
     (folder / "frames").mkdir()
     for face in list_faces(FIXTURES / "wf_xseg.pak", "dst")[:3]:
         picture = (
