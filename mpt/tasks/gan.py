@@ -45,6 +45,7 @@ from mpt.seams import (
 from mpt.tasks.shared.adversarial_game import ENERGY_OBJECTIVES, check_critic, failures, remedy
 from mpt.tasks.shared.advice import Advice
 from mpt.tasks.shared.samples import (
+    FromLatents,
     Prior,
     Quality,
     Sampler,
@@ -82,12 +83,13 @@ class Settings(GenerativeOptions):
     """How fast the fakes' weight in the critic's loss follows that ratio (BEGAN's lambda)."""
 
 
-class Gan(Game, SecondOrder, Exports, Legend):
+class Gan(FromLatents, Game, SecondOrder, Exports, Legend):
     """Train `gen` (with `encoder` or `recognition` alongside it, if the model has one) against `disc`."""
 
     metric, higher_is_better = "frechet_distance", False
     opponents = ("disc", "gen")
     averaged = ("gen",)
+    quality: Quality
 
     def __init__(
         self,
@@ -332,12 +334,6 @@ class Gan(Game, SecondOrder, Exports, Legend):
         with self.precision.float32():
             return self.quality.features(batch["image"], "real")
 
-    def evaluate_samples(self, first: int, count: int) -> Evidence:
-        """Return the features of samples."""
-        image = self.sampler.part(self.evaluation_samples, first, count)
-        with self.precision.float32():
-            return self.quality.features(image, "fake")
-
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         """Return the Frechet distance and the diversity of samples compared with the real images."""
         return self.quality.figures(evidence)
@@ -345,16 +341,6 @@ class Gan(Game, SecondOrder, Exports, Legend):
     def preview(self, batch: Batch) -> Tensor | None:
         """Return samples from fixed latents."""
         return self.sampler.sample(self.settings.preview_count, seed=0)
-
-    def samples(
-        self, total: int, first: int, count: int, seed: int, truncation: float = 1.0
-    ) -> Tensor:
-        """Return samples by their numbers."""
-        return self.sampler.numbered(total, first, count, seed, truncation)
-
-    def walk(self, seeds: Sequence[int], frames: int) -> Tensor:
-        """Return images on the way from each seed's sample to the next's."""
-        return self.sampler.walk(seeds, frames)
 
     def export_texts(self) -> dict[str, str]:
         """Return the range of the generator's images, and the distribution of its latents."""

@@ -29,11 +29,16 @@ from mpt.seams import (
     Loss,
     Phase,
     Precision,
-    Samples,
     gather,
 )
 from mpt.tasks.shared.advice import Advice
-from mpt.tasks.shared.samples import Quality, Sampler, latent_size_of, show_reconstructions
+from mpt.tasks.shared.samples import (
+    FromLatents,
+    Quality,
+    Sampler,
+    latent_size_of,
+    show_reconstructions,
+)
 
 COLUMNS = 8
 """Of the preview, unless classes decide."""
@@ -49,11 +54,12 @@ class Settings(GenerativeOptions):
     """Weight of the divergence in training (beta); the figure always counts it once."""
 
 
-class Vae(Samples, Legend):
+class Vae(FromLatents, Legend):
     """Train `encoder` and `decoder` together."""
 
     metric, higher_is_better = "negative_elbo", False
     inputs = ("image",)
+    quality: Quality
 
     def __init__(
         self,
@@ -168,12 +174,6 @@ class Vae(Samples, Legend):
         with self.precision.float32():
             return {**means, **self.quality.features(batch["image"], "real")}
 
-    def evaluate_samples(self, first: int, count: int) -> Evidence:
-        """Return the features of samples from the prior."""
-        image = self.sampler.part(self.evaluation_samples, first, count)
-        with self.precision.float32():
-            return self.quality.features(image, "fake")
-
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         """Return the bound per test image and its terms, and the quality of samples from the prior."""
         means = {name: float(in_float64(gather(evidence, name)).mean()) for name in TERMS}
@@ -188,16 +188,6 @@ class Vae(Samples, Legend):
             return samples
         rebuilt = self.reconstruct(image, None if label is None else label[: len(image)])
         return torch.cat([image.float(), rebuilt, samples])
-
-    def samples(
-        self, total: int, first: int, count: int, seed: int, truncation: float = 1.0
-    ) -> Tensor:
-        """Return samples by their numbers."""
-        return self.sampler.numbered(total, first, count, seed, truncation)
-
-    def walk(self, seeds: Sequence[int], frames: int) -> Tensor:
-        """Return images on the way from each seed's sample to the next's."""
-        return self.sampler.walk(seeds, frames)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return reconstructions alongside the inputs and their codes, or without inputs samples and paths between

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -95,13 +94,8 @@ class Together(AbstractContextManager[None]):
             )
         self.stacks.append(stack)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stacks.pop().__exit__(kind, error, trace)
+    def __exit__(self, *exception: Any) -> None:
+        self.stacks.pop().__exit__(*exception)
 
 
 class BufferState:

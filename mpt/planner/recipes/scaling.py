@@ -17,10 +17,11 @@ from typing import Any
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.errors import ConfigError, InputOutputError
+from mpt.errors import ConfigError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Answer, Answered, Session
 from mpt.planner.facts.placement import STRATEGIES, Placement
+from mpt.planner.trace.timeline import save_figure
 
 LARGEST = 4096
 KINDS = ("weak", "strong")
@@ -249,12 +250,7 @@ def write_picture(path: Path, scaling: Scaling, title: str, budget: int | None) 
     efficiency.set_xlabel(
         "cards" if scaling.kind == "strong" else "cards; the batch grows with them"
     )
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise InputOutputError(f"{path}: cannot be written: {error}") from error
-    finally:
-        pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def draw_strategy(panels: Sequence[Any], scaling: Scaling, words: str) -> None:

@@ -100,6 +100,13 @@ def write_timeline(
         ncols=5,
         fontsize=8,
     )
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as PNG and drop it. Raises InputOutputError if it cannot be written."""
+    from matplotlib import pyplot
+
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:

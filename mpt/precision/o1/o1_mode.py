@@ -16,7 +16,6 @@ import functools
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator, nullcontext
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -96,15 +95,10 @@ class casts(ContextDecorator):
         if push:
             _thread.mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: Any) -> None:
         _thread.regions.pop()
         if _thread.pushed.pop():
-            _thread.mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+            _thread.mode.__exit__(*exception)  # type: ignore[no-untyped-call]
         _standing.close()
         if not _thread.regions:
             _thread.cache.copies.clear()
@@ -116,12 +110,7 @@ class suspended(ContextDecorator):
     def __enter__(self) -> None:
         _thread.regions.append(None)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: Any) -> None:
         _thread.regions.pop()
         if not _thread.regions:
             _thread.cache.copies.clear()

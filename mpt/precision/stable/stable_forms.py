@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -122,17 +121,12 @@ class StableForms(TorchFunctionMode):
             super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: Any) -> None:
         """Forget the forward's calls."""
         global _active
         self.depth -= 1
         if self.depth == 0:
-            super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+            super().__exit__(*exception)  # type: ignore[no-untyped-call]
             self.graph, _active = Graph(), None
 
 
@@ -152,14 +146,9 @@ class Region(AbstractContextManager[None]):
         self.outside.append(self.mode.graph)
         self.mode.graph = Graph()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: Any) -> None:
         self.mode.graph = self.outside.pop()
-        self.mode.__exit__(kind, error, trace)
+        self.mode.__exit__(*exception)
 
 
 def checkpoint_context() -> AbstractContextManager[Any]:

@@ -16,7 +16,7 @@ from mpt.metrics.distances.diversity import diversity_ratio
 from mpt.metrics.distances.feature_space import FeatureSpace, choose_feature_space
 from mpt.metrics.distances.frechet import frechet_distance, too_few
 from mpt.metrics.distances.inception_distance import InceptionDistance
-from mpt.seams import DataSpec, Evidence, Inference, Precision, gather
+from mpt.seams import DataSpec, Evidence, Inference, Precision, Samples, gather
 
 Prior = Literal["normal", "uniform"]
 PATH_STEPS, PATHS, METRIC_SEED = 8, 8, 1234
@@ -166,6 +166,31 @@ class Quality:
             figures["inception_distance"] = frechet_distance(real_nd, fake_nd)
             self.doubt = self.doubt or too_few(real_nd, fake_nd)
         return figures
+
+
+class FromLatents(Samples):
+    """A task whose samples, and the figures of their quality, are those of its sampler."""
+
+    precision: Precision
+    sampler: Sampler
+    quality: Quality | None
+
+    def evaluate_samples(self, first: int, count: int) -> Evidence:
+        """Return the features of samples."""
+        assert self.quality is not None
+        image = self.sampler.part(self.evaluation_samples, first, count)
+        with self.precision.float32():
+            return self.quality.features(image, "fake")
+
+    def samples(
+        self, total: int, first: int, count: int, seed: int, truncation: float = 1.0
+    ) -> Tensor:
+        """Return samples by their numbers."""
+        return self.sampler.numbered(total, first, count, seed, truncation)
+
+    def walk(self, seeds: Sequence[int], frames: int) -> Tensor:
+        """Return images on the way from each seed's sample to the next's."""
+        return self.sampler.walk(seeds, frames)
 
 
 def draw_latents(

@@ -42,14 +42,11 @@ def run(command: Command) -> None:
 
     from mpt.config.load import load_config
     from mpt.engine.building.build import build_run
-    from mpt.engine.state.state import capture
     from mpt.errors import ConfigError
     from mpt.inference.trained import tell_notes
     from mpt.run.checkpoints import checkpoint
-    from mpt.run.process.files import write_atomically
-    from mpt.run.records.data_layout import write_layout
-    from mpt.run.records.layout import create_run, find_run
-    from mpt.systems.deepfacelab.commands.shared.begun_run import data_layout, start_of_loop
+    from mpt.run.records.layout import find_run
+    from mpt.systems.deepfacelab.commands.shared.begun_run import data_layout, write_run
     from mpt.systems.deepfacelab.commands.shared.model_folder import (
         KEPT,
         keep_for_next,
@@ -80,15 +77,15 @@ def run(command: Command) -> None:
     fresh = {name: value for name, value in module.state_dict().items() if name.startswith("inter")}
     load_module_state(made.precision, module, {**loaded.state["modules"][trained], **fresh})
     made.optimizers[trained].load_state_dict(loaded.state["optimizers"][trained])
-    captured = capture(made)
-    captured["loop"] = start_of_loop(0)
-    output = create_run(command.output.parent, command.output.name)
-    write_atomically(output.config_path, config.to_yaml())
-    write_layout(output.data_path, made.data)
-    checkpoint.save(output, 0, captured, keep_last=1, extra_manifest={"source": directory.name})
     kept = kept_folder(directory.path / KEPT)
-    if kept is not None:
-        keep_for_next(kept, output.path / KEPT)
+    output = write_run(
+        command.output,
+        config,
+        made,
+        0,
+        directory.name,
+        lambda place: keep_for_next(kept, place) if kept is not None else None,
+    )
     anew = ", ".join(sorted({name.split(".")[0] for name in fresh}))
     print(f"wrote {output.path}: {f'{anew} begun anew' if anew else 'all weights kept'}")
     print(f"go on with: mpt train {output.config_path} --resume {output.path}")

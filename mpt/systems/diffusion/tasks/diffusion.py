@@ -36,7 +36,6 @@ from mpt.seams import (
     Loss,
     Phase,
     Precision,
-    Samples,
     gather,
 )
 from mpt.systems.diffusion.losses.shared.objectives import Ddpm, Edm, Flow, Objective
@@ -45,7 +44,7 @@ from mpt.systems.diffusion.nn.shared.denoiser import Denoiser
 from mpt.systems.diffusion.nn.shared.embedding import to_ticks
 from mpt.systems.diffusion.tasks.shared import levels, sampling
 from mpt.systems.diffusion.tasks.shared.decoding import Decoder
-from mpt.tasks.shared.samples import Quality, Sampler
+from mpt.tasks.shared.samples import FromLatents, Quality, Sampler
 
 TEST_SAMPLES = 2
 EMA = {"decay": 0.9999}
@@ -115,7 +114,7 @@ class Settings(Options):
     """Local file of Inception weights; with it the published FID is measured too."""
 
 
-class Diffusion(Samples, Legend):
+class Diffusion(FromLatents, Legend):
     """Train `net` to answer noisy pictures, and sample from it."""
 
     metric, higher_is_better = "frechet_distance", False
@@ -139,7 +138,7 @@ class Diffusion(Samples, Legend):
         self.decoder: Decoder | None = None
         if settings.decoder is not None:
             self.decoder = Decoder(settings.decoder, self.field, self.device)
-        self.quality: Quality | None = None
+        self.quality = None
         if self.field == "image" and not self.needs_batch:
             self.metric_note = explain_distance(data)
             self.quality = Quality(data, self.device, settings.inception_weights)
@@ -322,13 +321,6 @@ class Diffusion(Samples, Legend):
         with self.precision.float32():
             return {**stacked, **self.quality.features(batch["image"], "real")}
 
-    def evaluate_samples(self, first: int, count: int) -> Evidence:
-        """Return the features of samples."""
-        assert self.quality is not None
-        image = self.sampler.part(self.evaluation_samples, first, count)
-        with self.precision.float32():
-            return self.quality.features(image, "fake")
-
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         """Return the test loss over all levels, unweighted, and the quality of samples."""
         errors, targets = gather(evidence, "errors"), gather(evidence, "targets")
@@ -348,16 +340,6 @@ class Diffusion(Samples, Legend):
         shape = batch[self.field].shape[1:]  # of several sizes, the batch's
         noise = self.sampler.latents(count, 0)[:, : math.prod(shape)].reshape(count, *shape)
         return self.sample_with(noise, given)
-
-    def samples(
-        self, total: int, first: int, count: int, seed: int, truncation: float = 1.0
-    ) -> Tensor:
-        """Return samples by their numbers."""
-        return self.sampler.numbered(total, first, count, seed, truncation)
-
-    def walk(self, seeds: Sequence[int], frames: int) -> Tensor:
-        """Return images on the way from each seed's sample to the next's."""
-        return self.sampler.walk(seeds, frames)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return samples, samples from scaled noise, ways between samples, and the network's inputs over time.

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_datasets
-from mpt.seams import DataSpec
+from mpt.engine.state.state import capture
+from mpt.run.checkpoints import checkpoint
+from mpt.run.process.files import write_atomically
+from mpt.run.records.data_layout import write_layout
+from mpt.run.records.layout import RunDirectory, create_run
+from mpt.seams import DataSpec, Run
+from mpt.systems.deepfacelab.commands.shared.model_folder import KEPT
+
+
+def write_run(
+    output: Path, config: Config, run: Run, step: int, source: str, keep: Callable[[Path], None]
+) -> RunDirectory:
+    """Make the folder of a run that has come to a step; `keep` writes further files into a folder inside."""
+    directory = create_run(output.parent, output.name)
+    write_atomically(directory.config_path, config.to_yaml())
+    write_layout(directory.data_path, run.data)
+    keep(directory.path / KEPT)
+    captured = capture(run)
+    captured["loop"] = start_of_loop(step)
+    checkpoint.save(directory, step, captured, keep_last=1, extra_manifest={"source": source})
+    return directory
 
 
 def start_of_loop(step: int) -> dict[str, Any]:

@@ -24,19 +24,13 @@ from mpt.config.options import setting_of
 from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run
-from mpt.engine.state.state import capture
 from mpt.errors import CheckpointError, ConfigError
 from mpt.foreign.files import LARGEST_RECORD_BYTES, read_text
 from mpt.precision.shared.module_state import load_module_state
-from mpt.run.checkpoints import checkpoint
-from mpt.run.process.files import write_atomically
-from mpt.run.records.data_layout import write_layout
-from mpt.run.records.layout import create_run
 from mpt.seams import Run
-from mpt.systems.deepfacelab.commands.shared.begun_run import data_layout, start_of_loop
+from mpt.systems.deepfacelab.commands.shared.begun_run import data_layout, write_run
 from mpt.systems.deepfacelab.commands.shared.convert_xseg import xseg_to_torch
 from mpt.systems.deepfacelab.commands.shared.model_folder import (
-    KEPT,
     Folder,
     find_model,
     keep_others,
@@ -95,14 +89,13 @@ def leras_to_torch(
     iterations, read = load_optimizers(run, folder)
     used |= read
     step = int(data["iter"]) if data is not None else iterations
-    directory = create_run(output.parent, output.name)
-    write_atomically(directory.config_path, chosen.to_yaml())
-    write_layout(directory.data_path, run.data)
-    keep_others(folder, directory.path / KEPT, used)
-    captured = capture(run)
-    captured["loop"] = start_of_loop(step)
-    checkpoint.save(
-        directory, step, captured, keep_last=1, extra_manifest={"source": folder.prefix.rstrip("_")}
+    directory = write_run(
+        output,
+        chosen,
+        run,
+        step,
+        folder.prefix.rstrip("_"),
+        lambda kept: keep_others(folder, kept, used),
     )
     model = chosen.model.settings
     print(f"wrote {directory.path}: {model.archi} at {model.image_size} pixels, {step} iterations")

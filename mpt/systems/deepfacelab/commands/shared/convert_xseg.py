@@ -18,16 +18,13 @@ from mpt.config.load import load_config
 from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_networks, build_run
-from mpt.engine.state.state import capture
 from mpt.errors import CheckpointError, ConfigError
 from mpt.precision.shared.module_state import load_module_state
-from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
-from mpt.run.process.files import write_atomically
-from mpt.run.records.data_layout import read_layout, write_layout
-from mpt.run.records.layout import RunDirectory, create_run
+from mpt.run.records.data_layout import read_layout
+from mpt.run.records.layout import RunDirectory
 from mpt.run.records.recorder import read_lines
-from mpt.systems.deepfacelab.commands.shared.begun_run import data_layout, start_of_loop
+from mpt.systems.deepfacelab.commands.shared.begun_run import data_layout, write_run
 from mpt.systems.deepfacelab.commands.shared.model_folder import (
     KEPT,
     XSEG,
@@ -90,13 +87,9 @@ def xseg_to_torch(
             run.optimizers["xseg"], network, averages, updates, str(folder.file(OPTIMIZER))
         )
         used.add(folder.file(OPTIMIZER))
-    directory = create_run(output.parent, output.name)
-    write_atomically(directory.config_path, config.to_yaml())
-    write_layout(directory.data_path, run.data)
-    keep_others(folder, directory.path / KEPT, used)
-    captured = capture(run)
-    captured["loop"] = start_of_loop(step)
-    checkpoint.save(directory, step, captured, keep_last=1, extra_manifest={"source": XSEG_NAME})
+    directory = write_run(
+        output, config, run, step, XSEG_NAME, lambda kept: keep_others(folder, kept, used)
+    )
     print(f"wrote {directory.path}: an XSeg, {step} iterations")
     print(
         f"to train on: mpt train {directory.config_path} --resume {directory.path} dataset.src=DIR dataset.dst=DIR"
