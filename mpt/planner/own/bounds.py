@@ -21,11 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from mpt.planner.device.composites import parts_of
 from mpt.planner.device.kept_modes import KeptInBackward
@@ -35,9 +31,10 @@ from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
 from mpt.planner.own.asserted import is_asserted
 from mpt.planner.own.exchange import set_data, tensors_exchanged
 from mpt.planner.own.extensions import nothing_compiled
-from mpt.planner.own.files import without_files
+from mpt.planner.own.files import tensor_in_file, without_files
 from mpt.planner.own.known_values import MASKS, UNKNOWN, TrueValues, values_known
 from mpt.planner.own.lazy import lazy_modules
+from mpt.planner.own.loaders import loaded_here, true_batches
 from mpt.planner.own.quasi_newton import QuasiNewton, quasi_newton
 from mpt.planner.own.sequences import (
     PackedSequences,
@@ -246,6 +243,8 @@ class WithoutMemory(KeptInBackward):
         if func is torch._is_all_true:  # a distribution checks its parameters and samples
             func(*args, **kwargs)
             return torch.tensor(True)
+        if func is torch.asarray and isinstance(args[0], torch.UntypedStorage):  # by safetensors
+            return tensor_in_file(*args, **kwargs)
         if func is torch.tensor and isinstance(args[0], list | tuple):
             return tensor_of(*args, **kwargs)
         if func is nn.functional.one_hot and (count := number_of_classes(*args, **kwargs)) > 0:
@@ -266,37 +265,6 @@ def below(tensor: Tensor, start: float = 0.0, end: float = 1.0) -> float:
 def number_of_classes(labels: Tensor, num_classes: int = -1) -> int:
     """Return how many classes `one_hot` was asked for; -1 if they follow from the labels."""
     return num_classes
-
-
-def load_here(loader: DataLoader[Any]) -> Any:
-    """Return an iterator that loads in this process: a plan's tensors cannot be sent from workers."""
-    loader.num_workers, loader.timeout = 0, 0
-    return _SingleProcessDataLoaderIter(loader)
-
-
-@contextmanager
-def loaded_here() -> Iterator[None]:
-    """Let loaders load in this process inside the block."""
-    with mock.patch.object(DataLoader, "_get_iterator", load_here):
-        yield
-
-
-_fetch: Any = _MapDatasetFetcher.fetch
-
-
-def fetch(fetcher: Any, places: Any) -> Any:
-    """Return a batch; one that needs true values (a random crop) is made of real tensors, and then becomes fake."""
-    try:
-        return _fetch(fetcher, places)
-    except (ArithmeticError, LookupError, ValueError, RuntimeError):
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            try:
-                batch = _fetch(fetcher, places)
-            except Exception:
-                batch = None
-        if batch is None:
-            raise
-    return tree_map_only(Tensor, lambda one: torch.empty(one.shape, dtype=one.dtype), batch)
 
 
 def tensor_of(values: Any, **options: Any) -> Tensor:
@@ -387,7 +355,7 @@ def without_values() -> Iterator[BoundedShapes]:
     with (
         known,
         loaded_here(),
-        mock.patch.object(_MapDatasetFetcher, "fetch", fetch),
+        true_batches(),
         lazy_modules(),
         nothing_compiled(),
         quasi_newton() as steps,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
@@ -91,8 +92,21 @@ def set_data(tensor: Tensor, value: Tensor) -> None:
         tensor.grad = None if gradient is None else gradient.to(value.device)
 
 
+_new_fake: Any = FakeTensor.__new__
+
+
+def new_fake(kind: type[FakeTensor], *args: Any, **options: Any) -> Any:
+    """Make a fake tensor, or a parameter of one: `type(weight)(data, requires_grad=False)` makes another like it."""
+    if args and isinstance(args[0], Tensor):
+        return nn.Parameter(args[0], bool(options.get("requires_grad", True)))
+    return _new_fake(kind, *args, **options)
+
+
 @contextmanager
 def tensors_exchanged() -> Iterator[None]:
-    """Let torch swap tensors in this way inside the block."""
-    with mock.patch.object(torch.utils, "swap_tensors", swap):
+    """Let torch swap tensors in this way inside the block, and scripts make parameters by the type of others."""
+    with (
+        mock.patch.object(torch.utils, "swap_tensors", swap),
+        mock.patch.object(FakeTensor, "__new__", new_fake),
+    ):
         yield

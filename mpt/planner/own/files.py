@@ -107,6 +107,11 @@ def key_of(file: Any) -> Any:
     return os.fspath(file) if isinstance(file, str | os.PathLike) else id(file)
 
 
+def tensor_in_file(storage: torch.UntypedStorage, dtype: torch.dtype, **options: Any) -> Tensor:
+    """Return a tensor for a part of a mapped file, which safetensors reads so: its values are not needed."""
+    return torch.empty(storage.nbytes() // dtype.itemsize, dtype=dtype, device="cpu")
+
+
 @contextmanager
 def without_files() -> Iterator[None]:
     """Let `torch.save` write nothing inside the block."""

@@ -42,7 +42,8 @@ def are_compiled(networks: Iterable[nn.Module]) -> bool:
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        yield from ((f"{name}[{key!r}]", one) for key, one in list(value.items()))
+        # what it holds, which a lazy mapping of a library's classes would import
+        yield from ((f"{name}[{key!r}]", one) for key, one in list(dict.items(value)))
     elif isinstance(value, list | tuple):
         yield from ((f"{name}[{place}]", one) for place, one in enumerate(value))
     elif not isinstance(value, CLOSED):

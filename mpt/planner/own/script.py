@@ -13,6 +13,7 @@ What it would write is kept apart (`mpt.planner.own.written`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import multiprocessing
@@ -46,8 +47,11 @@ from mpt.planner.trace.cannot_plan import is_outside, line_of
 
 MOST_ALONE = 32
 """Steps of one optimizer after which another that has not stepped is no longer waited for."""
-BATCH = re.compile(r"(--?(?:train[-_])?(?:batch[-_]?size|batchsize|batch|bs)|-b)(=(\d+))?")
-"""The words of a batch size: `--batch-size 32`, `--batch_size=32`, `-b 32`."""
+BATCH = re.compile(
+    r"(--?(?:train[-_]|device[-_]|per[-_](?:device|gpu)[-_](?:train[-_])?)?(?:batch[-_]?size|batchsize|batch|bs)"
+    r"(?:[-_]per[-_](?:device|gpu))?|-b)(=(\d+))?"
+)
+"""The words of a batch size: `--batch-size 32`, `--batch_size=32`, `--per_device_train_batch_size 32`, `-b 32`."""
 PROCESSES = "WORLD_SIZE"
 LAUNCHED = {
     "RANK": "0",
@@ -269,6 +273,7 @@ class Script:
     ) -> Callable[..., Any]:
         """Return a function at whose call a step may begin, be it of a script that has no optimizer."""
 
+        @functools.wraps(function)  # Accelerate looks at what `zero_grad` takes
         def call(*args: Any, **kwargs: Any) -> Any:
             if getcurrent() is self._run:
                 if torch.is_grad_enabled() and self._is_over(without_optimizer):

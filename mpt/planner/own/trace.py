@@ -29,7 +29,7 @@ from mpt.planner.device.cuda_stand_in import card_answers, cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
 from mpt.planner.own.all_on_card import all_on_card
-from mpt.planner.own.bounds import loaded_here, without_values
+from mpt.planner.own.bounds import without_values
 from mpt.planner.own.changes import (
     Changes,
     ForwardAutocast,
@@ -44,6 +44,7 @@ from mpt.planner.own.factory import call_factory, find_factory, import_in_plan, 
 from mpt.planner.own.files import saved_by_python
 from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
+from mpt.planner.own.loaders import loaded_here
 from mpt.planner.own.names import COMPILED, are_compiled, named_networks
 from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.source import Made, Source

@@ -2,7 +2,8 @@
 
 A plan must not replace a log, a picture or a checkpoint of the training. The script finds its files and folders where
 it made them, and what it removes or renames stays. Files that are written without Python's `open` (by OpenCV, HDF5 or
-another process) are not kept apart.
+another process) are not kept apart, nor are the caches of downloads: a file that is there need not be fetched for each
+plan, and libraries lock and map those files by other means.
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 WRITING = frozenset("wax+")
 FREE = ("/dev/", "/proc/")
-ASKING = ("stat", "lstat", "listdir", "scandir", "access")
+ASKING = ("stat", "lstat", "access")
+CACHES = {
+    "XDG_CACHE_HOME": "~/.cache",
+    "HF_HOME": "",
+    "HF_HUB_CACHE": "",
+    "HF_DATASETS_CACHE": "",
+    "TORCH_HOME": "",
+}
+"""Variables that name folders of downloads -> the folder if it is not set."""
 CHANGING = ("remove", "unlink", "rmdir", "chmod", "utime")
 MOVING = ("rename", "replace", "symlink", "link")
 
@@ -35,7 +44,10 @@ class Written:
         """Files that were written."""
         self._folder = Path(tempfile.mkdtemp(prefix="mpt-plan-"))
         self._free = (*FREE, tempfile.gettempdir() + os.sep)
+        self._stat = os.stat
         self._own = tuple(os.path.join(os.path.abspath(one), "") for one in folders)
+        caches = filter(None, (os.environ.get(*one) for one in CACHES.items()))
+        self._caches = tuple(os.path.abspath(os.path.expanduser(one)) + os.sep for one in caches)
 
     def drop(self) -> None:
         """Remove them."""
@@ -49,6 +61,8 @@ class Written:
             **dict.fromkeys(CHANGING, self._changing),
             **dict.fromkeys(MOVING, self._moving),
             "mkdir": self._making,
+            "listdir": self._listing,
+            "scandir": self._scanning,
         }
         opens = self._opening(io.open)
         with ExitStack() as stack:
@@ -65,9 +79,10 @@ class Written:
         if not isinstance(path, str | bytes | os.PathLike):
             return None
         whole = os.path.abspath(os.fsdecode(path))
-        if whole.startswith(str(self._folder)):
+        inside = whole + os.sep
+        if whole.startswith(str(self._folder)) or inside.startswith(self._caches):
             return None
-        if whole.startswith(self._free) and not whole.startswith(self._own):
+        if whole.startswith(self._free) and not inside.startswith(self._own):
             return None
         return self._folder / whole.lstrip(os.sep).replace(":", "")
 
@@ -99,6 +114,34 @@ class Written:
             return function(place if is_there else path, *args, **kwargs)
 
         return call
+
+    def _listing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any = ".") -> Any:
+            return [*dict.fromkeys(one for folder in self._both(path) for one in function(folder))]
+
+        return call
+
+    def _scanning(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any = ".") -> Any:
+            found: dict[Any, Any] = {}
+            for folder in self._both(path):
+                with function(folder) as entries:
+                    found.update((one.name, one) for one in entries)
+            return Entries(found.values())
+
+        return call
+
+    def _both(self, path: Any) -> list[Any]:
+        """Return the folders that have a folder's entries: itself, and the place of those that were written to it."""
+        place = self.place_of(path)
+        if place is None or not place.is_dir():
+            return [path]
+        apart = os.fsencode(place) if isinstance(path, bytes) else str(place)
+        try:
+            self._stat(path)
+        except OSError:
+            return [apart]
+        return [path, apart]
 
     def _making(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *args: Any, **kwargs: Any) -> None:
@@ -133,3 +176,26 @@ class Written:
             return None
 
         return call
+
+
+class Entries(list[Any]):
+    """Entries of a folder as `os.scandir` gives them."""
+
+    def __init__(self, entries: Iterable[Any]) -> None:
+        super().__init__(entries)
+        self._rest = list.__iter__(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._rest
+
+    def __next__(self) -> Any:
+        return next(self._rest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it: nothing is open."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from mpt.planner.client.session import Session
 from tests.planner.own.test_scripts import planned, script_of
@@ -33,10 +35,44 @@ CHOICE = """
     print(sizes[int(torch.empty(1).uniform_(0.0, float(len(sizes))).item())])
 """
 
+BY_KIND = """
+    kind = type(layer.weight)
+    layer.weight = kind(layer.weight.detach(), requires_grad=True)
+    frozen = kind(torch.empty(0, device="meta"), requires_grad=False)
+    assert isinstance(layer.weight, torch.nn.Parameter) and not frozen.requires_grad
+    assert isinstance(frozen, torch.nn.Parameter)
+"""
+SIGNED = """
+    import inspect
+    assert "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
+    assert "set_to_none" in inspect.signature(layer.zero_grad).parameters
+"""
 
-@pytest.mark.parametrize("further", [ACCURACY, CHOICE], ids=["inferred", "chosen"])
+
+@pytest.mark.parametrize(
+    "further",
+    [ACCURACY, CHOICE, BY_KIND, SIGNED],
+    ids=["inferred", "chosen", "made by its kind", "asked for its words"],
+)
 def test_a_step_with_more_than_a_step_is_planned(
     session: Session, tmp_path: Path, further: str
 ) -> None:
     held = planned(session, script_of(tmp_path, HEAD + further)).plan.by_category
+    assert held["parameters"] == held["gradients"] == WEIGHTS
+
+
+def test_weights_are_read_from_a_file_of_safetensors(session: Session, tmp_path: Path) -> None:
+    weights = {"weight": torch.rand(64, 64), "bias": torch.rand(64)}
+    save_file(weights, tmp_path / "model.safetensors")
+    text = HEAD.replace(
+        "optimizer =",
+        "import os\nfrom safetensors import safe_open\nfrom safetensors.torch import load_file\n"
+        "found = load_file('{file}')\nassert found['weight'].shape == (64, 64)\n"
+        "layer.load_state_dict(found)\n"
+        "with safe_open('{file}', 'pt', device='cpu') as file:\n"
+        "    assert file.get_slice('weight')[:2].shape == (2, 64)\n"
+        "    assert file.get_tensor('bias').dtype == torch.float32\n"
+        "assert os.environ['HF_DEACTIVATE_ASYNC_LOAD'] == '1'\noptimizer =",
+    ).replace("{file}", str(tmp_path / "model.safetensors"))
+    held = planned(session, script_of(tmp_path, text)).plan.by_category
     assert held["parameters"] == held["gradients"] == WEIGHTS

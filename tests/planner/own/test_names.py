@@ -74,3 +74,15 @@ def test_a_change_that_adds_nothing_to_others_is_left_out() -> None:
         (90, 0.5),
         (79, 0.5),
     ]
+
+
+class Lazy(dict[str, object]):
+    """A library's classes by name, imported when they are asked for."""
+
+    def items(self) -> Any:
+        raise ImportError("there are many")
+
+
+def test_a_mapping_that_imports_what_it_is_asked_for_is_not_asked() -> None:
+    layer = nn.Linear(2, 2)
+    assert named_networks({"classes": Lazy(), "layer": layer}) == {"layer": layer}
