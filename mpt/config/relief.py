@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpt.config.registry import INSTALLED, Plugin, Registry
+from mpt.config.registry import INSTALLED, Plugin
 from mpt.errors import PartError
 
 KINDS = (
@@ -118,14 +118,14 @@ def read_relief(plugin: Plugin) -> Relief | None:
 def reliefs(*kinds: str) -> list[Relief]:
     """Return the tricks that relieve one of these, in the order in which they are tried."""
     folders = [os.path.join(package.folder, "memory") for package in INSTALLED.packages]
-    found = _all_reliefs(INSTALLED, tuple((folder, _changed_at(folder)) for folder in folders))
+    found = _all_reliefs(tuple((folder, _changed_at(folder)) for folder in folders))
     return [one for one in found if one.relieves in kinds]
 
 
 @functools.lru_cache(8)
-def _all_reliefs(registry: Registry, folders: tuple[tuple[str, int], ...]) -> list[Relief]:
+def _all_reliefs(folders: tuple[tuple[str, int], ...]) -> list[Relief]:
     """Read every trick. A search asks hundreds of times, so it is done once as long as no file comes or goes."""
-    plugins = [registry.find("memory", name) for name in registry.names("memory")]
+    plugins = [INSTALLED.find("memory", name) for name in INSTALLED.names("memory")]
     found = [read_relief(plugin) for plugin in plugins if plugin is not None]
     return sorted((one for one in found if one is not None), key=lambda one: one.rank)
 

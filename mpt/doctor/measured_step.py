@@ -170,9 +170,9 @@ def rounded_step(
 
 
 @contextlib.contextmanager
-def moved_weights(run: Run, amount: float, seed: int = 1) -> Iterator[Callable[[Tensor], Tensor]]:
+def moved_weights(run: Run, amount: float) -> Iterator[Callable[[Tensor], Tensor]]:
     """Move every weight by up to a share of itself within the block; yields a function that moves other tensors so."""
-    numbers = torch.Generator().manual_seed(seed)
+    numbers = torch.Generator().manual_seed(1)
 
     def moved(value: Tensor) -> Tensor:
         if value.is_complex():

@@ -24,15 +24,15 @@ SECONDS = 480.0
 NO_CARD = "needs a CUDA device"
 
 
-def examine_device(
-    device: torch.device, file: Path, seconds: float = SECONDS, small: bool = False
-) -> Section:
+def examine_device(device: torch.device, file: Path) -> Section:
     """Run the checks that the file does not hold yet, and write them to it. Raises InputOutputError."""
     about = describe_machine(device)
     save = saver(file, about)
-    every = check_names(small)
+    every = check_names()
     names = every if device.type == "cuda" else ["machine"]
-    rows = run_checks(commands_of(names, str(device), small), seconds, rows_of(file, about), save)
+    rows = run_checks(
+        commands_of(names, str(device), small=False), SECONDS, rows_of(file, about), save
+    )
     if device.type != "cuda":
         rows += [{"name": name, "skipped": NO_CARD} for name in every if name not in names]
     save(rows)

@@ -103,15 +103,13 @@ def fits_at_all_and_surely(
     return played.fits, played.fits and not played.retries and taken <= sure_share() * budget_bytes
 
 
-def split_at(
-    trace: Trace, event: int, sizes: Sequence[int] | None = None, modules: int = 10
-) -> Split:
+def split_at(trace: Trace, event: int, modules: int = 10) -> Split:
     """Return the live bytes after an event, largest modules first."""
     by_category: Counter[str] = Counter()
     by_module: Counter[str] = Counter()
     for index in trace.live_at(event):
         storage = trace.storages[index]
-        size = round_request(storage.size if sizes is None else sizes[index])
+        size = round_request(storage.size)
         by_category[storage.category] += size
         by_module[storage.module or "(outside modules)"] += size
     ordered = {name: by_category[name] for name in CATEGORIES if by_category[name]}
@@ -134,11 +132,9 @@ def peak_live(
     )
 
 
-def timeline(
-    trace: Trace, sizes: Sequence[int] | None = None, points: int = 600
-) -> dict[str, list[int]]:
+def timeline(trace: Trace, points: int = 600) -> dict[str, list[int]]:
     """Return live bytes per category after every event, thinned to about `points` that keep each stretch's maximum."""
-    rounded = [round_request(size) for size in _sizes(trace, sizes)]
+    rounded = [round_request(storage.size) for storage in trace.storages]
     changes = [rounded[entry] if entry >= 0 else -rounded[~entry] for entry in trace.events]
     totals = list(accumulate(changes))
     stretch = max(1, len(totals) // points)

@@ -29,20 +29,13 @@ from mpt.planner.facts.time_band import (
 from mpt.planner.trace.operator_costs import cost_of
 
 ARITHMETIC_SHARE = 0.75
+"""Of the datasheet's arithmetic that an operator gets."""
 CHANNEL_ELEMENTS = 1.9e9
 """Elements of its channel that a block of threads normalizes in a second, on any card: 482 shapes of a batch
 normalization on an H100 took 0.87 of the time that follows from it (docs/benchmarks/own_steps_card.md)."""
 BANDWIDTH_SHARE = 0.62
+"""Of the datasheet's bandwidth that an operator gets."""
 LAUNCH_SECONDS = 6e-6
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """How much of the datasheet an operator gets; a calibration replaces it."""
-
-    arithmetic: float = ARITHMETIC_SHARE
-    bandwidth: float = BANDWIDTH_SHARE
-    launch_seconds: float = LAUNCH_SECONDS
 
 
 @dataclass
@@ -108,11 +101,11 @@ class Work:
         self.host_compute_bytes += self.share * other.host_compute_bytes
         self.uncertain |= other.uncertain
 
-    def seconds(self, gpu: Gpu, efficiency: Efficiency = Efficiency()) -> float:
+    def seconds(self, gpu: Gpu) -> float:
         """Return the time of one step on a GPU."""
         total = 0.0
         for (flops, moved, unit), count in self.operators.items():
-            total += count * self.operator_seconds(gpu, flops, moved, unit, efficiency)
+            total += count * self.operator_seconds(gpu, flops, moved, unit)
         on_link = self.host_bytes / (gpu.host_link * 1e9)
         return max(total, on_link) + self.host_compute_bytes / HOST_BANDWIDTH
 
@@ -141,20 +134,18 @@ class Work:
             "takes longer to launch one sets the pace of the step, whatever the card"
         ]
 
-    def operator_seconds(
-        self, gpu: Gpu, flops: int, moved: int, unit: Unit, efficiency: Efficiency = Efficiency()
-    ) -> float:
+    def operator_seconds(self, gpu: Gpu, flops: int, moved: int, unit: Unit) -> float:
         """Return the time of one kernel on a GPU; 0 of a copy of a layout that is not made there."""
-        traffic = moved / (gpu.bandwidth * 1e9 * efficiency.bandwidth)
+        traffic = moved / (gpu.bandwidth * 1e9 * BANDWIDTH_SHARE)
         if unit == "channel":
-            return max(flops / CHANNEL_ELEMENTS, traffic, efficiency.launch_seconds)
+            return max(flops / CHANNEL_ELEMENTS, traffic, LAUNCH_SECONDS)
         is_convolution = unit == "convolution"
         in_tf32 = self.convolutions_in_tf32 if is_convolution else self.products_in_tf32
         if is_convolution and not flops and (not in_tf32 or gpu.tf32 <= gpu.float32):
             return 0.0
         peak = gpu.half if unit == "half" else (in_tf32 and gpu.tf32) or gpu.float32
-        arithmetic = flops / (peak * 1e12 * efficiency.arithmetic)
-        return max(arithmetic, traffic, efficiency.launch_seconds)
+        arithmetic = flops / (peak * 1e12 * ARITHMETIC_SHARE)
+        return max(arithmetic, traffic, LAUNCH_SECONDS)
 
 
 HOST_LAUNCH_SECONDS = 26e-6

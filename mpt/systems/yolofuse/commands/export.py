@@ -90,7 +90,7 @@ def run(command: Command) -> None:
     overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
     trained = open_trained(command.run, Path(command.runs), "cpu", overrides)
     run = rebuild(trained, FLOAT32)
-    task = yolo_detector(run, "mpt yolofuse export")
+    task = yolo_detector(run)
     if command.nms and task.answers_once:
         raise ConfigError(
             "--nms: this network marks each object once and needs no suppression; leave it out, or write detections "
@@ -163,7 +163,7 @@ def write_weights(command: Command) -> None:
             f"{command.output}: weights by name have no --nms, --int8, --half and --ultralytics; name an .onnx"
         )
     trained = open_trained(command.run, Path(command.runs), "cpu")
-    task = yolo_detector(trained.run, "mpt yolofuse export")
+    task = yolo_detector(trained.run)
     state = {name: value.detach().float().clone() if value.is_floating_point() else value.clone()
              for name, value in evaluated_module(task, "net").state_dict().items()}  # fmt: skip
     stream = io.BytesIO()

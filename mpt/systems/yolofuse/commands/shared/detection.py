@@ -66,12 +66,12 @@ def detector(run: Run) -> Detect:
     return run.task
 
 
-def yolo_detector(run: Run, command: str) -> Detect:
+def yolo_detector(run: Run) -> Detect:
     """Return a run's task if its network is one of yolofuse's own. Raises ConfigError for another detector."""
     task = detector(run)
     if task.gives_losses:
         raise ConfigError(
-            f"RUN: it trained {run.config.model.name}; `{command}` knows model yolofuse only"
+            f"RUN: it trained {run.config.model.name}; `mpt yolofuse export` knows model yolofuse only"
         )
     return task
 
