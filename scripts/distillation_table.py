@@ -17,10 +17,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from generative_table import COMMAND, ROOT, write_between
+
 DOCUMENT = ROOT / "docs" / "benchmarks" / "yolofuse.md"
 CONFIG = "@yolofuse_demo"
-COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
 TEACHERS = {"early": "early fusion, size n, 300 steps", "ir": "infrared alone, size n, 300 steps"}
 STUDENTS = ("none", *TEACHERS)
 STEPS = 150
@@ -47,10 +48,7 @@ def main() -> None:
                 check=True,
             )
     lines = [*HEAD, *(row(arguments.work, teacher) for teacher in STUDENTS)]
-    before, rest = DOCUMENT.read_text("utf-8").split("<!-- table:distillation -->", 1)
-    after = rest.split("<!-- end -->", 1)[1]
-    text = "\n".join(("<!-- table:distillation -->", *lines, "<!-- end -->"))
-    DOCUMENT.write_text(f"{before}{text}{after}", "utf-8")
+    write_between(DOCUMENT, "table:distillation", lines)
 
 
 def commands(work: Path, seeds: int) -> dict[str, list[str]]:

@@ -21,11 +21,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from generative_table import COMMAND, ROOT, between, write_between
+
 DOCUMENT = ROOT / "docs" / "benchmarks" / "yolofuse.md"
 PICTURE = ROOT / "docs" / "pictures" / "yolofuse_detections.png"
 CONFIG = "@yolofuse_demo"
-COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
 FUSIONS = ("rgb", "ir", "early", "mid", "decision", "easy", "deyolo", "defa")
 PUBLISHED = {
     "rgb": ("8.1", ".891/.500"),
@@ -62,16 +63,18 @@ def main() -> None:
             run(words)
     rows = {
         line.split("|")[1].strip(): line
-        for line in between("table:fusions")[1].strip().splitlines()[2:]
+        for line in between(DOCUMENT, "table:fusions")[1].strip().splitlines()[2:]
     }
     for name in FUSIONS:
         finished = sorted(path.parent for path in arguments.work.glob(f"{name}-seed*/summary.json"))
         if finished:
             rows[name] = row(name, finished)
-    write_between("table:fusions", [*HEAD, *(rows[name] for name in FUSIONS if name in rows)])
+    write_between(
+        DOCUMENT, "table:fusions", [*HEAD, *(rows[name] for name in FUSIONS if name in rows)]
+    )
     found = sorted(arguments.work.glob("**/comparison.json"))
     if found:
-        write_between("table:half", comparison(json.loads(found[-1].read_text("utf-8"))))
+        write_between(DOCUMENT, "table:half", comparison(json.loads(found[-1].read_text("utf-8"))))
     if (arguments.work / "mid-seed0" / "config.yaml").is_file():
         draw(arguments.work / "mid-seed0")
 
@@ -164,20 +167,6 @@ def draw(folder: Path) -> None:
     tiles = preview(trained.run, to_device(batch, torch.device("cpu"), trained.run.data))
     assert tiles is not None
     write_grid(tiles, PICTURE, 3)
-
-
-def between(marker: str) -> tuple[str, str, str]:
-    """Return the document before, between and after `<!-- marker -->` and the next `<!-- end -->`."""
-    before, rest = DOCUMENT.read_text("utf-8").split(f"<!-- {marker} -->", 1)
-    inside, after = rest.split("<!-- end -->", 1)
-    return before, inside, after
-
-
-def write_between(marker: str, lines: list[str]) -> None:
-    """Replace what stands between `<!-- marker -->` and `<!-- end -->`."""
-    before, _, after = between(marker)
-    text = f"{before}<!-- {marker} -->\n" + "\n".join(lines) + f"\n<!-- end -->{after}"
-    DOCUMENT.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
