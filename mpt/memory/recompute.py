@@ -24,12 +24,13 @@ from torch import nn
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.memory.recomputing.blocks import Chain, Unit, find_chains, is_plain_sequential
+from mpt.memory.recomputing.blocks import Chain, Unit, find_chains
 from mpt.memory.recomputing.choices import Listed, choose_outputs, list_choices
 from mpt.memory.recomputing.dry_run import UnitCost, measure_calls, measure_units
 from mpt.memory.recomputing.remembered import remembered
 from mpt.memory.recomputing.replay import Keeps, Recomputed, forbid_in_place, wrap_module, wrap_runs
 from mpt.memory.travelling.streaming import Streamed, refuse_recomputed_parts
+from mpt.nn.shared.hidden_channels import is_plain_sequential
 from mpt.nn.shared.named_modules import matching_modules
 from mpt.seams import MemoryTrick, Precision, Run, Task
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from mpt.nn.shared.named_modules import module_at
 from mpt.precision.shared.float32_modules import cast_floating, keep_in_float32
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -274,9 +275,3 @@ def _autocast_inside(
             return cast_floating(forward(*args, **kwargs), torch.float32)
     finally:
         scope.is_inside = was_inside
-
-
-def module_at(modules: Mapping[str, nn.Module], path: str) -> nn.Module:
-    """Return a module by its dotted name, which begins with a network's."""
-    key = max((key for key in modules if path == key or path.startswith(f"{key}.")), key=len)
-    return modules[key].get_submodule(path[len(key) + 1 :])

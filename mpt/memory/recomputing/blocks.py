@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from mpt.nn.shared.hidden_channels import is_plain_sequential
 from mpt.nn.shared.mixin import own_class
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -39,11 +40,6 @@ class Unit:
 
 Chain = list[Unit]
 """Units that run in this order. Neighbours in one plain Sequential may be joined; others have foreign code between."""
-
-
-def is_plain_sequential(module: nn.Module) -> bool:
-    """Return whether a module runs its children one after the other and does nothing else."""
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def find_chains(network: nn.Module, name: str) -> list[Chain]:

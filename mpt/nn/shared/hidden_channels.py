@@ -51,14 +51,14 @@ def hidden_channels(network: nn.Module) -> Iterator[Hidden]:
     own = getattr(network, "hidden_channels", None)
     if own is not None:
         yield from own()
-    elif is_plain(network):
+    elif is_plain_sequential(network):
         yield from along(list(leaves(network)))
     else:
         for child in network.children():
             yield from hidden_channels(child)
 
 
-def is_plain(module: nn.Module) -> bool:
+def is_plain_sequential(module: nn.Module) -> bool:
     """Return whether a module runs its children one after the other and does nothing else."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
@@ -66,7 +66,7 @@ def is_plain(module: nn.Module) -> bool:
 def leaves(sequence: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers of nested Sequentials in order; any other module is one layer."""
     for child in sequence.children():
-        if is_plain(child) and not hasattr(child, "hidden_channels"):
+        if is_plain_sequential(child) and not hasattr(child, "hidden_channels"):
             yield from leaves(child)
         else:
             yield child

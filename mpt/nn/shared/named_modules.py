@@ -32,3 +32,9 @@ def matching_modules(
             raise ConfigError(f"{setting}: no module matches {glob!r}; there are {known}, ...")
         chosen.update(dict.fromkeys(found))
     return list(chosen)
+
+
+def module_at(modules: Mapping[str, nn.Module], path: str) -> nn.Module:
+    """Return a module by its dotted name, which begins with a network's."""
+    key = max((key for key in modules if path == key or path.startswith(f"{key}.")), key=len)
+    return modules[key].get_submodule(path[len(key) + 1 :])

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from mpt.memory.low_bit_optimizer import AllocatedAdam
+from mpt.nn.shared.named_modules import module_at
 from mpt.parallel.local import is_sharded
 from mpt.planner.device.fake_device import DEVICE
 from mpt.planner.own.names import as_written
@@ -98,14 +99,9 @@ def _has_like_blocks(blocks: Iterable[nn.Module]) -> bool:
 def apply_to_modules(changes: Changes, modules: Mapping[str, nn.Module]) -> None:
     """Checkpoint the blocks of the chosen lists."""
     for path in changes.recompute:
-        for block in _module_at(modules, path).children():
+        for block in module_at(modules, path).children():
             recomputed = functools.partial(checkpoint, block.forward, use_reentrant=False)
             setattr(block, "forward", recomputed)  # noqa: B010 - mypy calls it a method
-
-
-def _module_at(modules: Mapping[str, nn.Module], path: str) -> nn.Module:
-    key = max((key for key in modules if path == key or path.startswith(f"{key}.")), key=len)
-    return modules[key].get_submodule(path[len(key) + 1 :])
 
 
 def apply_to_optimizers(changes: Changes, optimizers: Iterable[Optimizer]) -> None:

@@ -63,8 +63,9 @@ class Objective:
     def advance(
         self, noisy: Tensor, direction: Tensor, level_b: Tensor, next_b: Tensor | None
     ) -> Tensor:
-        """Return pictures of the next level, or with None those without noise."""
-        raise NotImplementedError
+        """Return pictures of the next level, or with None those without noise: Euler's step, if levels are sigmas."""
+        change = -level_b if next_b is None else next_b - level_b
+        return noisy + beside(change, noisy) * direction
 
     def sampling_levels(self, steps: int, device: torch.device) -> Tensor:
         """Return the levels (steps,) of a sampler, the noisiest first; the data follow the last one."""
@@ -223,13 +224,6 @@ class Edm(Objective):
         """Return the noise that the answer implies."""
         return (noisy - self.denoised(noisy, answer, level_b)) / beside(level_b, noisy)
 
-    def advance(
-        self, noisy: Tensor, direction: Tensor, level_b: Tensor, next_b: Tensor | None
-    ) -> Tensor:
-        """Return Euler's step in sigma."""
-        change = -level_b if next_b is None else next_b - level_b
-        return noisy + beside(change, noisy) * direction
-
     def start(self, noise: Tensor) -> Tensor:
         """Return noise of the largest sigma."""
         return noise * self.sigma_max
@@ -294,13 +288,6 @@ class Flow(Objective):
     def denoised(self, noisy: Tensor, answer: Tensor, level_b: Tensor) -> Tensor:
         """Return the end of the line at the data."""
         return noisy - beside(level_b, noisy) * answer
-
-    def advance(
-        self, noisy: Tensor, direction: Tensor, level_b: Tensor, next_b: Tensor | None
-    ) -> Tensor:
-        """Return Euler's step in sigma."""
-        change = -level_b if next_b is None else next_b - level_b
-        return noisy + beside(change, noisy) * direction
 
     def sampling_levels(self, steps: int, device: torch.device) -> Tensor:
         """Return sigmas from 1 at even distances, shifted."""
