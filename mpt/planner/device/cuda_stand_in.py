@@ -104,17 +104,29 @@ class CudaStandIn(KeptInBackward):
 
         def device_of(tensor: FakeTensor) -> Any:
             device = own.fget(tensor)
-            is_asked = _place_of(sys._getframe(1).f_code.co_filename) == "script"
-            return self.named if is_asked and device == self.target else device
+            frame = sys._getframe(1)
+            while frame.f_code.co_name == "__torch_function__" and frame.f_back:  # of a subclass
+                frame = frame.f_back
+            is_asked = _place_of(frame.f_code.co_filename) == "script"
+            # in an operator's own rule for fake tensors nothing translates the name back
+            return (
+                self.named if is_asked and device == self.target and self._is_in_force() else device
+            )
 
         seen = property(device_of, own.fset) if self.named else own
         with mock.patch.object(FakeTensor, "device", seen):
             yield
 
+    def _is_in_force(self) -> bool:
+        """Whether calls of torch's functions come here now."""
+        depths = range(torch._C._len_torch_function_stack())
+        return any(torch._C._get_function_stack_at(depth) is self for depth in depths)
+
     def _move(
         self, tensor: Tensor, device: Any = None, non_blocking: bool = False, **options: Any
     ) -> Tensor:
-        return tensor.to(self.translate("cuda"), non_blocking=non_blocking, **options)
+        place = self.translate("cuda")  # a subclass's own `to` is not asked by `cuda` either
+        return Tensor.to(tensor, place, non_blocking=non_blocking, **options)
 
 
 def is_asked_by_script(frame: FrameType | None) -> bool:

@@ -28,6 +28,7 @@ from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.device.operator_kinds import is_known
 from mpt.planner.device.sparse_rows import SparseRows
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
+from mpt.planner.own import quantized
 from mpt.planner.own.asserted import is_asserted
 from mpt.planner.own.exchange import set_data, tensors_exchanged
 from mpt.planner.own.extensions import nothing_compiled
@@ -78,6 +79,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """How many of the values that were read are integers."""
         self.bounded = 0
         """How many shapes were taken at their bound."""
+        self.int8 = 0
+        """Quantizations to int8 whose outliers are not known."""
         self.packed = PackedSequences(self.largest)
         self.known: TrueValues | None = None
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
@@ -129,6 +132,9 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if rule is not None and not is_known(args[0]):
             self.bounded += 1
             return rule(*args, **kwargs)
+        if func._schema.name in quantized.RULES:
+            self.int8 += 1
+            return quantized.RULES[func._schema.name](*args, **kwargs)
         if func is _aten.index.Tensor and _has_masks(args[1]):
             self.bounded += 1
             return func(args[0], without_masks(args[1]), **kwargs)
@@ -213,6 +219,10 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if self.packed.count:
             found.append(
                 f"{self.packed.count} packed sequences were taken to be as long as the longest in their batch"
+            )
+        if self.int8:
+            found.append(
+                f"layers in int8 were planned with {quantized.OUTLIERS} columns beyond their threshold"
             )
         if self.bounded:
             found.append(

@@ -33,7 +33,7 @@ def swap(first: Tensor, second: Tensor) -> None:
         return
     if is_same(first, second):
         return
-    if first.device == second.device:
+    if first.fake_device == second.fake_device:
         first.constant = None
         with torch.no_grad():
             _set_data(first, second)
@@ -44,7 +44,8 @@ def swap(first: Tensor, second: Tensor) -> None:
     kinds = type(first), type(second)
     become(first, kinds[1])
     become(second, kinds[0])
-    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+    # what a script hung on to a weight stays there
+    first.__dict__, second.__dict__ = {**first.__dict__, **second.__dict__}, first.__dict__
     torch._C._swap_tensor_impl(first, second)
     for name, kept in zip(HOOKS, hooks, strict=True):
         if kept is not None:
@@ -53,10 +54,10 @@ def swap(first: Tensor, second: Tensor) -> None:
         _set_data(second, torch.empty(0, dtype=second.dtype, device=second.device))
 
 
-def is_same(first: Tensor, second: Tensor) -> bool:
+def is_same(first: FakeTensor, second: FakeTensor) -> bool:
     """Return whether two tensors are the same view of the same memory: one has moved to where it was."""
     return (
-        first.device == second.device
+        first.fake_device == second.fake_device
         and first.dtype == second.dtype
         and first.shape == second.shape
         and first.stride() == second.stride()
@@ -77,8 +78,10 @@ def forget(fake: FakeTensor) -> None:
 
 def set_data(tensor: Tensor, value: Tensor) -> None:
     """Replace a tensor's contents, be they on another device; its gradient moves along."""
-    are_fakes = isinstance(tensor, FakeTensor) and isinstance(value, FakeTensor)
-    if not are_fakes or tensor.device == value.device:
+    if (
+        not (isinstance(tensor, FakeTensor) and isinstance(value, FakeTensor))
+        or tensor.fake_device == value.fake_device
+    ):
         _set_data(tensor, value)
         return
     gradient, tensor.grad = tensor.grad, None
@@ -88,7 +91,9 @@ def set_data(tensor: Tensor, value: Tensor) -> None:
             moved = nn.Parameter(moved, tensor.requires_grad)
         else:
             moved.requires_grad_(tensor.requires_grad)
+        kind = type(tensor)
         swap(tensor, moved)
+        become(tensor, kind)
         tensor.grad = None if gradient is None else gradient.to(value.device)
 
 

@@ -9,7 +9,6 @@ in the plan, since they may build networks.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,8 +27,6 @@ INSTALLED = ("site-packages", "dist-packages")
 ASKED = ("is_available", "device_count")
 """Functions of `torch.cuda` and `torch.accelerator` by which libraries decide on import."""
 ACCELERATE = "accelerate.accelerator"
-IN_ONE_THREAD = "HF_DEACTIVATE_ASYNC_LOAD"
-"""A variable by which transformers reads weights in the thread that asks for them: modes are of a thread."""
 
 
 def let_scale(module: ModuleType) -> None:
@@ -76,18 +73,5 @@ def libraries_as_ever() -> Iterator[None]:
     if ACCELERATE in sys.modules:
         let_scale(sys.modules[ACCELERATE])
     flex.follow_flex_attention()
-    with mock.patch.object(SourceFileLoader, "exec_module", exec_module), in_one_thread():
+    with mock.patch.object(SourceFileLoader, "exec_module", exec_module):
         yield
-
-
-@contextmanager
-def in_one_thread() -> Iterator[None]:
-    """Let transformers read weights in this thread inside the block."""
-    before = os.environ.get(IN_ONE_THREAD)
-    os.environ[IN_ONE_THREAD] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(IN_ONE_THREAD, None)
-        if before is not None:
-            os.environ[IN_ONE_THREAD] = before

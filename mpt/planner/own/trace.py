@@ -30,6 +30,7 @@ from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
 from mpt.planner.own.all_on_card import all_on_card
 from mpt.planner.own.bounds import without_values
+from mpt.planner.own.caches import caches_forgotten
 from mpt.planner.own.changes import (
     Changes,
     ForwardAutocast,
@@ -46,6 +47,8 @@ from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.loaders import loaded_here
 from mpt.planner.own.names import COMPILED, are_compiled, named_networks
+from mpt.planner.own.pools import done_at_once
+from mpt.planner.own.quantized import made_of_fakes
 from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.source import Made, Source
 from mpt.planner.own.switches import switches_kept
@@ -128,11 +131,15 @@ def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) ->
     factory = find_factory(source)
     recording = on_fake_gpu(recorder, find_gpu(DEFAULT)) if is_fake else recorder.recording()
     bounds = without_values() if is_fake else nullcontext()
+    kinds = made_of_fakes() if is_fake else nullcontext()
     with (
+        caches_forgotten(),
         libraries_as_ever(),
         ExitStack() as at_end,
         torch.autograd.set_multithreading_enabled(False),
         recording,
+        kinds,
+        done_at_once(),
         bounds as values,
         noting_what_is_made() as created,
     ):
@@ -177,12 +184,15 @@ def _trace_on_gpu(
     factory = import_factory(source, gpu)
     with (
         switches_kept(),
+        caches_forgotten(),
         libraries_as_ever(),
         ExitStack() as at_end,
         on_fake_gpu(recorder, gpu),
         cuda_stands_in(gpu, all_of_it=all_on_gpu) as stand_in,
         graphs.stand_in(),
         one_of_several(recorder),
+        done_at_once(),
+        made_of_fakes(),
         without_values() as values,
         ExitStack() as stack,
     ):

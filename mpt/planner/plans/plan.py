@@ -245,8 +245,11 @@ def _largest_batches(
     budget_bytes: int,
     context_bytes: int,
     expandable: bool,
-) -> tuple[int, int, bool]:
-    """Return the largest batch that fits or may fit, the largest that fits, and whether a larger one was not tried."""
+) -> tuple[int, int | None, bool]:
+    """Return the largest batch that fits or may fit, the largest that fits, and whether a larger one was not tried.
+
+    The second is None if none was found before there were too many traces.
+    """
 
     def judged(found: Trace, sizes: Sequence[int] | None = None) -> tuple[bool, bool]:
         return fits_at_all_and_surely(found, budget_bytes, context_bytes, sizes, expandable)
@@ -271,5 +274,8 @@ def _largest_batches(
         return answers[batch]
 
     most = batch_fit.largest_batch(lambda batch: answer(batch)[0], batch_size)
-    is_bound = stopped
-    return most, batch_fit.largest_batch(lambda batch: answer(batch)[1], batch_size, most), is_bound
+    is_bound, stopped = stopped, False
+    surely: int | None = batch_fit.largest_batch(lambda batch: answer(batch)[1], batch_size, most)
+    if stopped:
+        surely = max((batch for batch, (_, is_sure) in answers.items() if is_sure), default=None)
+    return most, surely, is_bound

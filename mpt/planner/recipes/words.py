@@ -93,6 +93,8 @@ def describe_largest(plan: Plan) -> tuple[str, str]:
     if not largest:
         return "", f"none found below {plan.batch_size}" if is_bound else "not even 1 fits"
     untried = "; larger ones were not tried" * is_bound
+    if surely is None:
+        return f"{largest}", "may fit; smaller ones were not tried"
     if not surely:
         return f"{largest}", f"may fit, none is sure to{untried}"
     return f"{surely}", f"that fits{f'; up to {largest} may' * (largest > surely)}{untried}"

@@ -1,0 +1,82 @@
+"""What modules and classes keep of a plan's tensors, forgotten at its end: tables that are filled at their first use.
+
+A tensor that a library caches in one plan would be found there by the next, which then lacks its memory, and has a
+tensor of modes that are gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensor
+
+OWN = ("torch", "mpt", "sympy")
+"""Packages whose caches are no script's business."""
+MISSING = object()
+Names = dict[str, dict[str, Any]]
+"""Module -> its global names."""
+
+
+@contextmanager
+def caches_forgotten() -> Iterator[None]:
+    """Put global names back at the end of the block that hold fake tensors since, and empty caches of such ones."""
+    before: Names = {name: dict(vars(module)) for name, module in modules()}
+    try:
+        yield
+    finally:
+        for name, module in modules():
+            forget_in(module, before.get(name))
+
+
+def modules() -> Iterator[tuple[str, ModuleType]]:
+    """Yield the imported modules of scripts and libraries."""
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and name.partition(".")[0] not in OWN:
+            yield name, module
+
+
+def forget_in(module: ModuleType, before: Mapping[str, Any] | None) -> None:
+    """Forget fake tensors among a module's global names, in its dictionaries, caches and classes."""
+    names = vars(module)
+    for name, value in list(names.items()):
+        if issubclass(type(value), FakeTensor):
+            was = MISSING if before is None else before.get(name, MISSING)
+            if was is not value and before is not None:
+                names.pop(name) if was is MISSING else names.update({name: was})
+        elif issubclass(type(value), type):
+            if value.__module__ == module.__name__:
+                for one in list(vars(value).values()):
+                    forget_cached(one)
+        else:
+            forget_cached(value)
+
+
+def forget_cached(value: Any) -> None:
+    """Forget the fake tensors of a dictionary, or of a function's cache.
+
+    Other kinds of dictionaries may import what they are asked for.
+    """
+    if type(value) is dict:
+        for key in [key for key, one in value.items() if is_fake(one)]:
+            del value[key]
+    elif type(value) is functools._lru_cache_wrapper and value.cache_info().currsize:
+        held = gc.get_referents(
+            value
+        )  # the results, or a table of them if their number is not limited
+        tables = [one for table in held if type(table) is dict for one in table.values()]
+        if any(map(is_fake, [*held, *tables])):
+            value.cache_clear()
+
+
+def is_fake(value: Any) -> bool:
+    """Return whether this is a fake tensor, or a list or tuple with one."""
+    kind = type(value)
+    return issubclass(kind, FakeTensor) or (
+        kind in (list, tuple) and any(issubclass(type(one), FakeTensor) for one in value)
+    )
