@@ -197,6 +197,7 @@ def cuda_stands_in(
         ),
         mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", _autocast_on(stand_in)),
         mock.patch.object(torch, "Generator", Generator),
+        mock.patch.object(torch, "get_device_module", _module_of(stand_in)),
         mock.patch.object(torch.cuda.nvtx, "_nvtx", Inert()),
         mock.patch.object(nn.DataParallel, "scatter", _to_one_device),
         # Optimizers and clipping go by the type of tensors, and would take another path for fakes than on a card.
@@ -283,6 +284,17 @@ def _to_one_device(
     """Move what `nn.DataParallel` is called with to the one device; its own function asks CUDA itself."""
     move = functools.partial(torch.utils._pytree.tree_map_only, Tensor, lambda one: one.cuda())
     return (move(inputs),), (move(kwargs),)
+
+
+def _module_of(stand_in: CudaStandIn) -> Callable[..., Any]:
+    """Return the function by which a script finds `torch.cuda`, and torch the module of the fake device."""
+    original = torch.get_device_module
+
+    def find(device: Any = None) -> Any:
+        is_card = device is None or stand_in.translate(device) == stand_in.target
+        return torch.cuda if is_card and is_asked_by_script(sys._getframe(1)) else original(device)
+
+    return find
 
 
 def _autocast_on(stand_in: CudaStandIn) -> Callable[..., None]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Parameter
 
 from mpt.planner.device import direct_results
 
@@ -103,8 +104,10 @@ def is_number(value: Any) -> bool:
 
 
 def is_elsewhere(value: Any, device: torch.device | None) -> bool:
-    """Return whether a tensor with known values is to go to a device that is not the CPU."""
-    return is_known(value) and device is not None and device.type != "cpu"
+    """Return whether a tensor with known values, be it a real one, is to go to a device that is not the CPU."""
+    if device is None or device.type == "cpu":
+        return False
+    return is_known(value) or (type(value) in (Tensor, Parameter) and value.layout is torch.strided)
 
 
 def is_known(value: Any) -> bool:

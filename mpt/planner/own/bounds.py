@@ -31,7 +31,7 @@ from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
 from mpt.planner.own import quantized
 from mpt.planner.own.asserted import is_asserted
 from mpt.planner.own.exchange import set_data, tensors_exchanged
-from mpt.planner.own.extensions import nothing_compiled
+from mpt.planner.own.extensions import TritonKernels, nothing_compiled
 from mpt.planner.own.files import tensor_in_file, without_files
 from mpt.planner.own.known_values import MASKS, UNKNOWN, TrueValues, values_known
 from mpt.planner.own.lazy import lazy_modules
@@ -85,6 +85,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.known: TrueValues | None = None
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
         self.steps = QuasiNewton()
+        self.kernels = TritonKernels()
         self._rules: dict[Any, Callable[..., Any]] = {
             _aten.nonzero.default: most_places,
             _aten.masked_select.default: most_selected,
@@ -215,6 +216,10 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             found.append(
                 f"LBFGS was planned with its full history of {self.steps.history} steps, and all the evaluations of "
                 "each step"
+            )
+        if self.kernels.called:
+            found.append(
+                f"{self.kernels.called} calls of kernels in Triton are planned with their tensors, but without time"
             )
         if self.packed.count:
             found.append(
@@ -367,12 +372,12 @@ def without_values() -> Iterator[BoundedShapes]:
         loaded_here(),
         true_batches(),
         lazy_modules(),
-        nothing_compiled(),
+        nothing_compiled() as kernels,
         quasi_newton() as steps,
         tensors_exchanged(),
         without_files(),
         values_by(BoundedShapes()) as values,
         WithoutMemory(values.packed),
     ):
-        values.steps = steps
+        values.steps, values.kernels = steps, kernels
         yield values

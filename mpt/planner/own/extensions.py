@@ -3,6 +3,8 @@
 That takes a compiler of CUDA, and a plan could not call them: they read memory by its address. So nothing is compiled,
 and a call of such a kernel is refused by its name. Scripts that choose between such a kernel and torch's operators are
 planned where they choose the latter.
+
+Kernels in Triton write to tensors that they are given, and allocate nothing: their calls are counted and do nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from unittest import mock
 from mpt.planner.trace.cannot_plan import CannotPlan, line_of
 
 NAME = "torch.utils.cpp_extension"
+TRITON = "triton.runtime.jit"
 
 
 class Extension:
@@ -44,21 +47,42 @@ def extension(name: str, *args: Any, **options: Any) -> Extension:
     return Extension(name)
 
 
+class TritonKernels:
+    """Kernels in Triton that a step calls."""
+
+    called = 0
+    """How often it did."""
+
+    def launch(self, *args: Any, **options: Any) -> None:
+        """Launch nothing."""
+        self.called += 1
+
+
 @contextmanager
-def nothing_compiled() -> Iterator[None]:
-    """Let `load` and `load_inline` compile nothing inside the block, be they imported before or in it."""
+def nothing_compiled() -> Iterator[TritonKernels]:
+    """Let `load`, `load_inline` and Triton compile nothing inside the block, be they imported before or in it."""
     execute = SourceFileLoader.exec_module
+    kernels = TritonKernels()
     with ExitStack() as stack:
 
         def replace(module: ModuleType) -> None:
-            stack.enter_context(mock.patch.multiple(module, load=extension, load_inline=extension))
+            if module.__name__ == NAME:
+                extensions = mock.patch.multiple(module, load=extension, load_inline=extension)
+                stack.enter_context(extensions)
+                return
+            # `kernel[grid]`, also of kernels that are tuned or have heuristics
+            launches = mock.patch.object(
+                module.KernelInterface, "__getitem__", return_value=kernels.launch
+            )
+            stack.enter_context(launches)
 
         def exec_module(self: SourceFileLoader, module: ModuleType) -> None:
             execute(self, module)
-            if module.__name__ == NAME:
+            if module.__name__ in (NAME, TRITON):
                 replace(module)
 
-        if NAME in sys.modules:
-            replace(sys.modules[NAME])
+        for name in (NAME, TRITON):
+            if name in sys.modules:
+                replace(sys.modules[name])
         stack.enter_context(mock.patch.object(SourceFileLoader, "exec_module", exec_module))
-        yield
+        yield kernels

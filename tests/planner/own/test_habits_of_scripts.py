@@ -48,11 +48,17 @@ SIGNED = """
     assert "set_to_none" in inspect.signature(layer.zero_grad).parameters
 """
 
+MODULE = """
+    module = torch.get_device_module(layer.weight.device)
+    print(module.memory_reserved(), module.get_device_properties(layer.weight.device).total_memory)
+    assert module is torch.get_device_module("cuda") is torch.cuda
+"""
+
 
 @pytest.mark.parametrize(
     "further",
-    [ACCURACY, CHOICE, BY_KIND, SIGNED],
-    ids=["inferred", "chosen", "made by its kind", "asked for its words"],
+    [ACCURACY, CHOICE, BY_KIND, SIGNED, MODULE],
+    ids=["inferred", "chosen", "made by its kind", "asked for its words", "of a device"],
 )
 def test_a_step_with_more_than_a_step_is_planned(
     session: Session, tmp_path: Path, further: str
@@ -76,3 +82,21 @@ def test_weights_are_read_from_a_file_of_safetensors(session: Session, tmp_path:
     ).replace("{file}", str(tmp_path / "model.safetensors"))
     held = planned(session, script_of(tmp_path, text)).plan.by_category
     assert held["parameters"] == held["gradients"] == WEIGHTS
+
+
+def test_a_tensor_of_a_library_that_was_imported_before_moves_to_the_card(
+    session: Session, tmp_path: Path
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "boxes.py").write_text(
+        "import torch\nclass Head:\n    anchors = torch.empty(0)\n    strides = torch.ones(3)\n",
+        encoding="utf-8",
+    )
+    text = HEAD.replace(
+        "optimizer =",
+        "import sys\nsys.path.append('{folder}')\nimport boxes\n"
+        "assert not hasattr(boxes.Head.anchors, 'fake_device')\n"
+        "assert boxes.Head.anchors.cuda().is_cuda and boxes.Head.strides.to('cuda').is_cuda\noptimizer =",
+    ).replace("{folder}", str(folder))
+    assert planned(session, script_of(tmp_path, text)).plan.by_category["parameters"] == WEIGHTS
