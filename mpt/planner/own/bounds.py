@@ -62,6 +62,8 @@ DRAWN: Mapping[Any, Callable[[Any], float | None]] = {
     _aten.uniform_.default: lambda args: below(*args[:3]),
 }
 """Operator that draws a number -> the most that it can be, of its arguments: a size that is drawn, or a place."""
+COUNTS = {_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default}
+"""Operators that count the places of a mask: all of them, as where it selects."""
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -117,6 +119,9 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             known.follow(func, args, kwargs, result)
         elif func is _aten.add.Tensor and type(args[1]) is int and _is_place(args[0]):
             known.keep_number(result, args[1])
+        elif func in COUNTS and args[0].dtype == torch.bool and result.numel() == 1:
+            self.bounded += 1
+            known.keep_number(result, args[0].numel())
         if func in DRAWN and result.numel() == 1 and (most := DRAWN[func](args)) is not None:
             known.keep_number(result, most)
         return result

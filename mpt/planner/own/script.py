@@ -121,7 +121,8 @@ class Script:
         folder = Path(source.where).parent
         self._packages = packages_of(folder)
         above = [str(folder.parents[len(self._packages) - 1])] if self._packages else []
-        self._path = [str(folder), *above, *sys.path[1:]]
+        # the current folder last, for a script that is started by `python -m tools.train`
+        self._path = [str(folder), *above, *sys.path[1:], os.getcwd()]
         count = os.environ.get(PROCESSES)
         launched = {key: one.format(count=count) for key, one in LAUNCHED.items() if count}
         self._environment = {**QUIET, **launched, **os.environ}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import re
 import sysconfig
 import traceback
@@ -83,8 +84,20 @@ def reason_of(error: BaseException) -> str:
         return (
             f"{operator_without_kernel[1]}, which it calls, has no rule for a GPU that is not there"
         )
+    text = text or asserted_by(error)
     words = f"{type(error).__name__}: {plain(text)}" if text else type(error).__name__
     return "; ".join([words, *getattr(error, "__notes__", ())])
+
+
+def asserted_by(error: BaseException) -> str:
+    """Return the line of an assertion that has no words; nothing for other errors."""
+    if not isinstance(error, AssertionError):
+        return ""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if not frames:
+        return ""
+    line = linecache.getline(frames[-1][0].f_code.co_filename, frames[-1][1])
+    return shorten(line, LONGEST, placeholder=" …")
 
 
 def plain(text: str) -> str:

@@ -54,11 +54,21 @@ MODULE = """
     assert module is torch.get_device_module("cuda") is torch.cuda
 """
 
+COUNTED = """
+    valid = torch.rand(2, 64, device="cuda") > 0.5
+    count, chunks = valid.sum(), []
+    if count == 0:
+        raise ValueError("there is none")
+    for start in range(0, (count / 32).ceil().to(torch.int64), 1):
+        chunks.append(start)
+    assert len(chunks) == 4 and 1 / count.item() == 1 / 128, chunks
+"""
+
 
 @pytest.mark.parametrize(
     "further",
-    [ACCURACY, CHOICE, BY_KIND, SIGNED, MODULE],
-    ids=["inferred", "chosen", "made by its kind", "asked for its words", "of a device"],
+    [ACCURACY, CHOICE, BY_KIND, SIGNED, MODULE, COUNTED],
+    ids=["inferred", "chosen", "made by its kind", "asked for its words", "of a device", "counted"],
 )
 def test_a_step_with_more_than_a_step_is_planned(
     session: Session, tmp_path: Path, further: str

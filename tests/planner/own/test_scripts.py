@@ -103,6 +103,7 @@ optimizer = torch.optim.SGD(layer.parameters(), 0.1)
         ("raise SystemExit('there is no data')", (), "it ends the program: there is no data"),
         (HEAD + "print('no cards')", (), "it came to its end after no training step.*It said last: no cards"),
         ("raise OSError('\\x1b[1mtrust\\x1b[0m it')", (), "OSError: trust it, at"),
+        ("assert 'timm' == '0.3'", (), r"AssertionError: assert 'timm' == '0.3', at .*train\.py:1"),
         ("import mystery", (), r"No module named 'mystery', at .*train\.py:1"),
         (HEAD + "layer(torch.rand(2, 8)).sum().backward()\noptimizer.step()\n", (), "after 1 training step;"),
         ("import os\nos.environ['LOCAL_RANK']", (), r"torchrun starts write WORLD_SIZE=2.*train\.py:2"),
@@ -252,6 +253,14 @@ def test_what_a_script_sets_and_imports_is_its_own(session: Session, tmp_path: P
     planned(session, script_of(tmp_path, text.replace("{width}", "8")))
     (tmp_path / "sizes.py").write_text("WIDTH = 16\n", encoding="utf-8")
     planned(session, script_of(tmp_path, text.replace("{width}", "16")))
+
+
+def test_a_script_finds_modules_in_the_current_folder_last(
+    session: Session, tmp_path: Path
+) -> None:
+    text = "import os, sys\nassert sys.path[-1] == os.getcwd() and sys.path[0] == {folder!r}\n"
+    text = text.format(folder=str(tmp_path)) + HEAD + LOOP.format(steps=5)
+    assert planned(session, script_of(tmp_path, text)).plan.by_category["parameters"] == 1024
 
 
 def test_the_command_plans_a_script_and_leaves_its_folder_alone(
