@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -25,9 +25,8 @@ from torch import nn
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.recomputing.blocks import Chain, Unit, find_chains
-from mpt.memory.recomputing.choices import Listed, choose_outputs, list_choices
+from mpt.memory.recomputing.choices import choose_outputs, list_choices
 from mpt.memory.recomputing.dry_run import UnitCost, measure_calls, measure_units
-from mpt.memory.recomputing.remembered import remembered
 from mpt.memory.recomputing.replay import Keeps, Recomputed, forbid_in_place, wrap_module, wrap_runs
 from mpt.memory.travelling.streaming import Streamed, refuse_recomputed_parts
 from mpt.nn.shared.hidden_channels import is_plain_sequential
@@ -115,11 +114,8 @@ class Recompute(MemoryTrick):
             if self.settings.per == "tensor":
                 self.wrap_by_tensor(run)
             else:
-                costs = remembered(
-                    run, "blocks", lambda: list(measure_units(run, units, BUDGET).values())
-                )
-                by_unit = dict(zip(units, costs, strict=True))
-                self.wrap([[unit] for unit in choose_by_budget(by_unit, self.settings.budget)])
+                costs = measure_units(run, units, BUDGET)
+                self.wrap([[unit] for unit in choose_by_budget(costs, self.settings.budget)])
             for block in (one for root in run.task.modules.values() for one in root.modules()):
                 if isinstance(block, Streamed):
                     refuse_recomputed_parts(block)
@@ -160,10 +156,8 @@ class Recompute(MemoryTrick):
         single = [one for chain in self.chains for unit in chain for one in _wrappable(unit)]
         # Measured as they will be when recomputed: an activation in place would overwrite a tensor that may be kept.
         changed = {module: forbid_in_place(module) for unit in single for module in unit.modules}
-        partitions = enumerate(self.partitions())
-        chosen = choose_outputs(
-            (list_units(run, number, units) for number, units in partitions), self.settings.budget
-        )
+        listed = (list_choices(measure_calls(run, units, BUDGET)) for units in self.partitions())
+        chosen = choose_outputs(listed, self.settings.budget)
         wrapped = {module for unit in chosen for module in unit.modules}
         for one in (
             one for module, inner in changed.items() if module not in wrapped for one in inner
@@ -188,17 +182,6 @@ class Recompute(MemoryTrick):
                 for unit in _joined(chain, length)
                 for one in _wrappable(unit)
             ]
-
-
-def list_units(run: Run, number: int, units: list[Unit]) -> Listed:
-    """Return the choices of each unit of the `number`th partition."""
-
-    def measure() -> tuple[list[int], Any, Any]:
-        found, choices, calls = list_choices(measure_calls(run, units, BUDGET))
-        return [units.index(unit) for unit in found], choices, calls
-
-    places, choices, calls = remembered(run, f"tensors, partition {number}", measure)
-    return [units[place] for place in places], choices, calls
 
 
 def choose_by_budget(costs: dict[Unit, UnitCost], budget: float) -> list[Unit]:

@@ -13,10 +13,7 @@ import os
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mpt.planner.server.refusals import Refusals
+from typing import IO, Any
 
 COLLECTED = 8
 """Plans after which garbage is looked for: one leaves some 10 MiB, and a search takes a tenth of a second for it."""
@@ -33,12 +30,10 @@ def main() -> None:
     preload()
     gc.freeze()
     from mpt.planner.server import twins
-    from mpt.planner.server.refusals import Refusals
 
     twins.start_no_threads()
 
     specs: dict[str, Any] = {}
-    refusals = Refusals()
     requests: IO[str] = os.fdopen(os.dup(0), encoding="utf-8")
     close_input()
     planned = 0
@@ -53,7 +48,7 @@ def main() -> None:
                 continue
             found: dict[str, Any] = {"pid": pid}
         else:
-            found = answer(request, specs, refusals)
+            found = answer(request, specs)
         answers.write(json.dumps(found) + "\n")
         answers.flush()
         planned += 1
@@ -82,15 +77,14 @@ def preload() -> None:
     import mpt.planner.plans.plan  # noqa: F401
 
 
-def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -> dict[str, Any]:
+def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
     """Return a plan as plain data, or the one line that says why there is none.
 
-    `specs` and `refusals` are kept for later requests.
+    `specs` are kept for later requests.
     """
     from mpt.config.load import load_config
     from mpt.config.part_packages import outside_packages
     from mpt.errors import MptError
-    from mpt.memory.recomputing.remembered import remembering
     from mpt.planner.facts.calibration import Calibration
     from mpt.planner.facts.gpus import Gpu
     from mpt.planner.plans.inference import InferenceWish, plan_inference
@@ -125,12 +119,8 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
             )
             return {"found": [replace(row, notes=[*row.notes, *notes]).as_data() for row in rows]}
         wish = Wish(**request["wish"])
-        subject = json.dumps(
-            [request["gpu"], request.get("data"), request["allow"]], sort_keys=True
-        )
-        refused = refusals.kept(config, [request["gpu"], wish.placement, wish.whole_run])
         is_own = not request["allow"] and not outside_packages()
-        with refused, remembering(subject), lone_libraries() if is_own else nullcontext():
+        with lone_libraries() if is_own else nullcontext():
             plan = plan_config(config, spec, gpu, calibration, wish)
         return {"found": replace(plan, notes=[*plan.notes, *notes]).as_data()}
     except MptError as error:
