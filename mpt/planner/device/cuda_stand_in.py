@@ -162,6 +162,10 @@ class Inert:
 
     device: torch.device
 
+    def record_event(self, event: Any = None) -> Any:
+        """Return an event."""
+        return event or Inert()
+
     def elapsed_time(self, other: Any) -> float:
         """Return no time."""
         return 0.0
@@ -197,6 +201,7 @@ def cuda_stands_in(
         ),
         mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", _autocast_on(stand_in)),
         mock.patch.object(torch, "Generator", Generator),
+        mock.patch.object(torch.Tensor, "_make_wrapper_subclass", _wrapped_on(stand_in)),
         mock.patch.object(torch, "get_device_module", _module_of(stand_in)),
         mock.patch.object(torch.cuda.nvtx, "_nvtx", Inert()),
         mock.patch.object(nn.DataParallel, "scatter", _to_one_device),
@@ -295,6 +300,16 @@ def _module_of(stand_in: CudaStandIn) -> Callable[..., Any]:
         return torch.cuda if is_card and is_asked_by_script(sys._getframe(1)) else original(device)
 
     return find
+
+
+def _wrapped_on(stand_in: CudaStandIn) -> Callable[..., Tensor]:
+    original = torch.Tensor._make_wrapper_subclass
+
+    def make(*args: Any, **options: Any) -> Tensor:
+        """Make a tensor of a class that holds others, on the device that stands in for theirs."""
+        return original(*args, **{name: stand_in.translate(one) for name, one in options.items()})
+
+    return make
 
 
 def _autocast_on(stand_in: CudaStandIn) -> Callable[..., None]:

@@ -21,12 +21,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpt.planner.device.fake_device import DEVICE
-from mpt.planner.own import flex
+from mpt.planner.own import flex, quantized
 
 INSTALLED = ("site-packages", "dist-packages")
 ASKED = ("is_available", "device_count")
 """Functions of `torch.cuda` and `torch.accelerator` by which libraries decide on import."""
-ACCELERATE = "accelerate.accelerator"
 
 
 def let_scale(module: ModuleType) -> None:
@@ -38,6 +37,10 @@ def let_scale(module: ModuleType) -> None:
 
     start = module.Accelerator.__init__
     start.__code__ = start.__code__.replace(co_consts=tuple(map(longer, start.__code__.co_consts)))
+
+
+CHANGED = {"accelerate.accelerator": let_scale, quantized.FUNCTIONS: quantized.let_page}
+"""Module -> function that changes it for good: the planning process is one of its own."""
 
 
 def is_torch(name: str) -> bool:
@@ -67,11 +70,12 @@ def libraries_as_ever() -> Iterator[None]:
             stack.enter_context(_disable_current_modes())
             stack.enter_context(torch._C.DisableTorchFunction())
             execute(self, module)
-        if module.__name__ == ACCELERATE:
-            let_scale(module)
+        if module.__name__ in CHANGED:
+            CHANGED[module.__name__](module)
 
-    if ACCELERATE in sys.modules:
-        let_scale(sys.modules[ACCELERATE])
+    for name, change in CHANGED.items():
+        if name in sys.modules:
+            change(sys.modules[name])
     flex.follow_flex_attention()
     with mock.patch.object(SourceFileLoader, "exec_module", exec_module):
         yield

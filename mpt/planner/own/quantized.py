@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -21,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.nn.shared.mixin import become
 
+FUNCTIONS = "bitsandbytes.functional"
 OUTLIERS = 7
 """Columns of a layer's input that are taken to be beyond the threshold."""
 
@@ -65,6 +67,18 @@ RULES: dict[str, Callable[..., tuple[Tensor | None, ...]]] = {
     "bitsandbytes::int8_mixed_scaled_mm": with_outliers_added,
 }
 """Operator of bitsandbytes whose results depend on values -> the results that are planned."""
+
+
+def let_page(module: ModuleType) -> None:
+    """Let states of paged optimizers be tensors of the card, on which they are as long as there is room."""
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = "cuda") -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def nothing(*args: Any, **options: Any) -> None:
+        """Change no value, and move nothing."""
+
+    vars(module).update(get_paged=get_paged, fill=nothing, prefetch_tensor=nothing)
 
 
 @functools.cache

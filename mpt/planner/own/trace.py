@@ -43,6 +43,7 @@ from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.extensions import nothing_compiled
 from mpt.planner.own.factory import call_factory, find_factory, import_in_plan, reset_default_device
 from mpt.planner.own.files import saved_by_python
+from mpt.planner.own.fused import functions_fused
 from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.loaders import loaded_here
@@ -193,6 +194,7 @@ def _trace_on_gpu(
         one_of_several(recorder),
         done_at_once(),
         made_of_fakes(),
+        functions_fused(recorder),
         without_values() as values,
         ExitStack() as stack,
     ):

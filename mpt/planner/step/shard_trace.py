@@ -161,7 +161,6 @@ def watch_shards(recorder: Recorder, work: OrderedWork, as_gloo: bool = False) -
     collectives = importlib.import_module(f"{SHARDING}._fsdp_collectives")
     shard = importlib.import_module("mpt.parallel.shard")
     streams = Streams(recorder, work)
-    recorder.see_through((importlib.import_module("torch.distributed.tensor").DTensor,))
 
     def resizing(original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         def resize(tensor: Tensor) -> None:

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +142,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Storages of the backward pass -> the number of the autograd node in which they were made."""
         self._workspaces: list[int] = []
         self._closed = False
-        self._wrappers: tuple[type, ...] = ()
         self.is_paused = False
         """Set while torch computes shapes on tensors of its own."""
         self.below: LeanFakeMode | None = None
@@ -153,10 +154,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Answers for numbers that are read while it is set."""
         self.stream = 0
         """The stream that is allocated on now; `GRAPHS` names the pool of recorded graphs."""
-
-    def see_through(self, wrappers: tuple[type, ...]) -> None:
-        """Look inside tensors of these kinds: DTensors."""
-        self._wrappers = wrappers
 
     def resized(self, tensor: Tensor, before: int, category: str) -> None:
         """Note that a storage was emptied, or filled again, in place; `before`: its bytes before."""
@@ -230,10 +227,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mark(self, tensors: Iterable[Tensor], category: str, module: str | None = None) -> None:
         """Note the category of tensors, and optionally their owner."""
-        for wrapped in tensors:
-            tensor = (
-                cast(Any, wrapped)._local_tensor if isinstance(wrapped, self._wrappers) else wrapped
-            )
+        tensor: Any
+        for tensor in chain.from_iterable(map(tensors_inside, tensors)):
             while isinstance(tensor, Tensor) and functorch.is_functorch_wrapped_tensor(tensor):
                 tensor = functorch.get_unwrapped(tensor)
             # its places may be the batch's tokens
@@ -296,7 +291,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return asked.device
         if func is SCALAR and self.answers is not None and is_unknown(args[0]):
             return self.answers.number(args[0])
-        if self._wrappers and any(issubclass(kind, self._wrappers) for kind in types):
+        if any(map(holds_others, types)):
             return NotImplemented  # it comes back with its inner tensors
         if self.is_paused:
             return func(*args, **(kwargs or {}))
@@ -443,6 +438,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         if not self._stack and self.moment == "backward":
             self._decide()  # a recomputed block is done: its live results are its activations
+
+
+def tensors_inside(tensor: Any) -> Iterator[Any]:
+    """Yield the tensors whose memory a tensor has: itself, if it does not hold others."""
+    if not holds_others(type(tensor)):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from tensors_inside(getattr(tensor, name))
+
+
+@functools.cache
+def holds_others(kind: type) -> bool:
+    """Return whether tensors of a class have no memory but that of tensors inside (DTensor, torchao's)."""
+    return hasattr(kind, "__tensor_flatten__")
 
 
 def live_peak(trace: Trace, first: int = 0) -> int:

@@ -132,3 +132,40 @@ def by_bitsandbytes(bits=4, device="cuda"):
         optimizer.step()
 
     return step
+
+
+def optimized(library, name, size=1024):
+    """Two layers by an optimizer that keeps its state in fewer bits, or elsewhere."""
+    model = nn.Sequential(nn.Linear(size, size), nn.Linear(size, size)).cuda()
+    module = __import__(library, fromlist=["optim"]).optim
+    if name == "CPUOffloadOptimizer":
+        optimizer = module.CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    else:
+        optimizer = getattr(module, name)(model.parameters(), lr=1e-3)
+
+    def step():
+        model(torch.rand(8, size, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def compiled_update(product=False):
+    """A weight that a compiled function changes: by elementwise operators, or by a product as well."""
+    weight = torch.rand(1024, 1024, device="cuda", requires_grad=True)
+
+    @torch.compile
+    def change(weight, gradient):
+        scaled = gradient * 2 + 1
+        if product:
+            scaled = scaled @ scaled
+        weight.sub_(scaled.abs().sqrt() / scaled.amax(1, keepdim=True))
+
+    def step():
+        (weight * torch.rand(1024, 1, device="cuda")).sum().backward()
+        with torch.no_grad():
+            change(weight, weight.grad)
+        weight.grad = None
+
+    return step

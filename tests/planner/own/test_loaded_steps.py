@@ -58,3 +58,37 @@ def test_live_bytes_of_quantized_weights_on_a_cpu_are_those_of_real_tensors() ->
     source = {"where": str(STEPS), "function": "by_bitsandbytes"}
     [(plan, measured)] = live_bytes((source, {"bits": 4, "device": "cpu"}))
     assert plan == measured > 0
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "per_weight"),
+    [
+        ("torchao", "AdamW8bit", 2 * (1 + 4 / 256)),
+        ("torchao", "AdamW4bit", 2 * (1 / 2 + 4 / 128)),
+        ("torchao", "CPUOffloadOptimizer", 0),
+        ("bitsandbytes", "PagedAdamW8bit", 2 * (1 + 4 / 256)),
+    ],
+)
+def test_states_of_fewer_bits_take_their_bytes_and_their_updates_no_more(
+    session: Session, library: str, name: str, per_weight: float
+) -> None:
+    pytest.importorskip(library)
+    plan = planned(session, "optimized", library=library, name=name).plan
+    weights = 2 * 1024 * 1024
+    assert plan.by_category.get("optimizer state", 0) == pytest.approx(
+        weights * per_weight, rel=0.02, abs=50_000
+    )
+    around = plan.allocated - plan.by_category.get("optimizer state", 0)
+    assert around < 2.6 * 4 * weights + 17 * 2**20  # weights, gradients, half of that, a workspace
+
+
+def test_a_compiled_function_writes_what_its_products_read_and_nothing_else(
+    session: Session,
+) -> None:
+    alone, multiplied = (
+        planned(session, "compiled_update", product=product).plan.allocated
+        for product in (False, True)
+    )
+    one = 4 * 1024 * 1024
+    assert alone < 3.1 * one  # the weight, its product with the numbers, and its gradient
+    assert multiplied > alone + one
