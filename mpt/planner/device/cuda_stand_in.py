@@ -307,7 +307,9 @@ def _wrapped_on(stand_in: CudaStandIn) -> Callable[..., Tensor]:
 
     def make(*args: Any, **options: Any) -> Tensor:
         """Make a tensor of a class that holds others, on the device that stands in for theirs."""
-        return original(*args, **{name: stand_in.translate(one) for name, one in options.items()})
+        options = {name: stand_in.translate(one) for name, one in options.items()}
+        made: Tensor = original(*args, **options)
+        return made
 
     return make
 

@@ -450,7 +450,7 @@ def tensors_inside(tensor: Any) -> Iterator[Any]:
 
 
 @functools.cache
-def holds_others(kind: type) -> bool:
+def holds_others(kind: Any) -> bool:
     """Return whether tensors of a class have no memory but that of tensors inside (DTensor, torchao's)."""
     return hasattr(kind, "__tensor_flatten__")
 
