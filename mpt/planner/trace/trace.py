@@ -442,7 +442,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def tensors_inside(tensor: Any) -> Iterator[Any]:
     """Yield the tensors whose memory a tensor has: itself, if it does not hold others."""
-    if not holds_others(type(tensor)):
+    kind: Any = type(tensor)
+    if not holds_others(kind):
         yield tensor
         return
     for name in tensor.__tensor_flatten__()[0]:
