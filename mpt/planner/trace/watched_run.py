@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mpt.planner.trace.trace import Recorder
 from mpt.run.process.storage_trace import tensors_in
@@ -58,11 +59,11 @@ def watch_updates(
 ) -> Iterator[None]:
     """Mark the gradients of weights and the state of all optimizers as they appear, inside the block."""
 
-    marked: dict[int, set[int]] = {}
-    """Optimizer -> the parameters whose state is marked."""
+    marked = WeakIdKeyDictionary()
+    """Optimizer -> the parameters whose state is marked. Another may be made in the place of one that is gone."""
 
-    def mark(parameter: Any, state: Mapping[Any, Any], known: set[int]) -> None:
-        known.add(id(parameter))
+    def mark(parameter: Any, state: Mapping[Any, Any], known: WeakIdKeyDictionary) -> None:
+        known[parameter] = True
         recorder.mark(
             tensors_in(state),
             "optimizer state",
@@ -70,14 +71,16 @@ def watch_updates(
         )
 
     def after_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        known = marked.setdefault(id(optimizer), set())
+        if optimizer not in marked:
+            marked[optimizer] = WeakIdKeyDictionary()
+        known = marked[optimizer]
         # An optimizer that steps during backward has one parameter at a time in its groups.
         for parameter in (one for group in optimizer.param_groups for one in group["params"]):
             if parameter in optimizer.state:
                 mark(parameter, optimizer.state[parameter], known)
         if len(known) < len(optimizer.state):
             for parameter, state in optimizer.state.items():
-                if id(parameter) not in known:
+                if parameter not in known:
                     mark(parameter, state, known)
 
     with ExitStack() as stack:

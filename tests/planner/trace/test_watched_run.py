@@ -38,3 +38,14 @@ def test_each_step_in_backward_marks_the_state_of_its_own_parameter() -> None:
             optimizer.step()
             optimizer.param_groups[0]["params"] = weights
     assert marks.owners == [f"net.{number}" for number in range(COUNT)]
+
+
+def test_the_state_of_a_parameter_that_was_made_in_the_place_of_another_is_marked() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    marks: Any = Marks()
+    with watch_updates(marks, [], {}):
+        for _ in range(COUNT):
+            optimizer.state.clear()
+            optimizer.state[nn.Parameter(torch.ones(2))] = {"momentum_buffer": torch.ones(2)}
+            optimizer.step()
+    assert len(marks.owners) == COUNT
