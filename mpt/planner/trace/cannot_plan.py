@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import chain
 from textwrap import shorten
 from types import FrameType
+from urllib.error import URLError
 
 from torch import nn
 from torch._subclasses.fake_tensor import (
@@ -84,6 +85,8 @@ def reason_of(error: BaseException) -> str:
         return (
             f"{operator_without_kernel[1]}, which it calls, has no rule for a GPU that is not there"
         )
+    if isinstance(error, URLError):
+        return f"it downloads a file, which failed ({error.reason}): a file that is in its cache is not fetched again"
     text = text or asserted_by(error)
     words = f"{type(error).__name__}: {plain(text)}" if text else type(error).__name__
     return "; ".join([words, *getattr(error, "__notes__", ())])

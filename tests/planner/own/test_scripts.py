@@ -104,6 +104,7 @@ optimizer = torch.optim.SGD(layer.parameters(), 0.1)
         (HEAD + "print('no cards')", (), "it came to its end after no training step.*It said last: no cards"),
         ("raise OSError('\\x1b[1mtrust\\x1b[0m it')", (), "OSError: trust it, at"),
         ("assert 'timm' == '0.3'", (), r"AssertionError: assert 'timm' == '0.3', at .*train\.py:1"),
+        ("from urllib.error import URLError\nraise URLError('no name')", (), r"which failed \(no name\): a file"),
         ("import mystery", (), r"No module named 'mystery', at .*train\.py:1"),
         (HEAD + "layer(torch.rand(2, 8)).sum().backward()\noptimizer.step()\n", (), "after 1 training step;"),
         ("import os\nos.environ['LOCAL_RANK']", (), r"torchrun starts write WORLD_SIZE=2.*train\.py:2"),
