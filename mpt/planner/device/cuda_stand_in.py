@@ -194,7 +194,8 @@ def cuda_stands_in(
     target = target or torch.device(DEVICE, 0)
     stand_in = CudaStandIn(target, all_of_it)
     replaced = [
-        mock.patch.multiple("torch.cuda", **_answers(gpu, target)),
+        mock.patch.multiple("torch.cuda", **_answers(gpu, target), **_random_states()),
+        mock.patch.multiple("torch.cuda.random", **_random_states()),
         mock.patch.multiple("torch.accelerator", **_accelerator_answers(gpu, target)),
         mock.patch.object(
             torch.cuda.amp.common, "amp_definitely_not_available", return_value=False
@@ -226,7 +227,7 @@ def card_answers(gpu: Gpu) -> Iterator[None]:
     """Answer questions about the card inside the block, in which a script chooses its device and uses none."""
     answers = _accelerator_answers(gpu, torch.device("cuda"))
     with (
-        mock.patch.multiple("torch.cuda", **_answers(gpu, torch.device("cpu"))),
+        mock.patch.multiple("torch.cuda", **_answers(gpu, torch.device("cpu")), **_random_states()),
         mock.patch.multiple("torch.accelerator", **answers),
     ):
         yield
@@ -245,10 +246,7 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
     calls = ("synchronize", "empty_cache", "set_device", "ipc_collect", "reset_peak_memory_stats")
     streams = ("Stream", "Event", "stream", "current_stream", "default_stream", "device")
     return {
-        **{
-            name: lambda *args, **kwargs: None
-            for name in (*calls, "manual_seed", "manual_seed_all")
-        },
+        **{name: lambda *args, **kwargs: None for name in calls},
         **{name: lambda *args, **kwargs: 0 for name in (*_COUNTED, "current_device")},
         **{name: type("Inert", (Inert,), {"device": target}) for name in streams},
         "memory_summary": lambda *args, **kwargs: "",
@@ -260,6 +258,28 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
         "get_device_capability": lambda device=None: gpu.capability,
         "get_device_properties": lambda device=None: properties,
         "mem_get_info": lambda device=None: (gpu.usable_bytes, gpu.usable_bytes),
+    }
+
+
+def _random_states() -> dict[str, Any]:
+    """Return replacements for functions of the card's random numbers, which no plan draws."""
+
+    def state(device: Any = "cuda") -> Tensor:
+        return torch.zeros(16, dtype=torch.uint8, device="cpu")
+
+    names = (
+        "set_rng_state",
+        "set_rng_state_all",
+        "manual_seed",
+        "manual_seed_all",
+        "seed",
+        "seed_all",
+    )
+    return {
+        **{name: lambda *args, **kwargs: None for name in names},
+        "get_rng_state": state,
+        "get_rng_state_all": lambda: [state()],
+        "initial_seed": lambda: 0,
     }
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 from unittest import mock
 
+import safetensors.torch
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -114,9 +115,18 @@ def tensor_in_file(storage: torch.UntypedStorage, dtype: torch.dtype, **options:
 
 @contextmanager
 def without_files() -> Iterator[None]:
-    """Let `torch.save` write nothing inside the block."""
+    """Let `torch.save` and safetensors write nothing inside the block."""
     files = Files(torch.load)
-    with mock.patch.multiple(torch, save=files.save, load=files.load):
+    tables = [one for one in ("_flatten", "_flatten_as_ptr") if hasattr(safetensors.torch, one)]
+    unsaved: dict[str, Any] = {
+        **dict.fromkeys(tables, lambda tensors, *kept: {}),
+        "serialize_file": lambda table, path, metadata=None: None,
+        "serialize": lambda table, metadata=None: b"",
+    }
+    with (
+        mock.patch.multiple(torch, save=files.save, load=files.load),
+        mock.patch.multiple(safetensors.torch, **unsaved),
+    ):
         yield
 
 

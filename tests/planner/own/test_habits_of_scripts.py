@@ -94,6 +94,30 @@ def test_weights_are_read_from_a_file_of_safetensors(session: Session, tmp_path:
     assert held["parameters"] == held["gradients"] == WEIGHTS
 
 
+def test_nothing_is_written_by_safetensors(session: Session, tmp_path: Path) -> None:
+    text = HEAD.replace(
+        "import torch\n", "import torch\nfrom safetensors.torch import save_file\n", 1
+    )
+    text += "    save_file(layer.state_dict(), 'last.safetensors')\n"
+    held = planned(session, script_of(tmp_path, text)).plan.by_category
+    assert held["parameters"] == WEIGHTS
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_states_of_the_cards_random_numbers_are_saved_and_restored(
+    session: Session, tmp_path: Path
+) -> None:
+    text = HEAD + (
+        "    kept = {'all': torch.cuda.get_rng_state_all(), 'one': torch.cuda.random.get_rng_state()}\n"
+        "    torch.save(kept, 'random.pt')\n"
+        "    torch.cuda.set_rng_state_all(kept['all'])\n"
+        "    torch.cuda.random.set_rng_state(kept['one'])\n"
+        "    torch.cuda.manual_seed(torch.cuda.initial_seed())\n"
+    )
+    held = planned(session, script_of(tmp_path, text)).plan.by_category
+    assert held["parameters"] == WEIGHTS
+
+
 def test_a_tensor_of_a_library_that_was_imported_before_moves_to_the_card(
     session: Session, tmp_path: Path
 ) -> None:
