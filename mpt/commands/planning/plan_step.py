@@ -71,8 +71,10 @@ def run(arguments: Command) -> None:
     else:
         show(open_console(), planned, arguments)
     if planned.plan.fits is False and not any(way.plan.fits for way in planned.ways):
+        can_shrink = planned.plan.batch_size and not arguments.largest
+        smaller = "; --largest looks for a smaller batch that does" if can_shrink else ""
         raise MemoryBudgetError(
-            f"nothing that was tried fits in {describe_bytes(planned.plan.budget)}"
+            f"nothing that was tried fits in {describe_bytes(planned.plan.budget)}{smaller}"
         )
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import mpt
-from mpt.errors import MptError
+from mpt.commands.planning import plan_step
+from mpt.errors import MemoryBudgetError, MptError
 from mpt.planner.answers.own_plan import OwnPlan
 from mpt.planner.client.session import Session
 from mpt.planner.own.script import find_batch
 from mpt.planner.recipes.own_step import find_source
 from scripts.live_bytes import live_bytes
+from tests.planner.made_plans import make_plan
 from tests.planner.own import script_gan
 from tests.programs import run_mpt
 
@@ -280,3 +283,22 @@ def test_the_command_plans_a_script_and_leaves_its_folder_alone(
     assert kept == ["runs", "runs/log.txt", "runs/old.txt"]
     assert all((tmp_path / "runs" / one).read_text() == "earlier" for one in ("old.txt", "log.txt"))
     assert not list(temporary.glob("mpt-plan-*"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "largest", "said"),
+    [(8, False, "; --largest looks for a smaller batch"), (8, True, ""), (0, False, "")],
+)
+def test_what_does_not_fit_is_told_that_a_batch_can_be_looked_for(
+    monkeypatch: pytest.MonkeyPatch, batch: int, largest: bool, said: str
+) -> None:
+    plan = make_plan(batch_size=batch, fits=False, budget_bytes=2**30)
+    found = SimpleNamespace(plan=plan, ways=[])
+    monkeypatch.setattr(plan_step, "plan_own_step", lambda *args, **kwargs: found)
+    monkeypatch.setattr(plan_step, "as_data", lambda planned: {})
+    command = plan_step.Command(factory="train.py", json=True, largest=largest)
+    with pytest.raises(MemoryBudgetError) as caught:
+        plan_step.run(command)
+    assert str(caught.value).startswith("nothing that was tried fits in 1,024 MiB")
+    assert said in str(caught.value)
+    assert ("--largest" in str(caught.value)) == bool(said)
