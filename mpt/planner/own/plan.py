@@ -15,7 +15,7 @@ from mpt.errors import MptError
 from mpt.planner.answers.own_plan import OwnPlan, Way
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
-from mpt.planner.own.changes import Changes
+from mpt.planner.own.changes import NOTHING, Changes
 from mpt.planner.own.factory import batch_size_of
 from mpt.planner.own.source import Source
 from mpt.planner.own.trace import OwnRun, import_factory, trace_own
@@ -105,7 +105,7 @@ def find_changes(run: OwnRun, gpu: Gpu) -> Iterator[Changes]:
     half = "" if run.has_autocast else "bfloat16" if gpu.capability >= BFLOAT16_SINCE else "float16"
     found = (
         Changes(*chosen)
-        for chosen in product(("", half), ((), run.block_lists), (False, run.has_adam))
+        for chosen in product(("", half), (NOTHING, run.recomputed), (False, run.has_adam))
     )
     yield from (changes for changes in dict.fromkeys(found) if changes != Changes())
 

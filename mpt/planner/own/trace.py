@@ -32,11 +32,13 @@ from mpt.planner.own.all_on_card import all_on_card
 from mpt.planner.own.bounds import without_values
 from mpt.planner.own.caches import caches_forgotten
 from mpt.planner.own.changes import (
+    NOTHING,
     Changes,
     ForwardAutocast,
+    Recomputed,
     apply_to_modules,
     apply_to_optimizers,
-    find_block_lists,
+    find_recomputed,
     takes_low_bits,
 )
 from mpt.planner.own.created import Created, noting_what_is_made
@@ -71,8 +73,8 @@ class OwnRun:
     """The trace of two steps, and possible changes."""
 
     fake: FakeRun
-    block_lists: tuple[str, ...] = ()
-    """Lists of blocks that could be recomputed (`find_block_lists`)."""
+    recomputed: Recomputed = NOTHING
+    """Parts of networks that could be recomputed."""
     has_adam: bool = False
     """All of its optimizers have an 8-bit form."""
     has_autocast: bool = False
@@ -213,7 +215,7 @@ def _trace_on_gpu(
             modules = perform(made, created, recorder, changes, on_step)
         # what is recorded already can no longer be changed
         is_open = not graphs.is_used
-        block_lists = find_block_lists(modules, updated_weights(created)) if is_open else ()
+        recomputed = find_recomputed(modules, updated_weights(created)) if is_open else NOTHING
         optimizers = created.optimizers if is_open else []
         has_adam = bool(optimizers) and all(map(takes_low_bits, optimizers))
         recorder.notes += [AS_EAGER] * are_compiled(created.modules)
@@ -226,7 +228,7 @@ def _trace_on_gpu(
             whole=recorder.trace,
             largest_convolution=convolution,
         ),
-        block_lists=block_lists,
+        recomputed=recomputed,
         has_adam=has_adam,
         has_autocast=stand_in.autocasts > 0,
         all_on_gpu=all_on_gpu,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mpt.planner.answers.own_plan import Way
-from mpt.planner.own.changes import Changes, find_block_lists
+from mpt.planner.own.changes import Changes, Recomputed, find_recomputed
 from mpt.planner.own.names import as_written, named_networks
 from mpt.planner.own.plan import worth_their_changes
 
@@ -52,11 +52,37 @@ def test_lists_to_recompute_are_those_that_are_called_and_trained_once_each() ->
     model = stages()
     average = copy.deepcopy(model)
     networks = {"model": model, "average": average, "wrapped": nn.Sequential(model)}
-    found = find_block_lists(networks, weights_of(model))
-    assert found == ("model.levels.0", "model.levels.1")
+    found = find_recomputed(networks, weights_of(model))
+    assert found == Recomputed(lists=("model.levels.0", "model.levels.1"))
     (line,) = Changes(recompute=found).lines()
     assert line.startswith("for block in [*model.levels[0], *model.levels[1]]: block.forward = ")
     assert as_written("model.levels.0.1.norm") == "model.levels[0][1].norm"
+
+
+class Twins(nn.Module):
+    """Blocks as attributes, and layers in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down1, self.down2 = nn.Linear(2, 2), block(), block()
+        self.tail = nn.Sequential(*(nn.Linear(2, 2) for _ in range(9)), nn.BatchNorm1d(2))
+        self.head = nn.Linear(2, 2)
+
+
+def test_blocks_that_are_attributes_and_layers_in_a_row_are_recomputed_where_there_are_no_lists() -> (
+    None
+):
+    model = Twins()
+    found = find_recomputed({"model": model}, weights_of(model))
+    assert found == Recomputed(
+        blocks=("model.down1", "model.down2"), pieces=(("model.tail", 3),), has_statistics=True
+    )
+    tail, blocks = Changes(recompute=found).lines()
+    assert tail.startswith("model.tail.forward = functools.partial(torch.utils.checkpoint.")
+    assert "checkpoint_sequential, model.tail, 3, " in tail
+    assert blocks.startswith("for block in [model.down1, model.down2]: block.forward = ")
+    assert blocks.endswith("# updates the statistics of batch normalization twice")
+    assert find_recomputed({"model": model}, set()) == Recomputed()
 
 
 def test_a_change_that_adds_nothing_to_others_is_left_out() -> None:
@@ -65,7 +91,7 @@ def test_a_change_that_adds_nothing_to_others_is_left_out() -> None:
 
     low, half = Changes(low_bit_optimizer=True), Changes(autocast="bfloat16")
     both = Changes(autocast="bfloat16", low_bit_optimizer=True)
-    listed = Changes(recompute=("model.layers",), low_bit_optimizer=True)
+    listed = Changes(recompute=Recomputed(lists=("model.layers",)), low_bit_optimizer=True)
     ways = [(low, way(80, 1.0)), (half, way(90, 0.5)), (both, way(79, 0.5)), (listed, way(80, 1.5))]
     kept = worth_their_changes(ways)
     # the third saves more than the second, and is sooner than the first

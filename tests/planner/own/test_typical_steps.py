@@ -11,6 +11,7 @@ import torch
 from mpt.errors import MptError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
+from mpt.planner.recipes.own_step import find_source
 from tests.planner.own import typical_steps
 from tests.planner.own.own_plans import plan_of
 
@@ -127,6 +128,17 @@ def test_weights_that_were_changed_since_their_forward_are_refused_as_by_torch(
 ) -> None:
     with pytest.raises(MptError, match=r"modified by an inplace operation.*typical_steps.py:\d+"):
         planned(session, "stepped_between", foreach=foreach)
+
+
+def test_layers_in_a_row_are_proposed_in_pieces_and_the_proposed_line_does_what_was_planned(
+    session: Session,
+) -> None:
+    found = session.plan_own(find_source(f"{STEPS}:in_a_row", ("tests",)), {}).get()
+    (way,) = [way for way in found.ways if "checkpoint_sequential" in "".join(way.lines)][:1]
+    assert way.exact
+    assert way.plan.allocated < 0.7 * found.plan.allocated
+    changed = planned(session, "in_a_row", lines="\n".join(way.lines))
+    assert changed.allocated == way.plan.allocated
 
 
 def test_data_are_made_of_true_values_if_zeros_make_none(session: Session) -> None:

@@ -1,8 +1,10 @@
 """Training steps as scripts have them that choose their device in their first lines."""
 
 import copy
+import functools
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
@@ -69,6 +71,21 @@ def stepped_between(foreach=None):
         first.step()
         answer.mean().backward()
         second.step()
+
+    return step
+
+
+def in_a_row(lines=""):
+    """A network of layers in a row, with lines that a plan proposes."""
+    layers = (one for _ in range(8) for one in (nn.Linear(256, 256), nn.GELU()))
+    model = nn.Sequential(*layers).to(device)
+    exec(lines, {"functools": functools, "torch": torch, "model": model})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.rand(4096, 256, device=device)).sum().backward()
+        optimizer.step()
 
     return step
 
