@@ -81,18 +81,18 @@ DEEP: list[Settings] = [
     (DENSENET, "amp", {}),
     (VIT, "fp32", {}),
     (VIT, "amp", {"recompute": "sqrt"}),
-    ("saehd_demo.yaml", "fp32", {}),
-    ("saehd_demo.yaml", "amp", {"recompute": "all"}),
-    ("yolofuse_demo.yaml", "fp32", {}),
-    ("yolofuse_demo.yaml", "amp", {"micro_batch": 4}),
-    ("yolofuse_demo.yaml", "fp32", {"recompute": "sqrt"}),
+    ("@saehd_demo", "fp32", {}),
+    ("@saehd_demo", "amp", {"recompute": "all"}),
+    ("@yolofuse_demo", "fp32", {}),
+    ("@yolofuse_demo", "amp", {"micro_batch": 4}),
+    ("@yolofuse_demo", "fp32", {"recompute": "sqrt"}),
 ]
 
 
 def prepare(settings: Settings, is_deep: bool) -> tuple[Config, DataSpec, int]:
     """Return a configuration with its data and batch."""
     name, precision, memory = settings
-    if name.endswith(".yaml"):
+    if name.startswith("@"):
         data = {**load_config(name).to_data(), "precision": {"mode": precision}, "memory": memory}
         if data["optimizer"]["name"] == "adam":
             data["optimizer"]["foreach"] = True
