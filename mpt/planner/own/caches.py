@@ -18,15 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 OWN = ("torch", "mpt", "sympy")
 """Packages whose caches are no script's business."""
-MISSING = object()
-Names = dict[str, dict[str, Any]]
-"""Module -> its global names."""
 
 
 @contextmanager
 def caches_forgotten() -> Iterator[None]:
     """Put global names back at the end of the block that hold fake tensors since, and empty caches of such ones."""
-    before: Names = {name: dict(vars(module)) for name, module in modules()}
+    before = {name: dict(vars(module)) for name, module in modules()}
     try:
         yield
     finally:
@@ -46,9 +43,12 @@ def forget_in(module: ModuleType, before: Mapping[str, Any] | None) -> None:
     names = vars(module)
     for name, value in list(names.items()):
         if issubclass(type(value), FakeTensor):
-            was = MISSING if before is None else before.get(name, MISSING)
-            if was is not value and before is not None:
-                names.pop(name) if was is MISSING else names.update({name: was})
+            if before is None:  # imported since: its names were made so
+                continue
+            if name in before:
+                names[name] = before[name]
+            else:
+                del names[name]
         elif issubclass(type(value), type):
             if value.__module__ == module.__name__:
                 for one in list(vars(value).values()):
@@ -66,9 +66,8 @@ def forget_cached(value: Any) -> None:
         for key in [key for key, one in value.items() if is_fake(one)]:
             del value[key]
     elif type(value) is functools._lru_cache_wrapper and value.cache_info().currsize:
-        held = gc.get_referents(
-            value
-        )  # the results, or a table of them if their number is not limited
+        # the results, or a table of them if their number is not limited
+        held = gc.get_referents(value)
         tables = [one for table in held if type(table) is dict for one in table.values()]
         if any(map(is_fake, [*held, *tables])):
             value.cache_clear()
