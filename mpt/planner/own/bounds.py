@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpt.planner.device.composites import parts_of
 from mpt.planner.device.kept_modes import KeptInBackward
-from mpt.planner.device.operator_kinds import is_known
+from mpt.planner.device.operator_kinds import facts_of, is_known
 from mpt.planner.device.sparse_rows import SparseRows
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
 from mpt.planner.own import quantized
@@ -132,15 +132,15 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         return None if value is None else int(value.max())
 
     def _answer(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        rule = self._rules.get(func)
-        if rule is None and func._schema.name == NMS:  # of a library that may be imported later
+        rule, name = self._rules.get(func), facts_of(func).name
+        if rule is None and name == NMS:  # of a library that may be imported later
             rule = all_boxes
         if rule is not None and not is_known(args[0]):
             self.bounded += 1
             return rule(*args, **kwargs)
-        if func._schema.name in quantized.RULES:
+        if name in quantized.RULES:
             self.int8 += 1
-            return quantized.RULES[func._schema.name](*args, **kwargs)
+            return quantized.RULES[name](*args, **kwargs)
         if func is _aten.index.Tensor and _has_masks(args[1]):
             self.bounded += 1
             return func(args[0], without_masks(args[1]), **kwargs)
