@@ -83,7 +83,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -160,7 +160,7 @@ def test_the_task_is_planned_resumed_and_used_by_the_other_commands(workplace: P
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Logged figures" in (workplace / "runs" / "heads" / "report.html").read_text("utf-8")
@@ -176,6 +176,6 @@ def test_the_examples_keep_the_style_of_the_house(workplace: Path) -> None:
             [sys.executable, "-m", "ruff", *words, *paths],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -128,6 +128,10 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
             raise ConfigError(
                 f"{name}: {what_stands_at(path)}; a YAML file is expected{suggest_file(path)}"
             )
+        if path.suffix == ".py":
+            raise ConfigError(
+                f"{name}: a Python program, where a YAML file is expected; `mpt plan {name}` plans a training script"
+            )
         with open_foreign(path) as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:

@@ -1,8 +1,9 @@
 """A plan kept in a file, and whether a later plan of the same has grown: a gate for CI.
 
-A lock holds the words that it was planned with (configuration, changes, patches, card) and the plan. Both are
-planned without calibration, so that every machine finds the same. What may make a plan grow is the configuration, the
-code that it names, mpt and torch; the versions of the last two are kept, and named if they differ.
+A lock holds the words that it was planned with (a configuration with changes and patches, or a script or function with
+its arguments; the card) and the plan. Both are planned without calibration, so that every machine finds the same. What
+may make a plan grow is the configuration, the code that it names, mpt and torch; the versions of the last two are
+kept, and named if they differ.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from mpt.config.load import load_config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, InputOutputError
 from mpt.foreign.files import read_json
+from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.recipes.own_step import SCRIPT, arguments_of, is_own, plan_own_step
 from mpt.report.units import show_seconds
 from mpt.run.process.files import write_atomically
 from mpt.version import VERSION
@@ -55,32 +58,18 @@ class Lock:
         """What of the peak is tensors: a small network's drown in the context and the allocator's segments."""
         return sum(self.by_category.values())
 
-    @property
-    def command(self) -> str:
-        """The command that keeps this configuration's plan anew, but for the file."""
+    def command(self, path: Path) -> str:
+        """Return the command that keeps this plan anew in a file."""
         patches = (word for patch in self.patches for word in ("--with", patch))
-        return shlex.join(
-            [
-                "mpt",
-                "plan",
-                "lock",
-                self.config,
-                *self.overrides,
-                *patches,
-                "--gpu",
-                self.gpu,
-                "--output",
-            ]
-        )
+        options = [*patches, "--gpu", self.gpu, "--output", str(path)]
+        follow = ["--", *self.overrides] if SCRIPT.fullmatch(self.config) else []
+        first = [] if follow else self.overrides
+        return shlex.join(["mpt", "plan", "lock", self.config, *first, *options, *follow])
 
 
 def plan_again(lock: Lock, allow: tuple[str, ...]) -> Lock:
     """Return a lock with what is planned now for what it was made of."""
-    config = load_config(
-        lock.config, lock.overrides, allow=allow, patches=[Path(one) for one in lock.patches]
-    )
-    with Session(find_gpu(lock.gpu), Calibration(), config.granted) as session:
-        plan = session.plan([config])[0].get()
+    plan = plan_script(lock, allow) if is_own(lock.config) else plan_configuration(lock, allow)
     return replace(
         lock,
         versions={"mpt": VERSION, "torch": version("torch")},
@@ -89,6 +78,29 @@ def plan_again(lock: Lock, allow: tuple[str, ...]) -> Lock:
         by_category=plan.by_category,
         by_module=dict(plan.by_module),
     )
+
+
+def plan_configuration(lock: Lock, allow: tuple[str, ...]) -> Plan:
+    """Plan the configuration of a lock."""
+    config = load_config(
+        lock.config, lock.overrides, allow=allow, patches=[Path(one) for one in lock.patches]
+    )
+    with Session(find_gpu(lock.gpu), Calibration(), config.granted) as session:
+        return session.plan([config])[0].get()
+
+
+def plan_script(lock: Lock, allow: tuple[str, ...]) -> Plan:
+    """Plan the script or function of a lock."""
+    if lock.patches:
+        raise ConfigError(f"--with: {lock.config} is no configuration, which patches are laid over")
+    return plan_own_step(
+        lock.config,
+        **arguments_of(lock.config, lock.overrides),
+        allow=allow,
+        gpu=lock.gpu,
+        calibration=Calibration(),
+        with_changes=False,
+    ).plan
 
 
 def write_lock(lock: Lock, path: Path) -> None:

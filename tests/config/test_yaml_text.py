@@ -233,5 +233,11 @@ def test_what_is_no_file_is_told_and_the_nearest_file_is_named(tmp_path):
         ConfigError, match=r"pipe\.yaml: neither a file nor a link to one; a YAML file is expected$"
     ):
         read_file(tmp_path / "pipe.yaml")
+    (tmp_path / "train.py").write_text("import torch")
+    with pytest.raises(
+        ConfigError,
+        match=r"train\.py: a Python program, .*; `mpt plan \S*/train\.py` plans a training script$",
+    ):
+        read_file(tmp_path / "train.py")
     with pytest.raises(ConfigError, match=r"a folder; a YAML file is expected$"):
         read_file(tmp_path)

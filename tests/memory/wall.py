@@ -118,6 +118,7 @@ REFUSALS = "|".join(
         "cpu_optimizer: (bf16-(sr|kahan) takes|evaluations read ScheduleFreeAdamW)",
         "low_bit_optimizer: (bf16-(sr|kahan) takes|evaluations read|there is no 8-bit|needs bitsandbytes)",
         "optimizer_in_backward: (O2 copies|optimizer.clip_grad_norm needs)",
+        "stream_weights: single layers of a Sequential travel here, and memory.lora",
         "stream_weights: trained weights travel, (and bf16-(sr|kahan) takes|whose .* on the host)",
         "compile: (O1 casts call by call|task stylegan2 differentiates a gradient)",
     )

@@ -14,6 +14,7 @@ from mpt.commands.planning.plan_check import Command as PlanCheckArguments
 from mpt.commands.planning.plan_lock import Command as PlanLockArguments
 from mpt.errors import ConfigError, GateError, InputOutputError
 from mpt.planner.client.session import Session
+from mpt.planner.recipes import own_step
 from mpt.workflows import plan_lock as lock
 from tests.planner.test_command import Shared, arguments
 
@@ -102,3 +103,34 @@ def test_what_is_no_lock_is_said(tmp_path: Path, locked: tuple[PlanCheckArgument
     for wrong in ({"tolerance": "much"}, {"tolerance": "5"}, {"gpu": "rtx3090"}):
         with pytest.raises(ConfigError):
             plan_check.run(replace(check, **wrong))  # type: ignore[arg-type]
+
+
+SCRIPT = """
+import sys
+import torch
+width = int(sys.argv[2])
+net = torch.nn.Linear(width, width, device="cuda")
+optimizer = torch.optim.SGD(net.parameters())
+while True:
+    optimizer.zero_grad()
+    net(torch.zeros(4, width, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_is_locked_with_its_words(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_step, "Session", Shared(session))
+    script, path = tmp_path / "train.py", tmp_path / "plan.lock"
+    script.write_text(SCRIPT)
+    words = ("--width", "1000")
+    plan_lock.run(PlanLockArguments(script, words, gpu="rtx2060", output=str(path)))
+    plan_check.run(PlanCheckArguments(path))
+    script.write_text(SCRIPT.replace("[2])", "[2]) * 2"))
+    with pytest.raises(GateError, match="parameters") as error:
+        plan_check.run(PlanCheckArguments(path))
+    again = f"mpt plan lock {script} --gpu rtx2060 --output {path} -- --width 1000"
+    assert str(error.value).endswith(f"To accept it: {again}")
+    with pytest.raises(ConfigError, match=r"train\.py is no configuration"):
+        plan_lock.run(PlanLockArguments(script, words, (Path("plan.yaml"),), output=str(path)))

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from mpt.commands.cli.command_line import OverridableCommand
 from mpt.errors import ConfigError
-from mpt.planner.recipes.own_step import FACTORY, SCRIPT
+from mpt.planner.recipes.own_step import SCRIPT, is_own
 
 STEP = "step"
 
@@ -48,7 +48,7 @@ class PlanGroup(TyperGroup):
         """Return the context of a sub-command, or of the command that is called like the group."""
         own = self.commands.get(str(self.name))
         names = set(self.commands) - {str(self.name)}
-        if args[:1] and (FACTORY.fullmatch(args[0]) or SCRIPT.fullmatch(args[0])):
+        if args[:1] and is_own(args[0]):
             check_script_options(self.commands[STEP], args)
             args = [STEP, *args]
         if own is None or (args[:1] and args[0] in names):

@@ -62,7 +62,7 @@ def run(arguments: Command) -> None:
         print(json.dumps({"before": vars(before), "after": vars(after), "grown": grown}, indent=1))
     if grown:
         raise GateError(
-            f"{'; '.join(grown)}{other_versions(before, after)}. To accept it: {before.command} {path}"
+            f"{'; '.join(grown)}{other_versions(before, after)}. To accept it: {before.command(path)}"
         )
     if not arguments.json:
         peak, step = describe_bytes(after.peak_bytes), show_seconds(after.step_seconds)

@@ -18,7 +18,7 @@ from mpt.config.sizes import describe_bytes
 from mpt.errors import MemoryBudgetError
 from mpt.planner.answers.own_plan import Way
 from mpt.planner.facts.verdict import judge
-from mpt.planner.recipes.own_step import SCRIPT, OwnPlanned, plan_own_step, read_arguments
+from mpt.planner.recipes.own_step import OwnPlanned, arguments_of, plan_own_step
 from mpt.planner.recipes.words import headline
 from mpt.report.units import show_seconds
 
@@ -54,11 +54,9 @@ def run(arguments: Command) -> None:
 
     Raises MemoryBudgetError if neither it nor any way fits.
     """
-    is_script = SCRIPT.fullmatch(arguments.factory) is not None
     planned = plan_own_step(
         arguments.factory,
-        {} if is_script else read_arguments(arguments.overrides),
-        words=arguments.overrides if is_script else (),
+        **arguments_of(arguments.factory, arguments.overrides),
         allow=arguments.allow,
         vram=arguments.vram,
         gpu=arguments.gpu,

@@ -214,10 +214,19 @@ class Session:
         return self._pool.submit(self._ask, config, wanted, InferencePlan.from_data).result()
 
     def plan_own(
-        self, source: Mapping[str, Any], arguments: Mapping[str, Any], **wish: Any
+        self,
+        source: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+        *,
+        with_changes: bool = True,
+        **wish: Any,
     ) -> Answer[OwnPlan]:
-        """Plan somebody's own training step; `source` holds the fields of `mpt.planner.own.source.Source`."""
-        wanted = {"own": {"source": source, "arguments": arguments}, "wish": wish}
+        """Plan somebody's own training step; `source` holds the fields of `mpt.planner.own.source.Source`.
+
+        Without changes it is planned as it stands alone.
+        """
+        asked = {"source": source, "arguments": arguments, "with_changes": with_changes}
+        wanted = {"own": asked, "wish": wish}
         return self._pool.submit(self._send, wanted, OwnPlan.from_data).result()
 
     def _plan_one(self, config: Config, wish: dict[str, Any]) -> Answer[Plan]:

@@ -31,9 +31,14 @@ LEAST_SAVING = 0.98
 
 
 def plan_own(
-    source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration: Calibration, wish: Wish
+    source: Source,
+    arguments: Mapping[str, Any],
+    gpu: Gpu,
+    calibration: Calibration,
+    wish: Wish,
+    with_changes: bool = True,
 ) -> OwnPlan:
-    """Plan a step unchanged, and with each change that it could take.
+    """Plan a step unchanged, and with each change that it could take if asked for.
 
     Raises CannotPlan with module and line, and ConfigError for a factory that is not there or returns something else.
     """
@@ -55,7 +60,7 @@ def plan_own(
     )
     without_largest = replace(wish, largest_batch=False, snapshot="")
     ways: list[tuple[Changes, Way]] = []
-    for number, changes in enumerate(find_changes(run, gpu), 1):
+    for number, changes in enumerate(find_changes(run, gpu) if with_changes else (), 1):
         seconds = time.perf_counter() - started
         if seconds > PATIENCE:
             untried = f"further changes were not tried: {number} plans took {seconds:.0f} s"

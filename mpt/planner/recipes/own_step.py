@@ -63,18 +63,20 @@ def plan_own_step(
     desktop: str | None = None,
     largest: bool = False,
     snapshot: Path | None = None,
+    calibration: Calibration | None = None,
+    with_changes: bool = True,
 ) -> OwnPlanned:
     """Plan the step that a factory builds (`mpt.planner.own.factory`), called with `arguments`.
 
     `factory` is a function, or its name: `path/to/file.py:function`, or `package.module:function` of a package that
     `allow` names. A script, `path/to/file.py`, is executed as it stands with `words` for its command line
-    (`mpt.planner.own.script`). Raises ConfigError for a factory that cannot be found or called, and PlanError with
-    module and line for a step that cannot be traced.
+    (`mpt.planner.own.script`). The card's own calibration is used unless another is given. Raises ConfigError for a
+    factory that cannot be found or called, and PlanError with module and line for a step that cannot be traced.
     """
     source = find_source(factory, allow, words)
     check_arguments(arguments)
     card = choose_gpu(gpu)
-    calibration = load_calibration(card.name)
+    calibration = calibration or load_calibration(card.name)
     capacity = find_capacity(card, gpu is not None, vram, desktop)
     if largest and capacity.budget_bytes is None:
         raise ConfigError("--largest: a batch is the largest within a budget; add --gpu or --vram")
@@ -82,6 +84,7 @@ def plan_own_step(
         found = session.plan_own(
             source,
             dict(arguments),
+            with_changes=with_changes,
             budget_bytes=capacity.budget_bytes,
             largest_batch=largest,
             snapshot=str(snapshot.absolute()) if snapshot else "",
@@ -98,6 +101,18 @@ def read_arguments(words: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{word}: {problems[0].text}")
         found |= cast("dict[str, Any]", node.plain())
     return found
+
+
+def is_own(subject: str) -> bool:
+    """Return whether a word names a script or a function, and not a configuration."""
+    return any(one.fullmatch(subject) for one in (FACTORY, SCRIPT))
+
+
+def arguments_of(factory: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return what of a command's further words are arguments of `plan_own_step`. Raises ConfigError."""
+    if SCRIPT.fullmatch(factory):
+        return {"arguments": {}, "words": words}
+    return {"arguments": read_arguments(words)}
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

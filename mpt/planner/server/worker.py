@@ -133,7 +133,8 @@ def answer_own(asked: dict[str, Any], gpu: Any, calibration: Any, wish: Any) -> 
     from mpt.planner.own.source import Source
 
     source = Source(**{**asked["source"], "words": tuple(asked["source"].get("words", ()))})
-    return plan_own(source, asked["arguments"], gpu, calibration, wish).as_data()
+    arguments, with_changes = asked["arguments"], asked["with_changes"]
+    return plan_own(source, arguments, gpu, calibration, wish, with_changes).as_data()
 
 
 def find_data_spec(config: Any) -> tuple[Any, list[str]]:
