@@ -15,12 +15,11 @@ target.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any, Self
 from unittest import mock
 
@@ -30,13 +29,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
+from mpt.planner.device.card_answers import Inert, questions_answered
 from mpt.planner.device.fake_device import DEVICE
 from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.device.tensor_types import TypeNames
 from mpt.planner.facts.gpus import Gpu
 
 FOREACH = "_foreach_supported_types"
-_COUNTED = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 NAME = re.compile(r"(cuda|cpu)(:\d+)?")
 
 
@@ -157,32 +156,6 @@ class Generator(torch.Generator):
         return own
 
 
-class Inert:
-    """A stream, an event or a choice of a card, which does nothing: the step is planned as if it had one stream."""
-
-    device: torch.device
-
-    def record_event(self, event: Any = None) -> Any:
-        """Return an event."""
-        return event or Inert()
-
-    def elapsed_time(self, other: Any) -> float:
-        """Return no time."""
-        return 0.0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
-
 @contextmanager
 def cuda_stands_in(
     gpu: Gpu, target: torch.device | None = None, all_of_it: bool = False
@@ -193,10 +166,7 @@ def cuda_stands_in(
     """
     target = target or torch.device(DEVICE, 0)
     stand_in = CudaStandIn(target, all_of_it)
-    replaced = [
-        mock.patch.multiple("torch.cuda", **_answers(gpu, target), **_random_states()),
-        mock.patch.multiple("torch.cuda.random", **_random_states()),
-        mock.patch.multiple("torch.accelerator", **_accelerator_answers(gpu, target)),
+    replaced: list[Any] = [
         mock.patch.object(
             torch.cuda.amp.common, "amp_definitely_not_available", return_value=False
         ),
@@ -215,92 +185,16 @@ def cuda_stands_in(
     for one in replaced:
         one.start()
     try:
-        with stand_in.types.in_force(all_of_it), stand_in.named_devices(), stand_in:
+        with (
+            questions_answered(gpu, target),
+            stand_in.types.in_force(all_of_it),
+            stand_in.named_devices(),
+            stand_in,
+        ):
             yield stand_in
     finally:
         for one in reversed(replaced):
             one.stop()
-
-
-@contextmanager
-def card_answers(gpu: Gpu) -> Iterator[None]:
-    """Answer questions about the card inside the block, in which a script chooses its device and uses none."""
-    answers = _accelerator_answers(gpu, torch.device("cuda"))
-    with (
-        mock.patch.multiple("torch.cuda", **_answers(gpu, torch.device("cpu")), **_random_states()),
-        mock.patch.multiple("torch.accelerator", **answers),
-    ):
-        yield
-
-
-def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
-    """Return replacements for functions of `torch.cuda`, one each: the compiler's table refuses duplicates."""
-    has_bfloat16 = gpu.capability >= (8, 0)
-    properties = SimpleNamespace(
-        name=gpu.name,
-        total_memory=gpu.usable_bytes,
-        major=gpu.capability[0],
-        minor=gpu.capability[1],
-        multi_processor_count=1,  # of cards that are compared with each other
-    )
-    calls = ("synchronize", "empty_cache", "set_device", "ipc_collect", "reset_peak_memory_stats")
-    streams = ("Stream", "Event", "stream", "current_stream", "default_stream", "device")
-    return {
-        **{name: lambda *args, **kwargs: None for name in calls},
-        **{name: lambda *args, **kwargs: 0 for name in (*_COUNTED, "current_device")},
-        **{name: type("Inert", (Inert,), {"device": target}) for name in streams},
-        "memory_summary": lambda *args, **kwargs: "",
-        "memory_stats": lambda device=None: {},
-        "is_available": lambda: True,
-        "device_count": lambda: int(os.environ.get("WORLD_SIZE", 1)),
-        "is_bf16_supported": lambda including_emulation=True: has_bfloat16,
-        "get_device_name": lambda device=None: gpu.name,
-        "get_device_capability": lambda device=None: gpu.capability,
-        "get_device_properties": lambda device=None: properties,
-        "mem_get_info": lambda device=None: (gpu.usable_bytes, gpu.usable_bytes),
-    }
-
-
-def _random_states() -> dict[str, Any]:
-    """Return replacements for functions of the card's random numbers, which no plan draws."""
-
-    def state(device: Any = "cuda") -> Tensor:
-        return torch.zeros(16, dtype=torch.uint8, device="cpu")
-
-    names = (
-        "set_rng_state",
-        "set_rng_state_all",
-        "manual_seed",
-        "manual_seed_all",
-        "seed",
-        "seed_all",
-    )
-    return {
-        **{name: lambda *args, **kwargs: None for name in names},
-        "get_rng_state": state,
-        "get_rng_state_all": lambda: [state()],
-        "initial_seed": lambda: 0,
-    }
-
-
-def _accelerator_answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
-    """Return replacements for functions of `torch.accelerator`, by which a script need not name CUDA."""
-    names = {
-        "current_device_index": "current_device",
-        "set_device_index": "set_device",
-        "get_memory_info": "mem_get_info",
-    }
-    same = ("device_count", "synchronize", "empty_cache", "reset_peak_memory_stats", *_COUNTED)
-    answers = _answers(gpu, target)
-    found = torch.device(target.type)
-    # as in a build without CUDA: optimizers ask what they find for its stream
-    accelerator = None if target.type == "cpu" else found
-    return {
-        **{name: answers[name] for name in same},
-        **{name: answers[other] for name, other in names.items()},
-        "is_available": lambda: True,
-        "current_accelerator": lambda check_available=False: accelerator,
-    }
 
 
 def _to_one_device(

@@ -12,7 +12,7 @@ so these are counted apart.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -33,7 +33,16 @@ from mpt.planner.own.asserted import is_asserted
 from mpt.planner.own.exchange import set_data, tensors_exchanged
 from mpt.planner.own.extensions import TritonKernels, nothing_compiled
 from mpt.planner.own.files import tensor_in_file, without_files
-from mpt.planner.own.known_values import MASKS, UNKNOWN, TrueValues, values_known
+from mpt.planner.own.known_values import UNKNOWN, TrueValues, values_known
+from mpt.planner.own.largest import (
+    all_boxes,
+    has_masks,
+    most_different,
+    most_places,
+    most_selected,
+    most_slices,
+    without_masks,
+)
 from mpt.planner.own.lazy import lazy_modules
 from mpt.planner.own.loaders import loaded_here, true_batches
 from mpt.planner.own.quasi_newton import QuasiNewton, quasi_newton
@@ -44,6 +53,7 @@ from mpt.planner.own.sequences import (
     ctc_loss,
     most_alignments,
 )
+from mpt.planner.own.updates import is_in_update
 from mpt.planner.trace.cannot_plan import line_of
 from mpt.run.process.storage_trace import tensors_in
 
@@ -77,6 +87,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """Lines at which a value that is not known was read while the step was built, in order."""
         self.last_read = ""
         """The line at which the step read a value last."""
+        self.updates = 0
+        """How many values optimizers read."""
         self.integers = 0
         """How many of the values that were read are integers."""
         self.bounded = 0
@@ -122,6 +134,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         elif func in COUNTS and args[0].dtype == torch.bool and result.numel() == 1:
             self.bounded += 1
             known.keep_number(result, args[0].numel())
+        elif func is _aten.any.default and args[0].dtype.is_floating_point:
+            known.keep_number(result, 1)  # some number is not 0
         if func in DRAWN and result.numel() == 1 and (most := DRAWN[func](args)) is not None:
             known.keep_number(result, most)
         return result
@@ -141,12 +155,12 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if name in quantized.RULES:
             self.int8 += 1
             return quantized.RULES[name](*args, **kwargs)
-        if func is _aten.index.Tensor and _has_masks(args[1]):
+        if func is _aten.index.Tensor and has_masks(args[1]):
             self.bounded += 1
             return func(args[0], without_masks(args[1]), **kwargs)
-        if func is _aten.index_put_.default and _has_masks(args[1]):
+        if func is _aten.index_put_.default and has_masks(args[1]):
             return args[0]
-        if func is _aten.index_put.default and _has_masks(args[1]):
+        if func is _aten.index_put.default and has_masks(args[1]):
             return torch.empty_like(args[0])
         if func is SCALAR and not (
             self.is_building
@@ -158,9 +172,17 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def number(self, tensor: Tensor) -> Any:
-        """Return a fake number's value: zero, or true where a script would end otherwise."""
+        """Return a fake number's value: zero, or true where a script would end otherwise.
+
+        One in an optimizer: with a zero for what it sums over gradients, it leaves its update out.
+        """
         value = super().number(tensor)
-        return type(value)(1) if not value and is_asserted(sys._getframe(1)) else value
+        if value:
+            return value
+        if tensor.dtype.is_floating_point and is_in_update(sys._getframe(1)):
+            self.reads, self.updates = self.reads - 1, self.updates + 1
+            return 1.0
+        return type(value)(1) if is_asserted(sys._getframe(1)) else value
 
     def array(self, tensor: Tensor) -> Any:
         """Return zeros for a fake tensor's values."""
@@ -213,6 +235,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             )
         if self.reads:
             found.append(f"the step reads values ({self.reads} times), which were taken as 0")
+        if self.updates:
+            found.append(f"optimizers read values ({self.updates} times), which were taken as 1")
         if self.integers:
             found.append(
                 f"{self.integers} of them are integers; where one is a size, the step needs more than planned"
@@ -314,58 +338,10 @@ def copy_deeply(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
     return found
 
 
-def _has_masks(indices: Sequence[Tensor | None]) -> bool:
-    return any(
-        index is not None and index.dtype in MASKS and not is_known(index) for index in indices
-    )
-
-
 def _is_place(value: Any) -> bool:
     """Return whether this is one integer that is not known, which is 0: the end of a slice that starts there is not."""
     is_fake = type(value) is FakeTensor and value.numel() == 1
     return is_fake and value.dtype in (torch.int32, torch.int64) and not is_known(value)
-
-
-def most_places(tensor: Tensor) -> Tensor:
-    """Return the places of all of a tensor's elements: (elements, dimensions)."""
-    return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
-
-
-def most_selected(tensor: Tensor, mask: Tensor) -> Tensor:
-    """Return as many elements as a mask can select."""
-    shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
-    return tensor.new_empty(shape.numel())
-
-
-def most_different(tensor: Tensor, *options: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return as many different elements as there are elements, their inverse and their counts."""
-    count = tensor.numel()
-    inverse = tensor.new_empty(tensor.shape, dtype=torch.int64)
-    return tensor.new_empty(count), inverse, tensor.new_empty(count, dtype=torch.int64)
-
-
-def all_boxes(boxes: Tensor, *options: Any) -> Tensor:
-    """Return the places of all boxes, of which a non-maximum suppression may keep each."""
-    return boxes.new_empty(len(boxes), dtype=torch.int64)
-
-
-def most_slices(
-    tensor: Tensor, dim: int, *options: Any, **named: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return as many different slices as there are, their inverse and their counts."""
-    inverse, counts = (tensor.new_empty(tensor.shape[dim], dtype=torch.int64) for _ in range(2))
-    return tensor.new_empty(tensor.shape), inverse, counts
-
-
-def without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return indices with each mask as the places that it can select, as torch takes it apart."""
-    found: list[Tensor | None] = []
-    for index in indices:
-        if index is None or index.dtype not in MASKS:
-            found.append(index)
-        else:
-            found += most_places(index).unbind(1)
-    return found
 
 
 @contextmanager

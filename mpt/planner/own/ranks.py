@@ -22,7 +22,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
-from mpt.planner.device.cuda_stand_in import Inert
+from mpt.planner.device.card_answers import Inert
 from mpt.planner.own.shards import Shards
 from mpt.planner.trace.trace import Recorder
 

@@ -25,7 +25,8 @@ from torch.optim.optimizer import (
 )
 
 from mpt.errors import ConfigError
-from mpt.planner.device.cuda_stand_in import card_answers, cuda_stands_in
+from mpt.planner.device.card_answers import questions_answered
+from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
 from mpt.planner.own.all_on_card import all_on_card
@@ -113,7 +114,8 @@ def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
     One that uses the card as soon as it is imported is imported in a plan of its own. Raises ConfigError.
     """
     try:
-        with libraries_as_ever(), nothing_compiled(), card_answers(gpu):
+        devices = torch.device("cpu"), torch.device("cuda")
+        with libraries_as_ever(), nothing_compiled(), questions_answered(gpu, *devices):
             return find_factory(source)
     except ConfigError:
         with (

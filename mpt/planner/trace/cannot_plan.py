@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from textwrap import shorten
 from types import FrameType
 from urllib.error import URLError
@@ -30,6 +31,7 @@ DEVICES_MEET = ("found at least two devices", "found two different devices")
 """Words of torch from 2.12 on, and before."""
 NO_CARD = ("compiled with cuda", "linked with support for cuda", "nvidia", "no cuda gpus")
 """Words of torch where a card is used that is not there."""
+OWN_FOLDER = str(Path(__file__).parents[2])
 LONGEST = 220
 """Letters of an error that are shown."""
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
@@ -109,8 +111,11 @@ def plain(text: str) -> str:
 
 
 def place_of(errors: list[BaseException], recorder: Recorder) -> str:
-    """Return the innermost module of the tracebacks, outer ones first, and the innermost line outside torch."""
-    module, line = "", "an unknown line"
+    """Return the innermost module of the tracebacks, outer ones first, and the innermost line outside torch.
+
+    One in an installed library is followed by the line of the script from which it was called.
+    """
+    module, line, of_script = "", "an unknown line", ""
     for frame, number in chain.from_iterable(
         traceback.walk_tb(error.__traceback__) for error in errors
     ):
@@ -120,6 +125,9 @@ def place_of(errors: list[BaseException], recorder: Recorder) -> str:
             module = recorder.module_names.get(id(owner), type(owner).__name__)
         if is_outside(path):
             line = f"{path}:{number}"
+            of_script = of_script if is_installed(path) else line
+    if of_script not in ("", line):
+        line = f"{line}, called at {of_script}"
     return f"{module} ({line})" if module else line
 
 
@@ -137,6 +145,11 @@ def line_of(frame: FrameType | None) -> str | None:
             return None
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown line"
+
+
+def is_installed(path: str) -> bool:
+    """Return whether a file is of an installed library or of mpt, and no script's."""
+    return "/site-packages/" in path.replace("\\", "/") or path.startswith(OWN_FOLDER)
 
 
 @functools.cache

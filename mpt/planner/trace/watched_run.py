@@ -63,7 +63,8 @@ def watch_updates(
     """Optimizer -> the parameters whose state is marked. Another may be made in the place of one that is gone."""
 
     def mark(parameter: Any, state: Mapping[Any, Any], known: WeakIdKeyDictionary) -> None:
-        known[parameter] = True
+        if isinstance(parameter, Tensor):  # and not a name, by which some optimizers keep more
+            known[parameter] = True
         recorder.mark(
             tensors_in(state),
             "optimizer state",
@@ -80,7 +81,7 @@ def watch_updates(
                 mark(parameter, optimizer.state[parameter], known)
         if len(known) < len(optimizer.state):
             for parameter, state in optimizer.state.items():
-                if parameter not in known:
+                if not isinstance(parameter, Tensor) or parameter not in known:
                     mark(parameter, state, known)
 
     with ExitStack() as stack:

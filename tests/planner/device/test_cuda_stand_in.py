@@ -29,6 +29,24 @@ def test_a_card_by_its_number_is_the_device_in_its_place(
         assert torch.device("cpu", *place, **named).type == "cpu"
 
 
+def test_a_script_can_limit_watch_and_record_the_card_s_memory() -> None:
+    """Each of these ended a plan."""
+    with cuda_stands_in(find_gpu("rtx3060"), torch.device("meta")):
+        torch.cuda.set_per_process_memory_fraction(0.9)
+        torch.cuda.memory._record_memory_history(max_entries=10)
+        torch.cuda.memory._dump_snapshot("memory.pickle")
+        torch.cuda.reset_max_memory_allocated()
+        torch.cuda.memory.reset_accumulated_memory_stats()
+        assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
+        assert torch.cuda.memory.mem_get_info() == torch.cuda.mem_get_info()
+        assert torch.cuda.utilization() == torch.cuda.memory_usage() == 0
+        torch.cuda.profiler.start()
+        with torch.cuda.device_of(torch.empty(2, device="cuda")):
+            torch.cuda.set_stream(torch.cuda.Stream())
+    with pytest.raises((AssertionError, AttributeError, RuntimeError)):
+        torch.cuda.set_per_process_memory_fraction(0.9)
+
+
 def test_optimizers_and_clipping_take_the_path_that_they_take_on_a_card() -> None:
     """They look at the types of tensors, and held temporaries of all weights that a plan did not see."""
     with FakeTensorMode():

@@ -2,6 +2,8 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import yaml
+
 from mpt.planner.trace.cannot_plan import place_of
 
 
@@ -12,3 +14,14 @@ def test_the_line_that_is_named_is_the_scripts_and_not_one_of_python_that_it_cal
     except ValueError as error:
         place = place_of([error], recorder)
     assert place.rpartition(":")[0] == __file__
+
+
+def test_a_line_of_a_library_is_followed_by_the_script_s_that_called_it() -> None:
+    recorder: Any = SimpleNamespace(module_names={})
+    try:
+        yaml.safe_load("[")
+    except yaml.YAMLError as error:
+        place = place_of([error], recorder)
+    library, _, script = place.partition(", called at ")
+    assert "site-packages" in library
+    assert script.rpartition(":")[0] == __file__
