@@ -144,7 +144,7 @@ def answer(row: Row, batch: int, ran: bool) -> Answer:
         "channels_last": row.channels_last,
     }
     try:
-        run = trace_own(source, arguments, gpu, Unseen(gpu.capability), Changes(), False).fake
+        run = trace_own(source, arguments, gpu, Unseen(gpu.capability), Changes()).fake
     except MptError as error:
         return Answer(**asked, error=str(error))
     kinds, chances = [], []

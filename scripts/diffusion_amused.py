@@ -160,7 +160,7 @@ def planned_gb(side: int, method: str, batch: int, effective: int) -> float:
     gpu, calibration = find_gpu(GPU), Calibration()
     unseen = Unseen(gpu.capability, False, calibration.context_bytes, calibration.cudnn_share)
     changes = Changes(low_bit_optimizer=method == "8-bit Adam")
-    traced = trace_own(Source(**source_of_function(build)), arguments, gpu, unseen, changes, None)
+    traced = trace_own(Source(**source_of_function(build)), arguments, gpu, unseen, changes)
     found = describe(
         traced.fake, batch, gpu, calibration, Wish(), calibration.context_bytes, False, None
     )

@@ -58,7 +58,7 @@ def plan_all(path: Path, gpu_name: str, only: str) -> None:
         started = time.perf_counter()
         try:
             unseen = Unseen(gpu.capability, False, 0, calibration.cudnn_share)
-            run = trace_own(source, {"case": case.name}, gpu, unseen, Changes(), None).fake
+            run = trace_own(source, {"case": case.name}, gpu, unseen, Changes()).fake
             plan = describe(run, case.batch, gpu, calibration, Wish(), 0, False, None)
             rows[case.name] = {
                 "allocated": plan.allocated,

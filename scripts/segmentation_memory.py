@@ -163,9 +163,7 @@ def plan(arguments: dict[str, Any], unseen: type[Unseen] = Unseen) -> Planned:
     """Plan a step on a V100."""
     gpu = find_gpu("v100")
     source = Source("scripts.segmentation_models", "training", str(ROOT))
-    fake = trace_own(
-        source, arguments, gpu, unseen(gpu.capability), Changes(), all_on_gpu=False
-    ).fake
+    fake = trace_own(source, arguments, gpu, unseen(gpu.capability), Changes()).fake
     workspace = int(ASSUMED_SHARE * fake.largest_convolution)
     return Planned(replay(fake.trace).allocated // MIB, workspace // MIB)
 

@@ -7,16 +7,21 @@ are read then are named. A step's batch may be a placeholder, so its values are 
 A result whose shape depends on values (`x[mask]`, `nonzero`, `unique`) is given the largest shape that it can have,
 which is at least as large as a real step needs. An integer that is read may become a size: then the plan is too small,
 so these are counted apart.
+
+Both assumptions may contradict each other: boxes are padded to the largest number of them in a picture, which is read
+as 0, and each picture's are taken by a mask. A step that cannot be planned so, or of which an integer is read, is
+planned once more with the values that its loader reads and that it draws (`trusts_data`): those of its first batches.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
@@ -39,7 +44,6 @@ from mpt.planner.own.largest import (
     has_masks,
     most_different,
     most_places,
-    most_selected,
     most_slices,
     without_masks,
 )
@@ -60,6 +64,8 @@ from mpt.run.process.storage_trace import tensors_in
 KNOWN_VALUES = 64
 """Tensors of that many numbers keep those that a script wrote, such as a detector's strides; torch keeps single
 ones."""
+READ = "a value read at"
+"""How the note of an error begins that may follow from a value."""
 MOST_LINES = 3
 """Lines that a note names."""
 NMS = "torchvision::nms"
@@ -80,8 +86,9 @@ SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
     """Answers every read of a value with zero, and gives shapes that depend on values their bound."""
 
-    def __init__(self) -> None:
+    def __init__(self, trusts_data: bool = False) -> None:
         super().__init__()
+        self.trusts_data = trusts_data
         self.is_building = False
         self.built_with: dict[str, None] = {}
         """Lines at which a value that is not known was read while the step was built, in order."""
@@ -96,13 +103,15 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.int8 = 0
         """Quantizations to int8 whose outliers are not known."""
         self.packed = PackedSequences(self.largest)
-        self.known: TrueValues | None = None
+        self.values = TrueValues(trusts_data)
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
+        self.known: TrueValues | None = None
+        """The same once it is built; before, a mode of their own follows them, and all the time if data are trusted."""
         self.steps = QuasiNewton()
         self.kernels = TritonKernels()
         self._rules: dict[Any, Callable[..., Any]] = {
             _aten.nonzero.default: most_places,
-            _aten.masked_select.default: most_selected,
+            _aten.masked_select.default: self.selected,
             _aten._unique2.default: most_different,
             _aten.unique_consecutive.default: most_different,
             _aten.unique_dim.default: most_slices,
@@ -122,6 +131,11 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if known is None:
             return self._answer(func, types, args, kwargs)
         is_followed = known.follows(args)
+        if self.trusts_data:  # the mode above answers and follows
+            result = self._answer(func, types, args, kwargs)
+            if not is_followed:
+                self._count(func, args, result)
+            return result
         if is_followed and func not in self._rules and func is not _aten.index.Tensor:  # a mask
             value = known.answer(func, args, kwargs)
             if value is not UNKNOWN:
@@ -129,16 +143,33 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         result = self._answer(func, types, args, kwargs)
         if is_followed or (func is _aten._to_copy.default and is_known(args[0])):
             known.follow(func, args, kwargs, result)
-        elif func is _aten.add.Tensor and type(args[1]) is int and _is_place(args[0]):
-            known.keep_number(result, args[1])
+        else:
+            self._count(func, args, result)
+        return result
+
+    def _count(self, func: Any, args: Any, result: Any) -> None:
+        """Keep the number that a size may follow from: the count of a mask's places, a number that is drawn."""
+        if func is _aten.add.Tensor and type(args[1]) is int and _is_place(args[0]):
+            self.values.keep_number(result, args[1])
         elif func in COUNTS and args[0].dtype == torch.bool and result.numel() == 1:
             self.bounded += 1
-            known.keep_number(result, args[0].numel())
+            self.values.keep_number(result, args[0].numel())
         elif func is _aten.any.default and args[0].dtype.is_floating_point:
-            known.keep_number(result, 1)  # some number is not 0
-        if func in DRAWN and result.numel() == 1 and (most := DRAWN[func](args)) is not None:
-            known.keep_number(result, most)
-        return result
+            self.values.keep_number(result, 1)  # some number is not 0
+        elif func in DRAWN and result.numel() == 1 and (most := DRAWN[func](args)) is not None:
+            self.values.keep_number(result, most)
+
+    def places(self, mask: Tensor) -> Tensor:
+        """Return the places that a mask selects; all, if it is not known or its values are not trusted."""
+        value = self.values.read(mask) if self.trusts_data else None
+        if value is None:
+            return most_places(mask)
+        return mask.new_empty((int(numpy.count_nonzero(value)), mask.dim()), dtype=torch.int64)
+
+    def selected(self, tensor: Tensor, mask: Tensor) -> Tensor:
+        """Return as many elements as a mask selects, or can select."""
+        shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
+        return tensor.new_empty(len(self.places(mask.expand(shape))))
 
     def largest(self, tensor: Tensor) -> int | None:
         """Return the largest of a tensor's values, None if they are not known."""
@@ -157,7 +188,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             return quantized.RULES[name](*args, **kwargs)
         if func is _aten.index.Tensor and has_masks(args[1]):
             self.bounded += 1
-            return func(args[0], without_masks(args[1]), **kwargs)
+            return func(args[0], without_masks(args[1], self.places), **kwargs)
         if func is _aten.index_put_.default and has_masks(args[1]):
             return args[0]
         if func is _aten.index_put.default and has_masks(args[1]):
@@ -205,23 +236,31 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """Let values that follow from the program alone be read inside the block, which builds the step."""
         self.is_building = True
         try:
-            with values_known() as known:
+            with values_known(self.values):
                 yield
         except Exception as error:
             if self.built_with:
-                error.add_note(f"a value read at {next(iter(self.built_with))} was taken as 0")
+                error.add_note(f"{READ} {next(iter(self.built_with))} was taken as 0")
             raise
-        self.is_building, self.known = False, known
+        self.is_building, self.known = False, self.values
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
         """Say in an error of the step that it may follow from a value that was read."""
         try:
-            yield
+            with values_known(self.values) if self.trusts_data else nullcontext():
+                yield
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError) as error:
             if self.last_read:
-                error.add_note(f"a value read at {self.last_read} was taken as 0")
+                error.add_note(f"{READ} {self.last_read} was taken as 0")
             raise
+
+    def become_fake(self, real: Tensor) -> Tensor:
+        """Return a fake tensor for a real one of a batch."""
+        fake = torch.empty(real.shape, dtype=real.dtype)
+        if self.trusts_data:
+            self.values.write(fake, real)
+        return fake
 
     def notes(self) -> list[str]:
         """Return the plan's assumptions."""
@@ -237,9 +276,10 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             found.append(f"the step reads values ({self.reads} times), which were taken as 0")
         if self.updates:
             found.append(f"optimizers read values ({self.updates} times), which were taken as 1")
-        if self.integers:
+        if self.trusts_data:
             found.append(
-                f"{self.integers} of them are integers; where one is a size, the step needs more than planned"
+                "values that it loads and draws are those of its first two steps: where sizes follow from them, "
+                "another batch may need more"
             )
         if self.steps.history:
             found.append(
@@ -301,6 +341,12 @@ class WithoutMemory(KeptInBackward):
         return func(*args, **kwargs)
 
 
+def follows_from_value(error: BaseException) -> bool:
+    """Return whether a step cannot be planned perhaps because a value was read that is not known."""
+    notes = getattr(error.__cause__, "__notes__", ())
+    return any(note.startswith(READ) for note in notes)
+
+
 def below(tensor: Tensor, start: float = 0.0, end: float = 1.0) -> float:
     """Return a number just below the end of an interval, which is no part of it."""
     return start + (end - start) * (1 - torch.finfo(tensor.dtype).eps)
@@ -345,20 +391,33 @@ def _is_place(value: Any) -> bool:
 
 
 @contextmanager
-def without_values() -> Iterator[BoundedShapes]:
-    """Let a step inside the block do without values."""
+def drawn_as_ever() -> Iterator[None]:
+    """Draw the same numbers inside the block each time, and leave the generator as it was."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(0)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+@contextmanager
+def without_values(trusts_data: bool = False) -> Iterator[BoundedShapes]:
+    """Let a step inside the block do without values, but for those that it loads and draws if these are trusted."""
+    asked = BoundedShapes(trusts_data)
     known = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_VALUES)
     with (
         known,
         loaded_here(),
-        true_batches(),
+        true_batches(asked.become_fake, is_known=trusts_data),
         lazy_modules(),
         nothing_compiled() as kernels,
         quasi_newton() as steps,
         tensors_exchanged(),
         without_files(),
-        values_by(BoundedShapes()) as values,
+        values_by(asked) as values,
         WithoutMemory(values.packed),
+        drawn_as_ever() if trusts_data else nullcontext(),
     ):
         values.steps, values.kernels = steps, kernels
         yield values

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from torch import nn
+from torch.jit import ScriptModule
 from torch.optim import Optimizer
 
 T = TypeVar("T")
@@ -25,8 +26,8 @@ class Created:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The networks and their parts."""
-        return self._alive(nn.Module)
+        """The networks and their parts, without those that torch's compiler of scripts has made of some."""
+        return [one for one in self._alive(nn.Module) if not isinstance(one, ScriptModule)]
 
     @property
     def optimizers(self) -> list[Optimizer]:

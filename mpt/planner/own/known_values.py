@@ -7,6 +7,9 @@ a real storage on the CPU in addition, and operators are called on both. Views n
 storages. A storage that is written to by anything else loses its values.
 
 Nothing that is recorded changes: the fake operators are called as ever.
+
+Where values are trusted (`TRUSTED`), numbers that are drawn and batches that a loader reads are known too, and larger
+ones.
 """
 
 from __future__ import annotations
@@ -28,6 +31,10 @@ from mpt.run.process.storage_trace import LiveStorages, tensors_in
 
 MOST_BYTES = 32768
 """Of a storage whose values are kept: 4,096 integers."""
+MOST_TRUSTED_BYTES = 1 << 20
+"""The same where values are trusted: the boxes of a large batch."""
+DRAWS = {"rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm"}
+"""Operators that make a tensor by chance. Those that fill one make weights, which nobody reads."""
 MASKS = (torch.bool, torch.uint8)
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -56,6 +63,7 @@ class Traits:
     """Places and names of the arguments that it writes to."""
     is_blank: bool
     is_by_form: bool
+    is_drawn: bool
     asks_values: bool
     """Its result is a number, or has a shape, that follows from values."""
 
@@ -83,6 +91,7 @@ def traits_of(func: Any) -> Traits:
                 writes,
                 is_stable and name in BLANK,
                 is_stable and name in BY_FORM,
+                space == "aten" and name in DRAWS,
                 is_stable and any(tag in func.tags for tag in ASKING),
             ),
         )
@@ -93,7 +102,9 @@ def traits_of(func: Any) -> Traits:
 class TrueValues:
     """The values of the storages that are known."""
 
-    def __init__(self) -> None:
+    def __init__(self, are_trusted: bool = False) -> None:
+        self.are_trusted = are_trusted
+        self._most_bytes = MOST_TRUSTED_BYTES if are_trusted else MOST_BYTES
         self._storages: dict[int, torch.UntypedStorage | None] = {}
         """By number; None for memory that nothing was written to."""
         self._live = LiveStorages(self._drop)
@@ -103,12 +114,12 @@ class TrueValues:
         """Return a tensor's values, which share memory with those that are kept; None if they are not known."""
         if not isinstance(tensor, FakeTensor):
             is_real = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"
-            is_plain = is_real and tensor.layout is torch.strided and _is_small(tensor)
+            is_plain = is_real and tensor.layout is torch.strided and self._is_small(tensor)
             return tensor.detach().clone() if is_plain else None
         number = self._live.number_of(tensor)
         if number is None:
             return self._unfollowed(tensor)
-        if not _is_small(tensor) or tensor.is_conj() or tensor.is_neg():
+        if not self._is_small(tensor) or tensor.is_conj() or tensor.is_neg():
             return None
         storage = self._storages[number]
         if storage is None:
@@ -152,7 +163,7 @@ class TrueValues:
         `result`: on fake tensors, which is not computed if it is large.
         """
         traits = traits_of(func)
-        if not traits.is_followed:
+        if not (traits.is_followed or (self.are_trusted and traits.is_drawn)):
             return UNKNOWN
         by_form, overwritten = traits.is_by_form, args[0] if func in OVERWRITES else None
         values: dict[int, Tensor] = {}
@@ -162,7 +173,7 @@ class TrueValues:
                 if value is None:
                     return UNKNOWN
                 values[id(one)] = value
-            if not all(map(_is_small, tensors_in(result))):
+            if not all(map(self._is_small, tensors_in(result))):
                 return UNKNOWN
             args, kwargs = tree_map_only(Tensor, lambda one: values[id(one)], (args, kwargs))
             args, kwargs = tree_map_only(torch.device, lambda _: _CPU, (args, kwargs))
@@ -207,7 +218,7 @@ class TrueValues:
         if type(fake) is not FakeTensor or self._is_followed(fake):
             return
         size = fake.untyped_storage().nbytes()
-        if not 0 < size <= MOST_BYTES or size < fake.numel() * fake.itemsize:
+        if not 0 < size <= self._most_bytes or size < fake.numel() * fake.itemsize:
             return
         if value is not None and (value.shape != fake.shape or value.dtype != fake.dtype):
             return
@@ -215,9 +226,13 @@ class TrueValues:
         self._storages[self._count] = None
         self._live.add(fake, self._count)
         if value is not None:
-            with no_dispatch():
-                own = self.of(fake, is_overwritten=True)
-                assert own is not None
+            self.write(fake, value)
+
+    def write(self, fake: Tensor, value: Tensor) -> None:
+        """Note the values of memory that is followed, if it is."""
+        with torch._C.DisableTorchFunction(), no_dispatch():
+            own = self.of(fake, is_overwritten=True)
+            if own is not None:
                 own.copy_(value)
 
     def read(self, tensor: Tensor) -> Any:
@@ -234,6 +249,9 @@ class TrueValues:
             value = torch.full(fake.shape, number, dtype=fake.dtype, device="cpu")
         self.keep(fake, value)
 
+    def _is_small(self, tensor: Tensor) -> bool:
+        return tensor.numel() * tensor.itemsize <= self._most_bytes
+
     def _drop(self, number: int) -> None:
         self._storages.pop(number, None)
 
@@ -243,10 +261,6 @@ class TrueValues:
                 self._live.bury(one)
 
 
-def _is_small(tensor: Tensor) -> bool:
-    return tensor.numel() * tensor.itemsize <= MOST_BYTES
-
-
 def _form_of(tensor: Tensor) -> Tensor:
     return torch.empty((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
 
@@ -254,9 +268,9 @@ def _form_of(tensor: Tensor) -> Tensor:
 class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers questions about values that are known; others are passed on."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: TrueValues) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.known = TrueValues()
+        self.known = known
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -282,9 +296,9 @@ def _is_plain_index(func: Any, args: Any) -> bool:
 
 
 @contextmanager
-def values_known() -> Iterator[TrueValues]:
-    """Let values that follow from the program alone be read inside the block."""
-    mode, fake = KnownValues(), cast(Any, FakeTensor)
+def values_known(known: TrueValues | None = None) -> Iterator[TrueValues]:
+    """Let values that are known, and what follows from them, be read inside the block."""
+    mode, fake = KnownValues(known or TrueValues()), cast(Any, FakeTensor)
     own = {name: getattr(fake, name) for name in READS if name in vars(fake)}
 
     def reader(name: str, otherwise: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +21,6 @@ def has_masks(indices: Sequence[Tensor | None]) -> bool:
 def most_places(tensor: Tensor) -> Tensor:
     """Return the places of all of a tensor's elements: (elements, dimensions)."""
     return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
-
-
-def most_selected(tensor: Tensor, mask: Tensor) -> Tensor:
-    """Return as many elements as a mask can select."""
-    shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
-    return tensor.new_empty(shape.numel())
 
 
 def most_different(tensor: Tensor, *options: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,12 +43,14 @@ def most_slices(
     return tensor.new_empty(tensor.shape), inverse, counts
 
 
-def without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return indices with each mask as the places that it can select, as torch takes it apart."""
+def without_masks(
+    indices: Sequence[Tensor | None], places: Callable[[Tensor], Tensor]
+) -> list[Tensor | None]:
+    """Return indices with each mask as the places that it selects, as torch takes it apart."""
     found: list[Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in MASKS:
             found.append(index)
         else:
-            found += most_places(index).unbind(1)
+            found += places(index).unbind(1)
     return found

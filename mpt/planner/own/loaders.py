@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 
@@ -29,26 +30,44 @@ def loaded_here() -> Iterator[None]:
         yield
 
 
-_fetch: Any = _MapDatasetFetcher.fetch
+Fetch = Callable[[Any, Any], Any]
 
 
-def fetch(fetcher: Any, places: Any) -> Any:
-    """Return a batch; one that needs true values (a random crop) is made of real tensors, and then becomes fake."""
-    try:
-        return _fetch(fetcher, places)
-    except (ArithmeticError, LookupError, ValueError, RuntimeError):
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
+def fetch_real(fetch: Fetch, fetcher: Any, places: Any) -> Any:
+    """Return a batch of real tensors; None if it cannot be made of these alone."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        try:
+            return fetch(fetcher, places)
+        except Exception:
+            return None
+
+
+def in_part(fetch: Fetch, become: Callable[[Tensor], Tensor], is_known: bool) -> Fetch:
+    """Return a function that makes a batch of fake tensors.
+
+    One that needs true values (a random crop) is made of real tensors, and then becomes fake; so is each if their
+    values are to be known.
+    """
+
+    def fake_batch(fetcher: Any, places: Any) -> Any:
+        batch = fetch_real(fetch, fetcher, places) if is_known else None
+        if batch is None or any(isinstance(one, FakeTensor) for one in tree_leaves(batch)):
             try:
-                batch = _fetch(fetcher, places)
-            except Exception:
-                batch = None
-        if batch is None:
-            raise
-    return tree_map_only(Tensor, lambda one: torch.empty(one.shape, dtype=one.dtype), batch)
+                return fetch(fetcher, places)
+            except (ArithmeticError, LookupError, ValueError, RuntimeError):
+                batch = None if is_known else fetch_real(fetch, fetcher, places)
+                if batch is None:
+                    raise
+        return tree_map_only(Tensor, become, batch)
+
+    return fake_batch
 
 
 @contextmanager
-def true_batches() -> Iterator[None]:
-    """Let batches that cannot be made of fake tensors be made of real ones inside the block."""
-    with mock.patch.object(_MapDatasetFetcher, "fetch", fetch):
+def true_batches(become: Callable[[Tensor], Tensor], is_known: bool) -> Iterator[None]:
+    """Let batches that cannot be made of fake tensors be made of real ones inside the block; all, if they are known."""
+    with ExitStack() as stack:
+        for kind in (_MapDatasetFetcher, _IterableDatasetFetcher):
+            fetch = in_part(kind.fetch, become, is_known)
+            stack.enter_context(mock.patch.object(kind, "fetch", fetch))
         yield

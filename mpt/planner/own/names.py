@@ -25,7 +25,7 @@ def named_networks(values: Mapping[str, Any]) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     for name, value in values.items():
         if isinstance(value, nn.Module):
-            found[name] = value._modules.get(COMPILED) or value
+            found[name] = getattr(value, COMPILED, value)
     known = {id(one) for one in found.values()}
     for name, value in values.items():
         for part, one in _parts(name, value):

@@ -45,14 +45,14 @@ def plan_own(
     started = time.perf_counter()
     batch_size = batch_size_of(import_factory(source, gpu), arguments)
 
-    def trace(changes: Changes, all_on_gpu: bool | None, **changed: Any) -> OwnRun:
+    def trace(changes: Changes, like: OwnRun | None, **changed: Any) -> OwnRun:
         unseen = Unseen(gpu.capability, False, calibration.context_bytes, calibration.cudnn_share)
-        return trace_own(source, {**arguments, **changed}, gpu, unseen, changes, all_on_gpu)
+        return trace_own(source, {**arguments, **changed}, gpu, unseen, changes, like)
 
     run = trace(Changes(), None)
 
     def at_batch(batch: int) -> FakeRun:
-        return trace(Changes(), run.all_on_gpu, batch_size=batch).fake
+        return trace(Changes(), run, batch_size=batch).fake
 
     retrace = None if batch_size is None else at_batch
     plan = describe(
@@ -67,7 +67,7 @@ def plan_own(
             plan = replace(plan, notes=[*plan.notes, untried])
             break
         try:
-            changed = trace(changes, run.all_on_gpu).fake
+            changed = trace(changes, run).fake
         except (
             MptError
         ):  # a block that cannot be recomputed, a loss that autocast refuses: no way, then

@@ -11,7 +11,7 @@ it would take the device from somewhere else, is planned as if all of it were on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest import mock
@@ -30,7 +30,7 @@ from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
 from mpt.planner.own.all_on_card import all_on_card
-from mpt.planner.own.bounds import without_values
+from mpt.planner.own.bounds import follows_from_value, without_values
 from mpt.planner.own.caches import caches_forgotten
 from mpt.planner.own.changes import (
     NOTHING,
@@ -57,8 +57,9 @@ from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.source import Made, Source
 from mpt.planner.own.switches import switches_kept
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
+from mpt.planner.trace.cannot_plan import CannotPlan
 from mpt.planner.trace.time_model import Work
-from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.trace import Recorder, Trace, live_peak
 from mpt.planner.trace.unseen import Unseen
 from mpt.planner.trace.watched_run import owners_of, watch_updates
 from mpt.run.process.storage_trace import tensors_in
@@ -82,6 +83,10 @@ class OwnRun:
     """The step uses autocast itself."""
     all_on_gpu: bool = False
     """Everything was put on the GPU, because the factory puts nothing there."""
+    trusts_data: bool = False
+    """Values that it loads and draws were taken for true (`mpt.planner.own.bounds`)."""
+    integers: int = 0
+    """How many integers it reads that are not known."""
 
 
 def trace_own(
@@ -90,22 +95,62 @@ def trace_own(
     gpu: Gpu,
     unseen: Unseen | None,
     changes: Changes,
-    all_on_gpu: bool | None = None,
+    like: OwnRun | None = None,
 ) -> OwnRun:
     """Build and step somebody's training twice on a fake GPU. Raises CannotPlan with module and line.
 
-    `all_on_gpu`: whether everything is put there, since the factory itself puts nothing there; None to find out.
+    `like`: a run of it that was traced in the way that suits it; without one that is found out.
     """
-    run = (
-        None
-        if all_on_gpu
-        else _trace_on_gpu(source, arguments, gpu, unseen, changes, all_on_gpu=False)
-    )
-    if run is None:
-        run = _trace_on_gpu(source, arguments, gpu, unseen, changes, all_on_gpu=True)
-        assert run is not None
-        run.fake.notes.append('it puts nothing on "cuda": planned as if everything were on the GPU')
+
+    def trace(all_on_gpu: bool, trusts_data: bool) -> OwnRun:
+        given = source, arguments, gpu, unseen, changes
+        run = None if all_on_gpu else _trace_on_gpu(*given, False, trusts_data)
+        if run is None:
+            run = _trace_on_gpu(*given, True, trusts_data)
+            assert run is not None
+            run.fake.notes.append(
+                'it puts nothing on "cuda": planned as if everything were on the GPU'
+            )
+        return run
+
+    if like is not None:
+        return trace(like.all_on_gpu, like.trusts_data)
+
+    def attempt(trusts_data: bool) -> tuple[OwnRun, Trace, bool]:
+        run = trace(False, trusts_data)
+        return run, run.fake.trace, run.integers > 0
+
+    run, is_unsure = as_its_data_need(attempt)
+    if is_unsure:
+        run.fake.notes.append(
+            f"integers that are read: {run.integers}; where one is a size, the step needs more than planned"
+        )
     return run
+
+
+def as_its_data_need(attempt: Callable[[bool], tuple[T, Trace, bool]]) -> tuple[T, bool]:
+    """Return what is traced with bounds in place of values, or with values that are trusted (`mpt.planner.own.bounds`).
+
+    These are tried where bounds lead nowhere, and where integers are read, which may become sizes: of both traces the
+    one that holds more is taken. `attempt` gets whether values are trusted, and returns a result, its trace and whether
+    integers were read that are not known. Returns the result and whether such integers may be sizes. Raises CannotPlan
+    as the first attempt does.
+    """
+    try:
+        found, trace, is_unsure = attempt(False)
+    except CannotPlan as error:
+        if not follows_from_value(error):
+            raise
+        with suppress(CannotPlan):
+            found, _, is_unsure = attempt(True)
+            return found, is_unsure
+        raise
+    if is_unsure:
+        with suppress(CannotPlan):
+            other, others, is_unsure = attempt(True)
+            if live_peak(others) > live_peak(trace):
+                found = other
+    return found, is_unsure
 
 
 def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
@@ -132,10 +177,21 @@ def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
 
 def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) -> Trace:
     """Build and step a training on the CPU, on fake or real tensors, to check the plan."""
+
+    def attempt(trusts_data: bool) -> tuple[Trace, Trace, bool]:
+        trace, reads_integers = _trace_on_cpu(source, arguments, is_fake, trusts_data)
+        return trace, trace, reads_integers
+
+    return as_its_data_need(attempt)[0]
+
+
+def _trace_on_cpu(
+    source: Source, arguments: Mapping[str, Any], is_fake: bool, trusts_data: bool
+) -> tuple[Trace, bool]:
     recorder = Recorder("cpu")
     factory = find_factory(source)
     recording = on_fake_gpu(recorder, find_gpu(DEFAULT)) if is_fake else recorder.recording()
-    bounds = without_values() if is_fake else nullcontext()
+    bounds = without_values(trusts_data) if is_fake else nullcontext()
     kinds = made_of_fakes() if is_fake else nullcontext()
     with (
         caches_forgotten(),
@@ -154,8 +210,9 @@ def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) ->
         with nullcontext() if values is None else values.building():
             made = call(lambda: call_factory(source, factory, arguments))
             at_end.callback(made.stop)
-        perform(made, created, recorder, Changes(), lambda step: None)
-    return recorder.trace
+        with nullcontext() if values is None else values.stepping():
+            perform(made, created, recorder, Changes(), lambda step: None)
+    return recorder.trace, values is not None and values.integers > 0
 
 
 def _trace_on_gpu(
@@ -165,6 +222,7 @@ def _trace_on_gpu(
     unseen: Unseen | None,
     changes: Changes,
     all_on_gpu: bool,
+    trusts_data: bool,
 ) -> OwnRun | None:
     """Return None if the factory puts nothing on the GPU, unless all is put there."""
     device = fake_gpu()
@@ -199,7 +257,7 @@ def _trace_on_gpu(
         done_at_once(),
         made_of_fakes(),
         functions_fused(recorder),
-        without_values() as values,
+        without_values(trusts_data) as values,
         ExitStack() as stack,
     ):
         if all_on_gpu:
@@ -234,6 +292,8 @@ def _trace_on_gpu(
         has_adam=has_adam,
         has_autocast=stand_in.autocasts > 0,
         all_on_gpu=all_on_gpu,
+        trusts_data=trusts_data,
+        integers=values.integers,
     )
 
 

@@ -183,7 +183,7 @@ def differences(combination: Combination) -> dict[str, Any]:
         finally:
             restore()
         try:
-            trace = trace_own(SOURCE, combination, GPU, None, Changes(), False).fake.trace
+            trace = trace_own(SOURCE, combination, GPU, None, Changes()).fake.trace
             planned = held(trace)
             different = {
                 kind: (most, planned[kind])

@@ -86,7 +86,7 @@ from mpt.planner.own.source import Source
 from mpt.planner.own.trace import trace_own
 gpu = find_gpu("a100")
 def trace(name, **given):
-    return trace_own(Source(sys.argv[1], name), given, gpu, None, Changes(), False).fake
+    return trace_own(Source(sys.argv[1], name), given, gpu, None, Changes()).fake
 assert any("results whose size" in note for note in trace("suppressed").notes)
 for given in ({"parallel": True}, {}, {"products": "ieee"}, {"products": "tf32"}):
     print(trace("convolutions", **given).work.seconds(gpu))

@@ -22,6 +22,7 @@ from tests.planner.own import script_gan
 from tests.programs import run_mpt
 
 GAN = Path(script_gan.__file__)
+BOXES = GAN.with_name("script_boxes.py")
 
 
 def planned(session: Session, path: Path, *words: str, **arguments: Any) -> OwnPlan:
@@ -45,6 +46,18 @@ def test_live_bytes_of_a_script_are_those_of_the_same_script_on_real_tensors(
     calls = [({"where": str(GAN), "words": words}, {}) for words in spoken]
     for planned, measured in live_bytes(*calls, folder=tmp_path):
         assert measured == planned > 0
+
+
+def test_sizes_that_follow_from_data_are_those_of_the_first_batches() -> None:
+    spoken = [[], ["--stream"], ["--lengths"]]
+    calls = [({"where": str(BOXES), "words": words}, {}) for words in spoken]
+    for planned, measured in live_bytes(*calls):
+        assert measured == planned > 0
+
+
+def test_a_plan_says_that_sizes_follow_from_data(session: Session) -> None:
+    found = planned(session, BOXES)
+    assert any("another batch may need more" in note for note in found.plan.notes)
 
 
 def test_a_script_is_planned_with_both_networks_of_a_step(session: Session) -> None:
