@@ -10,6 +10,7 @@ bit-equal; small tensors (under 4096 values) keep full state.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Container
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
@@ -97,11 +98,15 @@ class AllocatedAdam(Optimizer):
     """Allocates as bitsandbytes' Adam8bit and computes nothing: its kernels do not run on fake tensors.
 
     Per tensor of at least 4096 values: two codes of a byte per value, and a float32 scale per 256 of them; smaller
-    tensors keep float32 state. Its kernels change weights in place without temporaries.
+    tensors keep float32 state. All share two tables of the
+    codes' 256 values. Its kernels change weights in place without temporaries.
     """
 
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
+    def __init__(self, groups: list[dict[str, Any]], whole: Container[int] = ()) -> None:
+        """`whole`: identities of parameters whose state is not quantised."""
         super().__init__([dict(group) for group in groups], {})
+        self._whole = whole
+        self._tables: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -110,17 +115,24 @@ class AllocatedAdam(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None or parameter in self.state:
                     continue
-                quantised = parameter.numel() >= SMALLEST_QUANTISED
+                is_large = parameter.numel() >= SMALLEST_QUANTISED
+                quantised = is_large and id(parameter) not in self._whole
                 dtype = torch.uint8 if quantised else torch.float32
                 state = {
                     name: torch.zeros_like(parameter, dtype=dtype) for name in ("state1", "state2")
                 }
                 if quantised:
+                    if not self._tables:
+                        self._tables = {
+                            name: parameter.new_zeros(BLOCK, dtype=torch.float32)
+                            for name in ("qmap1", "qmap2")
+                        }
                     blocks = (-(-parameter.numel() // BLOCK),)
                     state |= {
                         name: parameter.new_zeros(blocks, dtype=torch.float32)
                         for name in ("absmax1", "absmax2")
                     }
+                    state |= self._tables
                 self.state[parameter] = state
 
 

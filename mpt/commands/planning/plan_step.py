@@ -16,7 +16,8 @@ from mpt.commands.cli.console import columns, open_console
 from mpt.commands.planning.plan_tables import print_plan
 from mpt.config.sizes import describe_bytes
 from mpt.errors import MemoryBudgetError
-from mpt.planner.answers.own_plan import Way
+from mpt.planner.answers.edits import INDENT
+from mpt.planner.answers.own_plan import ORDER, Way
 from mpt.planner.facts.verdict import judge
 from mpt.planner.recipes.own_step import OwnPlanned, arguments_of, plan_own_step
 from mpt.planner.recipes.words import headline
@@ -103,12 +104,11 @@ def show(console: Console, planned: OwnPlanned, arguments: Command) -> None:
 
 
 def print_ways(console: Console, ways: list[Way]) -> None:
-    """Print a row for each way, and the lines of code that its letters represent."""
+    """Print a row for each way, and the places and lines of the changes that its letters represent."""
     console.print("\nwith a change to the script", style="bold")
-    lines = sorted(
-        {line for way in ways for line in way.lines}, key=lambda line: not line.startswith("for")
-    )
-    letters = dict(zip(lines, string.ascii_uppercase, strict=False))
+    found = {one for way in ways for one in way.changes}
+    changes = sorted(found, key=lambda one: (ORDER[one[0]], one[1]))
+    letters = dict(zip(changes, string.ascii_uppercase, strict=False))
     table = columns("", ">memory", ">chance", ">step", "")
     for way in ways:
         judged = judge(way.plan)
@@ -116,7 +116,7 @@ def print_ways(console: Console, ways: list[Way]) -> None:
         kept = (
             "the same result, to rounding" if way.exact else "changes rounding: compare the results"
         )
-        change = " + ".join(sorted(letters[line] for line in way.lines))
+        change = " + ".join(sorted(letters[one] for one in way.changes))
         table.add_row(
             change,
             describe_bytes(way.plan.total),
@@ -125,5 +125,9 @@ def print_ways(console: Console, ways: list[Way]) -> None:
             kept,
         )
     console.print(table)
-    for line, letter in letters.items():
-        console.print(f"{letter}  {line}", soft_wrap=True)
+    for (_, places), letter in letters.items():
+        for number, (place, lines) in enumerate(places):
+            mark = " " if number else letter
+            console.print(f"{mark}  {place}", style="bold", soft_wrap=True, highlight=False)
+            for line in lines:
+                console.print(f"{INDENT}{line}", soft_wrap=True, markup=False)

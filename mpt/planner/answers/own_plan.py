@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from mpt.planner.answers.edits import Edit
 from mpt.planner.answers.plan import READ, Plan, without_absent
+
+ORDER = {"recompute": 0, "autocast": 1, "optimizer": 2}
+"""Changes -> the order in which they are written down."""
+UNPLACED = "where it applies; no single place for it was found"
+Places = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,20 @@ class Way:
     exact: bool
     """The training stays the same to rounding."""
     plan: Plan
+    edits: list[Edit] = field(default_factory=list)
+    """The places of the lines; without one, a change has no place that is known."""
+    unplaced: dict[str, list[str]] = field(default_factory=dict)
+    """A change without a place -> its lines."""
+
+    @property
+    def changes(self) -> list[tuple[str, Places]]:
+        """Its changes by name, each with its places in words and the lines for them, imports last."""
+        found: dict[str, Places] = {
+            name: ((UNPLACED, tuple(lines)),) for name, lines in self.unplaced.items()
+        }
+        for edit in sorted(self.edits, key=lambda one: (one.how == "top", one.file, one.first)):
+            found[edit.change] = (*found.get(edit.change, ()), (edit.place, edit.lines))
+        return [*found.items()]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
-from torch.utils import _foreach_utils
+from torch.utils import _foreach_utils, checkpoint
 
 from mpt.planner.device.card_answers import Inert, questions_answered
 from mpt.planner.device.fake_device import DEVICE
@@ -232,7 +232,9 @@ def _autocast_on(stand_in: CudaStandIn) -> Callable[..., None]:
     original = torch.amp.autocast_mode.autocast.__init__
 
     def start(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        stand_in.autocasts += 1
+        # what is computed again for a backward pass is so in the precision that it had
+        caller = sys._getframe(1).f_globals.get("__name__")
+        stand_in.autocasts += caller != checkpoint.__name__
         device = stand_in.translate(device_type)
         original(self, device.type if isinstance(device, torch.device) else device, *args, **kwargs)
 

@@ -29,6 +29,15 @@ def caches_forgotten() -> Iterator[None]:
     finally:
         for name, module in modules():
             forget_in(module, before.get(name))
+        forget_accelerator()
+
+
+def forget_accelerator() -> None:
+    """Let Accelerate start anew: a process has one precision for all scripts."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
 
 def modules() -> Iterator[tuple[str, ModuleType]]:

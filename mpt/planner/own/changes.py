@@ -1,7 +1,8 @@
-"""Changes to a step that a script of somebody else could make, made from outside while it is planned.
+"""Changes to a step that a script of somebody else could make: autocast around forward and loss, activation
+checkpointing of repeated blocks, an optimizer with 8-bit state.
 
-Each is a few lines that its author would write (`Changes.lines`): autocast around forward and loss, activation
-checkpointing of repeated blocks, an optimizer with 8-bit state. Nothing in the script is edited.
+Each is a few lines that its author would write. Where they have a place in the script's text, its text with them is
+planned (`mpt.planner.own.proposals`); else the change is made from outside while the script as it stands is planned.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -42,23 +43,43 @@ class Recomputed:
     """Blocks that are attributes: `model.down1`, `model.down2`."""
     pieces: tuple[tuple[str, int], ...] = ()
     """Sequentials of layers, and the pieces of each."""
+    networks: tuple[tuple[str, str], ...] = ()
+    """Networks of libraries that recompute their blocks themselves, and the call that lets them."""
     has_statistics: bool = False
     """Whether there is a batch normalization among them."""
 
-    def lines(self) -> list[str]:
-        """Return the lines to write into the script."""
-        found = [
-            f"{as_written(path)}.forward = functools.partial(torch.utils.checkpoint.checkpoint_sequential, "
-            f"{as_written(path)}, {count}, use_reentrant=False)"
-            for path, count in self.pieces
-        ]
-        lists = [f"*{as_written(path)}" for path in self.lists]
-        parts = [*lists, *map(as_written, self.blocks)]
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all parts."""
+        named = [path for path, _ in (*self.pieces, *self.networks)]
+        return [*self.lists, *self.blocks, *named]
+
+    def only(self, paths: Container[str]) -> Recomputed:
+        """Return those of the parts that are at some paths."""
+        return replace(
+            self,
+            lists=tuple(one for one in self.lists if one in paths),
+            blocks=tuple(one for one in self.blocks if one in paths),
+            pieces=tuple(one for one in self.pieces if one[0] in paths),
+            networks=tuple(one for one in self.networks if one[0] in paths),
+        )
+
+    def lines(self, networks: Mapping[str, nn.Module], name: str = "block") -> list[str]:
+        """Return the lines to write into the script; `name`: of the loop's variable."""
+        found = [f"{as_written(path, networks)}.{call}" for path, call in self.networks]
+        for path, count in self.pieces:
+            whole = as_written(path, networks)
+            found.append(
+                f"{whole}.forward = functools.partial(torch.utils.checkpoint.checkpoint_sequential, "
+                f"{whole}, {count}, use_reentrant=False)"
+            )
+        lists = [f"*{as_written(path, networks)}" for path in self.lists]
+        parts = [*lists, *(as_written(path, networks) for path in self.blocks)]
         if parts:
             blocks = lists[0][1:] if parts == lists[:1] else f"[{', '.join(parts)}]"
             found.append(
-                f"for block in {blocks}: block.forward = "
-                "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
+                f"for {name} in {blocks}: {name}.forward = "
+                f"functools.partial(torch.utils.checkpoint.checkpoint, {name}.forward, use_reentrant=False)"
             )
         if found and self.has_statistics:
             found[-1] += "  # updates the statistics of batch normalization twice"
@@ -76,6 +97,8 @@ class Changes:
     """float16, bfloat16 or empty."""
     recompute: Recomputed = NOTHING
     low_bit_optimizer: bool = False
+    keeps_embeddings: bool = False
+    """Its state of embeddings is not in 8 bits: so transformers asks bitsandbytes for it."""
 
     @property
     def is_exact(self) -> bool:
@@ -87,29 +110,42 @@ class Changes:
         pairs = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
         return all(one in (theirs, type(one)()) for one, theirs in pairs)
 
-    def lines(self) -> list[str]:
-        """Return the line to write into the script for each change."""
-        found = self.recompute.lines()
-        if self.autocast:
-            scaled = "; scale the loss with torch.amp.GradScaler" * (self.autocast == "float16")
-            found.append(
-                f'with torch.autocast("cuda", torch.{self.autocast}):  # around forward and loss{scaled}'
-            )
-        if self.low_bit_optimizer:
-            found.append("bitsandbytes.optim.AdamW8bit (Adam8bit) in the place of torch.optim's")
-        return found
+    @property
+    def names(self) -> list[str]:
+        """The names of the changes, in the order in which they are written."""
+        made = {
+            "recompute": self.recompute != NOTHING,
+            "autocast": self.autocast,
+            "optimizer": self.low_bit_optimizer,
+        }
+        return [name for name, is_made in made.items() if is_made]
+
+
+def unplaced(
+    recomputed: Recomputed, networks: Mapping[str, nn.Module], half: str
+) -> dict[str, list[str]]:
+    """Return the lines of each change where no place for them is known."""
+    scaled = "; scale the loss with torch.amp.GradScaler" * (half == "float16")
+    return {
+        "recompute": recomputed.lines(networks),
+        "autocast": [
+            f'with torch.autocast("cuda", torch.{half}):  # around forward and loss{scaled}'
+        ],
+        "optimizer": ["bitsandbytes.optim.AdamW8bit (Adam8bit) in the place of torch.optim's"],
+    }
 
 
 def find_recomputed(modules: Mapping[str, nn.Module], updated: Container[int]) -> Recomputed:
     """Return the parts of networks that recomputing is worth trying on.
 
-    `updated`: identities of the weights that are trained. Lists of like blocks, such as `model.layers`: of nested ones
-    the outermost counts, and those whose blocks are single layers or only hold others are left out. In networks
-    without any, like blocks that are attributes, and long Sequentials of layers.
+    `updated`: identities of the weights that are trained. Networks that can do it themselves; lists of like blocks,
+    such as `model.layers`: of nested ones the outermost counts, and those whose blocks are single layers or only hold
+    others are left out. In networks without any, like blocks that are attributes, and long Sequentials of layers.
     """
     lists: dict[str, nn.Module] = {}
     blocks: dict[str, nn.Module] = {}
     pieces: dict[str, nn.Module] = {}
+    whole: dict[str, nn.Module] = {}
     seen: set[int] = set()
 
     def take(found: dict[str, nn.Module], path: str, module: nn.Module) -> None:
@@ -119,23 +155,35 @@ def find_recomputed(modules: Mapping[str, nn.Module], updated: Container[int]) -
 
     for key, root in modules.items():
         for name, module in root.named_modules():
+            if getattr(module, "is_gradient_checkpointing", False) is True:
+                seen.update(map(id, module.modules()))  # it does already
+            elif recompute_call(module):
+                take(whole, f"{key}.{name}" if name else key, module)
+        for name, module in root.named_modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and _has_like_blocks(module):
-                take(lists, f"{key}.{name}" if name else key, module)
+                path = f"{key}.{name}" if name else key
+                if not any(map(changes_its_input, module)):
+                    take(lists, path, module)
+                    continue
+                for child, part in module.named_children():
+                    if _can_be_recomputed(part):
+                        take(blocks, f"{path}.{child}", part)
         if not seen.isdisjoint(map(id, root.modules())):
             continue
         for name, module in root.named_modules():
             path = f"{key}.{name}" if name else key
             if isinstance(module, nn.Sequential):
-                if len(module) >= FEWEST_LAYERS:
+                if pieces_of(module):
                     take(pieces, path, module)
                 continue
             for child in _like_children(module):
                 take(blocks, f"{path}.{child}", module.get_submodule(child))
-    chosen = [*lists.values(), *blocks.values(), *pieces.values()]
+    chosen = [*lists.values(), *blocks.values(), *pieces.values(), *whole.values()]
     return Recomputed(
         tuple(lists),
         tuple(blocks),
-        tuple((path, round(math.sqrt(len(one)))) for path, one in pieces.items()),  # type: ignore[arg-type]
+        tuple((path, pieces_of(one)) for path, one in pieces.items()),
+        tuple((path, recompute_call(one)) for path, one in whole.items()),
         any(
             isinstance(one, _BatchNorm) and one.training
             for part in chosen
@@ -151,12 +199,54 @@ def _like_children(module: nn.Module) -> list[str]:
     blocks = {
         name: type(child)
         for name, child in module.named_children()
-        if any(child.children())
+        if _can_be_recomputed(child)
         and not isinstance(child, nn.ModuleList | nn.ModuleDict)
         and not (isinstance(child, nn.Sequential) and len(child) >= FEWEST_LAYERS)
     }
     counts = Counter(blocks.values())
     return [name for name, kind in blocks.items() if counts[kind] >= FEWEST_BLOCKS]
+
+
+def recompute_call(network: nn.Module) -> str:
+    """Return the call by which a network of transformers or diffusers recomputes its blocks; nothing for others.
+
+    It switches caches off too, which a block that is computed again would fill twice.
+    """
+    if getattr(network, "supports_gradient_checkpointing", False) is True:
+        return (
+            'gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})'
+        )
+    if getattr(network, "_supports_gradient_checkpointing", False) is True:
+        return "enable_gradient_checkpointing()"
+    return ""
+
+
+def pieces_of(layers: nn.Module) -> int:
+    """Return into how many pieces a Sequential is cut, about the root of its layers; 0 if it is not cut.
+
+    No piece may begin with a layer that changes what it is given: it is what the piece is computed again from.
+    """
+    assert isinstance(layers, nn.Sequential)
+    length = len(layers)
+    if length < FEWEST_LAYERS:
+        return 0
+    counts = sorted(range(2, length // 2 + 1), key=lambda count: abs(count - math.sqrt(length)))
+    for count in counts:
+        begins = [layers[place * (length // count)] for place in range(count)]
+        if not any(map(changes_its_input, begins)):
+            return count
+    return 0
+
+
+def _can_be_recomputed(module: nn.Module) -> bool:
+    """Return whether a module is a block, and not a layer, that leaves what it is given as it is."""
+    return any(module.children()) and not changes_its_input(module)
+
+
+def changes_its_input(module: nn.Module) -> bool:
+    """Return whether the first layer of a module works in place."""
+    first = next((one for one in module.modules() if not any(one.children())), module)
+    return bool(getattr(first, "inplace", False))
 
 
 def _has_like_blocks(blocks: Iterable[nn.Module]) -> bool:
@@ -177,26 +267,49 @@ def apply_to_modules(changes: Changes, modules: Mapping[str, nn.Module]) -> None
     for block in blocks:
         recomputed = functools.partial(checkpoint, block.forward, use_reentrant=False)
         setattr(block, "forward", recomputed)  # noqa: B010 - mypy calls it a method
+    for path, call in chosen.networks:
+        network: Any = module_at(modules, path)
+        if call.startswith("gradient"):
+            network.gradient_checkpointing_enable({"use_reentrant": False})
+        else:
+            network.enable_gradient_checkpointing()
     for path, count in chosen.pieces:
         whole = module_at(modules, path)
         in_pieces = functools.partial(checkpoint_sequential, whole, count, use_reentrant=False)
         setattr(whole, "forward", in_pieces)  # noqa: B010 - mypy calls it a method
 
 
-def apply_to_optimizers(changes: Changes, optimizers: Iterable[Optimizer]) -> None:
+def apply_to_optimizers(
+    changes: Changes, optimizers: Iterable[Optimizer], modules: Iterable[nn.Module]
+) -> None:
     """Let Adam and AdamW keep 8-bit state."""
+    tables = {
+        id(one.weight)
+        for module in modules
+        for one in module.modules()
+        if isinstance(one, nn.Embedding) and changes.keeps_embeddings
+    }
     for optimizer in optimizers:
         if changes.low_bit_optimizer and takes_low_bits(optimizer):
-            replacement = AllocatedAdam(optimizer.param_groups)
+            replacement = AllocatedAdam(optimizer.param_groups, tables)
             setattr(optimizer, "step", replacement.step)  # noqa: B010 - mypy calls it a method
 
 
 def takes_low_bits(optimizer: Optimizer) -> bool:
     """Return whether there is an 8-bit form of an optimizer; bitsandbytes has none for weights of FSDP2."""
-    weights = (weight for group in optimizer.param_groups for weight in group["params"])
-    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and not any(
-        map(is_sharded, weights)
+    groups = optimizer.param_groups
+    weights = (weight for group in groups for weight in group["params"])
+    return (
+        type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+        and not any(group["amsgrad"] or group["maximize"] for group in groups)
+        # AdamW under another name
+        and not (type(optimizer) is torch.optim.Adam and any(map(_is_decoupled, groups)))
+        and not any(map(is_sharded, weights))
     )
+
+
+def _is_decoupled(group: Mapping[str, Any]) -> bool:
+    return bool(group.get("decoupled_weight_decay")) and group["weight_decay"] != 0
 
 
 class ForwardAutocast:

@@ -13,6 +13,8 @@ from torch import nn
 from torch.jit import ScriptModule
 from torch.optim import Optimizer
 
+from mpt.planner.own.places import Standing, stack
+
 T = TypeVar("T")
 
 
@@ -23,6 +25,9 @@ class Created:
     made: dict[type[Any], list[weakref.ref[Any]]] = field(
         default_factory=lambda: {nn.Module: [], Optimizer: []}
     )
+
+    stacks: dict[int, tuple[Standing, ...]] = field(default_factory=dict)
+    """id(optimizer) -> where the functions stood that made it."""
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -58,6 +63,9 @@ def _noting(kind: type[Any], name: str, created: Created) -> Iterator[None]:
     def start(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         created.made[kind].append(weakref.ref(self))
+        # one that loads its state was made elsewhere
+        if kind is Optimizer and (name == "__init__" or id(self) not in created.stacks):
+            created.stacks[id(self)] = stack()
 
     with mock.patch.object(kind, name, start):
         yield

@@ -17,10 +17,11 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -29,6 +30,8 @@ import torch
 from mpt import vision_ops  # noqa: F401 - before a torchvision that may be built for another torch
 from mpt.config.registry import place
 from mpt.errors import ConfigError, MptError
+from mpt.planner.own.names import named_networks
+from mpt.planner.own.places import standing
 from mpt.planner.own.script import beginning_of
 from mpt.planner.own.source import Made, Source
 
@@ -132,22 +135,66 @@ def call_factory(source: Source, factory: Callable[..., Any], arguments: Mapping
     except TypeError as error:
         takes = ", ".join(inspect.signature(factory).parameters) or "nothing"
         raise ConfigError(f"{source}: {error}; it takes {takes}") from None
-    with _called_alone(source):
-        return read_made(source, factory(**arguments))
+    with _called_alone(source), seen_at_return(factory) as seen:
+        made = factory(**arguments)
+    return read_made(source, made, seen)
 
 
-def read_made(source: Source, made: Any) -> Made:
-    """Bring a factory's result into one form."""
+@contextmanager
+def seen_at_return(function: Callable[..., Any]) -> Iterator[dict[str, Any]]:
+    """Fill a mapping with the variables of a function that are still there, and where it stands, as it returns inside
+    the block.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    found: dict[str, Any] = {}
+
+    def on_line(frame: FrameType, event: str, value: Any) -> Any:
+        if event == "return":
+            values = ((name, _held_weakly(one)) for name, one in frame.f_locals.items())
+            found.update(variables=dict(values), place=standing(frame))
+        return on_line
+
+    def on_call(frame: FrameType, event: str, value: Any) -> Any:
+        return on_line if frame.f_code is code else None
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        yield found
+    finally:
+        sys.settrace(before)
+
+
+def _held_weakly(value: Any) -> Callable[[], Any]:
+    """Return a reference that does not keep a value; one to nothing if there is none to its kind."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: None
+
+
+def read_made(source: Source, made: Any, seen: Mapping[str, Any] | None = None) -> Made:
+    """Bring a factory's result into one form; `seen`: what `seen_at_return` found."""
     if isinstance(made, Made):
         return made
+    held = seen["variables"] if seen else {}
+    variables = {name: one for name, find in held.items() if (one := find()) is not None}
+    places = dict.fromkeys(held, seen["place"]) if seen else {}
+
+    def named(values: Mapping[str, Any]) -> dict[str, Any]:
+        known = {id(one) for one in (*variables.values(), *named_networks(variables).values())}
+        others = {key: one for key, one in values.items() if id(one) not in known}
+        return {**others, **variables}
+
     if callable(made):
-        return Made(made, seen_by(made))
+        return Made(made, named(seen_by(made)), variables=variables, places=places)
     if not (isinstance(made, tuple) and len(made) == 4 and callable(made[3])):
         found = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
         raise ConfigError(f"{source}: it returned {found}; return {FORMS}")
     model, optimizer, batch, step = made
-    named = dict(model) if isinstance(model, Mapping) else {"model": model}
-    return Made(_without_arguments(source, step, model, optimizer, batch), named, batch)
+    models = dict(model) if isinstance(model, Mapping) else {"model": model}
+    one_step = _without_arguments(source, step, model, optimizer, batch)
+    return Made(one_step, named(models), batch, variables=variables, places=places)
 
 
 def seen_by(step: Any) -> Mapping[str, Any]:

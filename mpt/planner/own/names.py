@@ -7,8 +7,9 @@ around it.
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Iterable, Iterator, Mapping
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any
 
 from torch import Tensor, nn
@@ -61,7 +62,22 @@ def parts_first(networks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     return dict(sorted(networks.items(), key=lambda item: -holders[item[0]]))
 
 
-def as_written(path: str) -> str:
-    """Return a module's path as Python has it: `model.layers.0.blocks` is `model.layers[0].blocks`."""
-    first, *others = path.split(".")
-    return first + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in others)
+def as_written(path: str, networks: Mapping[str, nn.Module]) -> str:
+    """Return a module's path as Python has it: `model.layers.0.blocks` is `model.layers[0].blocks`.
+
+    Of a path that is in none of the networks the first word is taken to be a variable.
+    """
+    root = max((key for key in networks if f"{path}.".startswith(f"{key}.")), key=len, default="")
+    found = root or path.partition(".")[0]
+    module = networks.get(root)
+    for part in path[len(found) + 1 :].split(".") if len(path) > len(found) else ():
+        if isinstance(module, nn.ModuleDict):
+            found += f"[{part!r}]"
+        elif part.isdecimal() and isinstance(module, nn.Sequential | nn.ModuleList | NoneType):
+            found += f"[{part}]"
+        elif part.isidentifier() and not keyword.iskeyword(part):
+            found += f".{part}"
+        else:
+            found += f".get_submodule({part!r})"
+        module = None if module is None else module.get_submodule(part)
+    return found

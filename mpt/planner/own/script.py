@@ -23,10 +23,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -41,6 +41,8 @@ from mpt.errors import ConfigError
 from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.evaluations import Evaluations
 from mpt.planner.own.names import named_networks
+from mpt.planner.own.places import Standing, is_own, standing
+from mpt.planner.own.proposals import edited_file
 from mpt.planner.own.source import Made, Source
 from mpt.planner.own.written import Written
 from mpt.planner.trace.cannot_plan import is_outside, line_of
@@ -69,6 +71,8 @@ PATIENCE = 240.0
 STARTERS = (multiprocessing, torch.multiprocessing)
 KEPT_LINES = 20
 NEXT = "__next__"
+INLINE = ("<lambda>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
+"""Functions in whose text no statement can be written."""
 
 
 def beginning_of(source: Source) -> Callable[..., Made]:
@@ -138,18 +142,31 @@ class Script:
         except BaseException:
             self.stop()
             raise
-        return Made(self._continue, self.networks(), stop=self.stop, notes=self.notes)
+        variables, places = self._variables()
+        return Made(
+            self._continue,
+            named_networks(variables),
+            variables=variables,
+            places=places,
+            stop=self.stop,
+            notes=self.notes,
+        )
 
-    def networks(self) -> dict[str, nn.Module]:
-        """Return the networks that it has, by the names that they have where it stands."""
+    def _variables(self) -> tuple[dict[str, Any], dict[str, Standing]]:
+        """Return what it has where it stands, by name, and where the functions stand whose variables those are.
+
+        The outermost function counts that has a value: it is called once, and others maybe many times.
+        """
         variables: dict[str, Any] = {}
+        places: dict[str, Standing] = {}
         seen: set[int] = set()
         for frame in self._frames():
-            for name, value in frame.items():
+            for name, value in frame.f_locals.items():
                 if name not in variables and id(value) not in seen:
                     variables[name] = value
                     seen.add(id(value))
-        return named_networks(variables)
+                    places[name] = standing(frame)
+        return variables, places
 
     def notes(self) -> list[str]:
         """Return what a plan of it assumes."""
@@ -204,7 +221,12 @@ class Script:
         if self._packages:  # as by `python -m package.train`
             self.module.__package__ = ".".join(self._packages)
         try:
-            exec(compile(path.read_bytes(), str(path), "exec"), self.module.__dict__)
+            text = (
+                edited_file(str(path), self.source.edits)
+                if self.source.edits
+                else path.read_bytes()
+            )
+            exec(compile(text, str(path), "exec"), self.module.__dict__)
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 raise ConfigError(f"{self.source}: {self._last_words(stop.code)}") from None
@@ -327,14 +349,14 @@ class Script:
             return True
         return not waiting
 
-    def _frames(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the variables of its functions, from the innermost on."""
-        frame = self._run.gr_frame
+    def _frames(self) -> list[FrameType]:
+        """Return its own functions that are being executed, the outermost first; of libraries where there are none."""
+        frame, found = self._run.gr_frame, []
         while frame is not None:
-            if is_outside(frame.f_code.co_filename) and frame.f_locals is not self.module.__dict__:
-                yield frame.f_locals
+            if is_outside(frame.f_code.co_filename) and frame.f_code.co_name not in INLINE:
+                found.append(frame)
             frame = frame.f_back
-        yield self.module.__dict__
+        return [one for one in found[::-1] if is_own(one.f_code.co_filename)] or found[::-1]
 
 
 def packages_of(folder: Path) -> list[str]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from mpt.planner.answers.edits import Edit
+from mpt.planner.own.places import Standing
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,8 @@ class Source:
     """Folder that modules are imported from, in addition to installed packages."""
     words: tuple[str, ...] = ()
     """A script's command line."""
+    edits: tuple[Edit, ...] = ()
+    """Lines that its files are to have in addition."""
 
     @property
     def is_script(self) -> bool:
@@ -45,6 +50,10 @@ class Made:
     named: Mapping[str, Any]
     """Values that may be networks, by name: those of the tuple, or the variables that the step sees."""
     batch: Any = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables where it stands as the step begins, by name."""
+    places: Mapping[str, Standing] = field(default_factory=dict)
+    """Variable -> where the function stands that it is one of."""
     stop: Callable[[], None] = lambda: None
     """To be called when no more steps are wanted."""
     notes: Callable[[], list[str]] = list

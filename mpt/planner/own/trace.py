@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
 )
 
 from mpt.errors import ConfigError
+from mpt.planner.answers.edits import Edit
 from mpt.planner.device.card_answers import questions_answered
 from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
@@ -41,6 +42,7 @@ from mpt.planner.own.changes import (
     apply_to_optimizers,
     find_recomputed,
     takes_low_bits,
+    unplaced,
 )
 from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.extensions import nothing_compiled
@@ -51,7 +53,9 @@ from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.loaders import loaded_here
 from mpt.planner.own.names import COMPILED, are_compiled, named_networks
+from mpt.planner.own.passes import Passes
 from mpt.planner.own.pools import done_at_once
+from mpt.planner.own.proposals import executed, find_edits
 from mpt.planner.own.quantized import made_of_fakes
 from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.source import Made, Source
@@ -66,6 +70,7 @@ from mpt.run.process.storage_trace import tensors_in
 
 T = TypeVar("T")
 AS_EAGER = "what torch.compile compiles is planned as without it: compiled, it usually needs less memory and time"
+BFLOAT16_SINCE = (8, 0)
 NO_MODULE = "(parameters of no module)"
 """The owner of parameters that an optimizer updates and no network has."""
 
@@ -77,10 +82,14 @@ class OwnRun:
     fake: FakeRun
     recomputed: Recomputed = NOTHING
     """Parts of networks that could be recomputed."""
+    edits: Mapping[str, tuple[Edit, ...]] = field(default_factory=dict)
+    """A change -> the edits of the script that make it; none if no place for it is known."""
+    unplaced: Mapping[str, list[str]] = field(default_factory=dict)
+    """A change -> its lines, for which there is no place."""
     has_adam: bool = False
     """All of its optimizers have an 8-bit form."""
-    has_autocast: bool = False
-    """The step uses autocast itself."""
+    half: str = ""
+    """The dtype of an autocast; none if the step uses one itself."""
     all_on_gpu: bool = False
     """Everything was put on the GPU, because the factory puts nothing there."""
     trusts_data: bool = False
@@ -104,13 +113,13 @@ def trace_own(
 
     def trace(all_on_gpu: bool, trusts_data: bool) -> OwnRun:
         given = source, arguments, gpu, unseen, changes
-        run = None if all_on_gpu else _trace_on_gpu(*given, False, trusts_data)
-        if run is None:
+        with executed(source.edits):
+            run = None if all_on_gpu else _trace_on_gpu(*given, False, trusts_data)
+            if run is not None:
+                return run
             run = _trace_on_gpu(*given, True, trusts_data)
-            assert run is not None
-            run.fake.notes.append(
-                'it puts nothing on "cuda": planned as if everything were on the GPU'
-            )
+        assert run is not None
+        run.fake.notes.append('it puts nothing on "cuda": planned as if everything were on the GPU')
         return run
 
     if like is not None:
@@ -240,6 +249,7 @@ def _trace_on_gpu(
         recorder.mark_modules(modules)
         return watch_step(recorder, modules, ForwardAutocast(changes))
 
+    passes = Passes()
     recorder = Recorder(device.type, unseen, observe)
     graphs = Graphs(
         recorder, watch, lambda recorded: work.include(recorded) if seen["work"] else None
@@ -271,13 +281,17 @@ def _trace_on_gpu(
         if not (all_on_gpu or stand_in.is_used):
             return None
         work.read_switches()
-        with values.stepping():
-            modules = perform(made, created, recorder, changes, on_step)
+        with values.stepping(), passes.noted():
+            modules = perform(made, created, recorder, changes, on_step, passes)
         # what is recorded already can no longer be changed
         is_open = not graphs.is_used
         recomputed = find_recomputed(modules, updated_weights(created)) if is_open else NOTHING
         optimizers = created.optimizers if is_open else []
         has_adam = bool(optimizers) and all(map(takes_low_bits, optimizers))
+        half = "bfloat16" if gpu.capability >= BFLOAT16_SINCE else "float16"
+        made_by = [(one, created.stacks.get(id(one), ())) for one in optimizers]
+        edits = find_edits(source, made, recomputed, modules, passes, half, made_by)
+        lines = unplaced(recomputed, modules, half)
         recorder.notes += [AS_EAGER] * are_compiled(created.modules)
     convolution = unseen.largest_convolution if unseen is not None else 0
     return OwnRun(
@@ -289,8 +303,10 @@ def _trace_on_gpu(
             largest_convolution=convolution,
         ),
         recomputed=recomputed,
+        half="" if stand_in.autocasts else half,
+        edits=edits,
+        unplaced=lines,
         has_adam=has_adam,
-        has_autocast=stand_in.autocasts > 0,
         all_on_gpu=all_on_gpu,
         trusts_data=trusts_data,
         integers=values.integers,
@@ -303,6 +319,7 @@ def perform(
     recorder: Recorder,
     changes: Changes,
     on_step: Callable[[int], None],
+    passes: Passes | None = None,
 ) -> dict[str, nn.Module]:
     """Perform the traced steps of a training that was built; return its networks by name."""
     modules = name_modules(created, made.named)
@@ -310,10 +327,10 @@ def perform(
     recorder.mark_modules(modules)
     recorder.mark(tensors_in(made.batch), "batch")
     apply_to_modules(changes, modules)
-    apply_to_optimizers(changes, created.optimizers)
+    apply_to_optimizers(changes, created.optimizers, modules.values())
     autocast = ForwardAutocast(changes)
     kept: Any = None
-    with watch_step(recorder, modules, autocast):
+    with watch_step(recorder, modules, autocast, passes or Passes()):
         for step in range(STEPS):
             on_step(step)
             recorder.enter_moment(step, "", "forward")
@@ -376,9 +393,13 @@ def updated_weights(created: Created) -> set[int]:
 
 @contextmanager
 def watch_step(
-    recorder: Recorder, modules: Mapping[str, nn.Module], autocast: ForwardAutocast
+    recorder: Recorder,
+    modules: Mapping[str, nn.Module],
+    autocast: ForwardAutocast,
+    passes: Passes | None = None,
 ) -> Iterator[None]:
     """Report tensors' origins and the moment of the step to the recorder, inside the block."""
+    passes = passes or Passes()
     owners = owners_of(modules)
     weights = [
         one for module in modules.values() for one in module.parameters() if one.requires_grad
@@ -386,6 +407,7 @@ def watch_step(
 
     def before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         enter(recorder, "step")
+        passes.step(optimizer)
         updated = [one for group in optimizer.param_groups for one in group["params"]]
         for one in updated:  # its memory may be other than before (`p.data = old`)
             owner = owners.setdefault(id(one), NO_MODULE)
@@ -400,7 +422,8 @@ def watch_step(
         stack.callback(register_optimizer_step_pre_hook(before_optimizer).remove)
         stack.callback(register_optimizer_step_post_hook(after_optimizer).remove)
         for name in ("backward", "grad"):
-            around = _as_backward(getattr(torch.autograd, name), recorder, autocast)
+            noted = passes.backward if name == "backward" else lambda: None
+            around = _as_backward(getattr(torch.autograd, name), recorder, autocast, noted)
             stack.enter_context(mock.patch.object(torch.autograd, name, around))
         yield
 
@@ -411,9 +434,13 @@ def enter(recorder: Recorder, moment: str) -> None:
 
 
 def _as_backward(
-    function: Callable[..., Any], recorder: Recorder, autocast: ForwardAutocast
+    function: Callable[..., Any],
+    recorder: Recorder,
+    autocast: ForwardAutocast,
+    noted: Callable[[], None],
 ) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
+        noted()
         enter(recorder, "backward")
         with autocast.outside():
             result = function(*args, **kwargs)

@@ -79,6 +79,12 @@ def test_a_fault_is_named_by_its_line_and_the_lines_that_cure_it_were_tried(
     assert re.search(cure, lines[0])
 
 
+@pytest.mark.parametrize("name", ["poor_logarithm", "overflowing", "unscaled", "masked"])
+def test_a_step_into_which_its_cure_was_written_has_no_fault(name: str) -> None:
+    section = describe_own(subject(f"{name}_cured"))
+    assert said(section, "fault") + said(section, "warning") == []
+
+
 def test_a_step_in_float32_is_tried_with_autocast_and_not_blamed() -> None:
     section = describe_own(subject("in_float32"))
     assert (

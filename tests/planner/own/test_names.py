@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mpt.planner.answers.own_plan import Way
-from mpt.planner.own.changes import Changes, Recomputed, find_recomputed
+from mpt.planner.own.changes import Changes, Recomputed, find_recomputed, pieces_of
 from mpt.planner.own.names import as_written, named_networks
 from mpt.planner.own.plan import worth_their_changes
 
@@ -54,9 +54,20 @@ def test_lists_to_recompute_are_those_that_are_called_and_trained_once_each() ->
     networks = {"model": model, "average": average, "wrapped": nn.Sequential(model)}
     found = find_recomputed(networks, weights_of(model))
     assert found == Recomputed(lists=("model.levels.0", "model.levels.1"))
-    (line,) = Changes(recompute=found).lines()
+    (line,) = found.lines(networks)
     assert line.startswith("for block in [*model.levels[0], *model.levels[1]]: block.forward = ")
-    assert as_written("model.levels.0.1.norm") == "model.levels[0][1].norm"
+    assert as_written("model.levels.0.1.0", networks) == "model.levels[0][1][0]"
+    assert as_written("nets['a'].levels.0", {}) == "nets['a'].levels[0]"
+
+
+def test_names_that_no_attribute_can_have_are_written_as_python_takes_them() -> None:
+    model = nn.Module()
+    model.add_module("0", nn.ModuleDict({"3": block(), "up-down": block()}))
+    model.add_module("class", block())
+    networks = {"model": model}
+    written = [as_written(f"model.{name}", networks) for name, _ in model.named_modules() if name]
+    assert all(isinstance(eval(one, {"model": model}), nn.Module) for one in written)
+    assert written[1] == "model.get_submodule('0')['3']"
 
 
 class Twins(nn.Module):
@@ -77,12 +88,25 @@ def test_blocks_that_are_attributes_and_layers_in_a_row_are_recomputed_where_the
     assert found == Recomputed(
         blocks=("model.down1", "model.down2"), pieces=(("model.tail", 3),), has_statistics=True
     )
-    tail, blocks = Changes(recompute=found).lines()
+    tail, blocks = found.lines({"model": model})
     assert tail.startswith("model.tail.forward = functools.partial(torch.utils.checkpoint.")
     assert "checkpoint_sequential, model.tail, 3, " in tail
     assert blocks.startswith("for block in [model.down1, model.down2]: block.forward = ")
     assert blocks.endswith("# updates the statistics of batch normalization twice")
     assert find_recomputed({"model": model}, set()) == Recomputed()
+
+
+def test_no_piece_and_no_block_begins_with_a_layer_that_works_in_place() -> None:
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ReLU(inplace=True)]
+
+    assert pieces_of(nn.Sequential(*layers(), *layers(), *layers())) == 3
+    # three pieces of seven would begin at 0, 2 and 4
+    assert pieces_of(nn.Sequential(*layers(), *layers(), nn.Linear(2, 2))) == 2
+    before = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 2))
+    model = nn.Sequential(nn.Linear(2, 2), block(), block(), before, nn.ReLU(inplace=True))
+    found = find_recomputed({"model": model}, weights_of(model))
+    assert found == Recomputed(blocks=("model.1", "model.2"))
 
 
 def test_a_change_that_adds_nothing_to_others_is_left_out() -> None:
