@@ -66,6 +66,10 @@ KNOWN_VALUES = 64
 ones."""
 READ = "a value read at"
 """How the note of an error begins that may follow from a value."""
+ASKING = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+)
 MOST_LINES = 3
 """Lines that a note names."""
 NMS = "torchvision::nms"
@@ -145,10 +149,12 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             known.follow(func, args, kwargs, result)
         else:
             self._count(func, args, result)
+        if func in DRAWN and result.numel() == 1 and (most := DRAWN[func](args)) is not None:
+            known.keep_number(result, most)
         return result
 
     def _count(self, func: Any, args: Any, result: Any) -> None:
-        """Keep the number that a size may follow from: the count of a mask's places, a number that is drawn."""
+        """Keep the number that a size may follow from: the count of a mask's places, the end of a slice."""
         if func is _aten.add.Tensor and type(args[1]) is int and _is_place(args[0]):
             self.values.keep_number(result, args[1])
         elif func in COUNTS and args[0].dtype == torch.bool and result.numel() == 1:
@@ -156,8 +162,6 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.values.keep_number(result, args[0].numel())
         elif func is _aten.any.default and args[0].dtype.is_floating_point:
             self.values.keep_number(result, 1)  # some number is not 0
-        elif func in DRAWN and result.numel() == 1 and (most := DRAWN[func](args)) is not None:
-            self.values.keep_number(result, most)
 
     def places(self, mask: Tensor) -> Tensor:
         """Return the places that a mask selects; all, if it is not known or its values are not trusted."""
@@ -342,9 +346,10 @@ class WithoutMemory(KeptInBackward):
 
 
 def follows_from_value(error: BaseException) -> bool:
-    """Return whether a step cannot be planned perhaps because a value was read that is not known."""
-    notes = getattr(error.__cause__, "__notes__", ())
-    return any(note.startswith(READ) for note in notes)
+    """Return whether a step cannot be planned perhaps because of a value that is not known."""
+    cause = error.__cause__
+    notes = getattr(cause, "__notes__", ())
+    return isinstance(cause, ASKING) or any(note.startswith(READ) for note in notes)
 
 
 def below(tensor: Tensor, start: float = 0.0, end: float = 1.0) -> float:

@@ -33,8 +33,8 @@ MOST_BYTES = 32768
 """Of a storage whose values are kept: 4,096 integers."""
 MOST_TRUSTED_BYTES = 1 << 20
 """The same where values are trusted: the boxes of a large batch."""
-DRAWS = {"rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm"}
-"""Operators that make a tensor by chance. Those that fill one make weights, which nobody reads."""
+MOST_FILLED = 64
+"""Numbers of a tensor that is filled by chance and known where values are trusted: larger ones are weights."""
 MASKS = (torch.bool, torch.uint8)
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -64,6 +64,7 @@ class Traits:
     is_blank: bool
     is_by_form: bool
     is_drawn: bool
+    """Its results are drawn by chance."""
     asks_values: bool
     """Its result is a number, or has a shape, that follows from values."""
 
@@ -91,7 +92,7 @@ def traits_of(func: Any) -> Traits:
                 writes,
                 is_stable and name in BLANK,
                 is_stable and name in BY_FORM,
-                space == "aten" and name in DRAWS,
+                space == "aten" and is_random,
                 is_stable and any(tag in func.tags for tag in ASKING),
             ),
         )
@@ -163,9 +164,10 @@ class TrueValues:
         `result`: on fake tensors, which is not computed if it is large.
         """
         traits = traits_of(func)
-        if not (traits.is_followed or (self.are_trusted and traits.is_drawn)):
+        if not (traits.is_followed or self._is_drawn_here(traits, result)):
             return UNKNOWN
-        by_form, overwritten = traits.is_by_form, args[0] if func in OVERWRITES else None
+        is_filled = func in OVERWRITES or (traits.is_drawn and traits.writes)
+        by_form, overwritten = traits.is_by_form, args[0] if is_filled else None
         values: dict[int, Tensor] = {}
         with torch._C.DisableTorchFunction(), no_dispatch():
             for one in tensors_in((args, kwargs)):
@@ -182,6 +184,12 @@ class TrueValues:
             # a kernel that the CPU does not have, or a mistake that is the user's
             except Exception:
                 return UNKNOWN
+
+    def _is_drawn_here(self, traits: Traits, result: Any) -> bool:
+        """Return whether the results of an operator of chance are those of a draw of our own."""
+        if not (self.are_trusted and traits.is_drawn):
+            return False
+        return not traits.writes or all(one.numel() <= MOST_FILLED for one in tensors_in(result))
 
     def answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the result of an operator that asks for values, if they are known, or `UNKNOWN`."""

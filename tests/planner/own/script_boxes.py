@@ -43,7 +43,13 @@ def padded(boxes: Tensor, count: int) -> Tensor:
     """Return each picture's boxes, with zeros behind: (pictures, most boxes, 4)."""
     if words.lengths:
         lengths = torch.bincount(boxes[:, 0].long(), minlength=count)
-        return boxes.new_zeros(count, int(lengths.max()), 4)
+        owners = torch.arange(count, device=boxes.device).repeat_interleave(lengths)
+        places = (
+            torch.arange(len(owners), device=boxes.device) - (lengths.cumsum(0) - lengths)[owners]
+        )
+        found = boxes.new_zeros(count, int(lengths.max()), 4)
+        found[owners, places] = boxes[:, 1:]
+        return found
     numbers = boxes[:, 0]
     _, counts = numbers.unique(return_counts=True)
     found = boxes.new_zeros(count, counts.max(), 4)
