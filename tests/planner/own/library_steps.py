@@ -68,3 +68,29 @@ def with_named_state():
         optimizer.step()
 
     return step
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Steps another optimizer by a loss scale, as Accelerate's does."""
+
+    def __init__(self, optimizer, scaler):
+        self.optimizer, self.scaler = optimizer, scaler
+
+    def step(self, closure=None):
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+def wrapped():
+    layer = nn.Linear(SIZE, SIZE, bias=False).cuda()
+    scaler = torch.amp.GradScaler("cuda")
+    optimizer = Wrapper(torch.optim.Adam(layer.parameters()), scaler)
+
+    def step():
+        layer.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            loss = layer(torch.rand(8, SIZE, device="cuda")).sum()
+        scaler.scale(loss).backward()
+        optimizer.step()
+
+    return step

@@ -30,3 +30,8 @@ def test_an_optimizer_that_reads_a_sum_over_gradients_makes_its_update(
 def test_an_optimizer_may_keep_state_by_a_name(session: Session) -> None:
     plan = planned(session, "with_named_state")
     assert plan.by_category["optimizer state"] == WEIGHT + 512
+
+
+def test_a_loss_scale_that_an_optimizer_steps_by_finds_no_overflow(session: Session) -> None:
+    held = planned(session, "wrapped").by_category
+    assert 2 * WEIGHT <= held["optimizer state"] <= 2 * WEIGHT + 1024

@@ -66,7 +66,8 @@ def wrong(name: str, answer: Mapping[str, Any]) -> list[Any]:
 
     def differs(pair: list[int]) -> bool:
         planned, measured = pair
-        least = 0.98 * planned if name in MASKED else planned
+        # a loss scale reads a number more
+        least = 0.98 * planned if name in MASKED else planned - 4
         return not least <= measured <= planned
 
     found: list[Any] = [answer["bytes"]] * differs(answer["bytes"])
