@@ -56,7 +56,7 @@ NEVER = {
     "O2": {"optimizer_in_backward"},
     "native": {"compile", "lora", "low_bit_base", "prune"},
     **{
-        mode: {"cpu_optimizer", *LOW_BIT_STATES}
+        mode: {"cpu_optimizer", "stream_weights", *LOW_BIT_STATES}
         for mode in ("bf16-sr", "bf16-kahan", "bf16-24bit", "fp16-24bit")
     },
 }
@@ -148,9 +148,11 @@ class Brick:
 
     @property
     def loses_small_steps(self) -> bool:
-        """Whether small gradients are lost by design: an adapter's first ones, to Adafactor's epsilon in float16."""
+        """Whether small gradients are lost by design: an adapter's first ones, to the epsilon of Adafactor in float16
+        and of AdaBelief in bfloat16."""
         has_adapters = not {"lora", "low_bit_base"}.isdisjoint(self.tricks)
-        return self.optimizer == "adafactor" and self.mode in ("O3", "fp16-pure") and has_adapters
+        losing = {"adafactor": ("O3", "fp16-pure"), "adabelief": ("bf16-pure",)}
+        return self.mode in losing.get(self.optimizer, ()) and has_adapters
 
 
 def build(brick: Brick) -> Run:

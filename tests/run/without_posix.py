@@ -16,6 +16,7 @@ import os
 import runpy
 import shutil
 import signal
+import subprocess
 import sys
 import types
 from typing import Any
@@ -63,6 +64,11 @@ def end_at_once(process: int, number: int) -> None:
     real_kill(process, signal.SIGKILL if number else 0)
 
 
+def press(program: subprocess.Popen[str], number: int) -> None:
+    """Send a program a signal, as a story does where a user presses Ctrl-C there."""
+    real_kill(program.pid, number)
+
+
 def hide_posix() -> None:
     """Take away what Windows lacks. What mpt has imported so far it imports again, to find it missing."""
     from mpt import vision_ops
@@ -101,6 +107,7 @@ def main() -> int:
     """Run the commands, or the story, and return the exit code."""
     hide_posix()
     if sys.argv[1].endswith(".py"):
+        subprocess.Popen.send_signal = press  # type: ignore[method-assign]
         sys.path.insert(0, os.path.dirname(sys.argv[1]))
         # workers import what is called __main__, which must be this file
         runpy.run_path(sys.argv[1], run_name="story")

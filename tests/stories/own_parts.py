@@ -27,7 +27,7 @@ said = mpt("validate mine.yaml", "my-parts/nn/wide.py is there: add --parts my-p
 assert len(said.strip().splitlines()) == 3, said  # the model, the task and the data set
 refused("init --part model wide --into my-parts", "wide.py", code=2)  # nothing is written over
 mpt("list tasks --parts my-parts", "squares")
-mpt("plan mine.yaml --parts my-parts", "mine, batch 16", "needs")
+mpt("plan mine.yaml --parts my-parts", "mine (wide), batch 16", "needs")
 said = mpt("train mine.yaml --parts my-parts", "on 32 test samples", "done: accuracy")
 assert float(said.split("done: accuracy ")[1].split()[0]) > 0.9, said
 mpt("infer mine --parts my-parts --count 4", "wrote 4 rows", "label standing")
