@@ -23,7 +23,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -80,6 +80,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             else torch._C._set_throw_on_mutable_data_ptr
         )
         """Says, as torch's own constructor does, when the address of a fake tensor is asked for."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # of a tensor whose attributes are copied
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -82,6 +82,9 @@ DRAWN: Mapping[Any, Callable[[Any], float | None]] = {
     _aten.uniform_.default: lambda args: below(*args[:3]),
 }
 """Operator that draws a number -> the most that it can be, of its arguments: a size that is drawn, or a place."""
+RANGES = {_aten.arange.default, _aten.arange.start, _aten.arange.start_step}
+ORDERS = {_aten.randperm.default, _aten.randperm.generator}
+"""Operators that draw an order, in which each occurs once: some augmentations apply all of a list in such a one."""
 COUNTS = {_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default}
 """Operators that count the places of a mask: all of them, as where it selects."""
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
@@ -138,7 +141,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if self.trusts_data:  # the mode above answers and follows
             result = self._answer(func, types, args, kwargs)
             if not is_followed:
-                self._count(func, args, result)
+                self._count(func, args, kwargs, result)
             return result
         if is_followed and func not in self._rules and func is not _aten.index.Tensor:  # a mask
             value = known.answer(func, args, kwargs)
@@ -148,13 +151,13 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if is_followed or (func is _aten._to_copy.default and is_known(args[0])):
             known.follow(func, args, kwargs, result)
         else:
-            self._count(func, args, result)
+            self._count(func, args, kwargs, result)
         if func in DRAWN and result.numel() == 1 and (most := DRAWN[func](args)) is not None:
             known.keep_number(result, most)
         return result
 
-    def _count(self, func: Any, args: Any, result: Any) -> None:
-        """Keep the number that a size may follow from: the count of a mask's places, the end of a slice."""
+    def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Keep the number that a size may follow from: the count of a mask's places, the end of a slice, a range."""
         if func is _aten.add.Tensor and type(args[1]) is int and _is_place(args[0]):
             self.values.keep_number(result, args[1])
         elif func in COUNTS and args[0].dtype == torch.bool and result.numel() == 1:
@@ -162,6 +165,10 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.values.keep_number(result, args[0].numel())
         elif func is _aten.any.default and args[0].dtype.is_floating_point:
             self.values.keep_number(result, 1)  # some number is not 0
+        elif func in RANGES and result.numel() <= KNOWN_VALUES:
+            self.values.follow(func, args, kwargs, result)
+        elif func in ORDERS and result.numel() <= KNOWN_VALUES:
+            self.values.keep_order(result)
 
     def places(self, mask: Tensor) -> Tensor:
         """Return the places that a mask selects; all, if it is not known or its values are not trusted."""

@@ -253,7 +253,9 @@ def _has_like_blocks(blocks: Iterable[nn.Module]) -> bool:
     kinds = Counter(
         type(block)
         for block in blocks
-        if any(block.children()) and type(block).forward is not nn.Module.forward
+        if block is not None
+        and any(block.children())
+        and type(block).forward is not nn.Module.forward
     )
     return bool(kinds) and max(kinds.values()) >= FEWEST_BLOCKS
 

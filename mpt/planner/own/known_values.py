@@ -257,6 +257,12 @@ class TrueValues:
             value = torch.full(fake.shape, number, dtype=fake.dtype, device="cpu")
         self.keep(fake, value)
 
+    def keep_order(self, fake: Tensor) -> None:
+        """Note one of the orders that it may have."""
+        with no_dispatch():
+            value = torch.arange(len(fake), dtype=fake.dtype, device="cpu")
+        self.keep(fake, value)
+
     def _is_small(self, tensor: Tensor) -> bool:
         return tensor.numel() * tensor.itemsize <= self._most_bytes
 

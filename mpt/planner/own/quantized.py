@@ -1,4 +1,4 @@
-"""Classes of tensors that libraries derive from a weight's: bitsandbytes' `Params4bit` and `Int8Params`.
+"""Classes of tensors that libraries derive from torch's: bitsandbytes' `Params4bit` and `Int8Params`.
 
 They are made of a tensor's memory (`Tensor._make_subclass`), which torch refuses of a fake tensor, since that has a
 class already. So one gets a class that is both: the library's methods and attributes, and a fake tensor underneath.
@@ -81,6 +81,11 @@ def let_page(module: ModuleType) -> None:
     vars(module).update(get_paged=get_paged, fill=nothing, prefetch_tensor=nothing)
 
 
+def class_of(kind: type[Tensor]) -> type[Tensor]:
+    """Return a class of fake tensors for a class of tensors, which may be one."""
+    return kind if issubclass(kind, FakeTensor) else of_both(kind)
+
+
 @functools.cache
 def of_both(kind: type[Tensor]) -> type[Tensor]:
     """Return a class of fake tensors with the methods of a class of tensors."""
@@ -106,10 +111,26 @@ def made_of_fakes() -> Iterator[None]:
         if not isinstance(data, FakeTensor):
             return make(kind, data, require_grad, **options)
         made: Any = FakeTensor.detach(data)
-        become(made, kind if issubclass(kind, FakeTensor) else of_both(kind))
+        become(made, class_of(kind))
         made._is_param = issubclass(kind, nn.Parameter)
         made.requires_grad_(require_grad)
         return made
 
-    with mock.patch.object(torch.Tensor, "_make_subclass", make_subclass):
+    convert = Tensor.as_subclass
+
+    def as_subclass(data: Tensor, kind: Any) -> Any:
+        """Return a view of a tensor as another class, such as fastai's TensorImage.
+
+        One that is more than a tensor, such as MONAI's MetaTensor, copies all attributes of one tensor to others, its
+        device among them: those stay plain tensors, which such libraries take too.
+        """
+        if not isinstance(data, FakeTensor):
+            return convert(data, kind)
+        with torch._C.DisableTorchFunctionSubclass():
+            made: Any = torch.ops.aten.alias.default(data)
+        if not any(Tensor in one.__bases__ and len(one.__bases__) > 1 for one in kind.__mro__):
+            become(made, FakeTensor if kind is Tensor else class_of(kind))
+        return made
+
+    with mock.patch.multiple(Tensor, _make_subclass=make_subclass, as_subclass=as_subclass):
         yield

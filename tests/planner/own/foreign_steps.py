@@ -174,7 +174,7 @@ def sentences(is_packed=True, samples=8, times=64):
         given = torch.randn(samples, times, 16, device="cuda")
         if is_packed:
             given = rnn.pack_padded_sequence(
-                given, torch.arange(samples) + 1, batch_first=True, enforce_sorted=False
+                given, torch.randint(1, times, (samples,)), batch_first=True, enforce_sorted=False
             )
         found, _ = model(given)
         if is_packed:

@@ -94,3 +94,74 @@ def wrapped():
         optimizer.step()
 
     return step
+
+
+def summed_over(dimensions=4):
+    """The dimensions of a sum are read from a tensor that the step makes, as MONAI's losses do."""
+    model = nn.Conv2d(3, 8, 3).to(device)
+
+    def step():
+        found = model(torch.rand(2, 3, 32, 32, device=device))
+        assert found.sum(torch.arange(2, dimensions).tolist()).shape == (2, 8)
+        found.square().sum(torch.arange(2, dimensions).tolist()).mean().backward()
+
+    return step
+
+
+def in_any_order(batch=64):
+    """All of three changes are made in an order that is drawn, one of which takes more memory than the others."""
+    model = nn.Linear(SIZE, SIZE).to(device)
+
+    def step():
+        given = torch.rand(batch, SIZE, device=device)
+        for place in torch.randperm(3):
+            if place == 2:
+                given = torch.stack([given] * 16).mean(0)
+        model(given).sum().backward()
+
+    return step
+
+
+class Picture(torch.Tensor):
+    """A tensor of a class of its own, as fastai's and torchvision's."""
+
+
+class Attributes:
+    """More than a tensor."""
+
+
+class Described(Attributes, torch.Tensor):
+    """A tensor with more, as MONAI's."""
+
+
+def of_own_class(kind="Picture", batch=64):
+    """A batch that is a tensor of a library's class."""
+    model = nn.Linear(SIZE, SIZE).to(device)
+
+    def step():
+        given = torch.rand(batch, SIZE).as_subclass(globals()[kind]).to(device)
+        model(given).square().sum().backward()
+
+    return step
+
+
+class Recurring(nn.Module):
+    """Layers with places that are left out, as x-transformers has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(SIZE), None, None])
+        self.layer = nn.Linear(SIZE, SIZE)
+
+    def forward(self, given):
+        return self.layer(self.norms[0](given))
+
+
+def with_places_left_out():
+    """A network that has such a list."""
+    model = Recurring().to(device)
+
+    def step():
+        model(torch.rand(8, SIZE, device=device)).sum().backward()
+
+    return step

@@ -35,3 +35,23 @@ def test_an_optimizer_may_keep_state_by_a_name(session: Session) -> None:
 def test_a_loss_scale_that_an_optimizer_steps_by_finds_no_overflow(session: Session) -> None:
     held = planned(session, "wrapped").by_category
     assert 2 * WEIGHT <= held["optimizer state"] <= 2 * WEIGHT + 1024
+
+
+def test_a_range_that_a_step_makes_is_read(session: Session) -> None:
+    assert planned(session, "summed_over").by_category["gradients"] > 0
+
+
+def test_each_place_of_a_drawn_order_comes_once(session: Session) -> None:
+    stacked = 16 * 4 * 64 * library_steps.SIZE
+    assert planned(session, "in_any_order").allocated >= stacked
+
+
+@pytest.mark.parametrize("kind", ["Picture", "Described"])
+def test_tensors_of_a_library_s_class_are_planned_as_tensors(session: Session, kind: str) -> None:
+    plain = planned(session, "of_own_class", kind="Picture", batch=64)
+    plan = planned(session, "of_own_class", kind=kind, batch=64)
+    assert plan.by_category["activations"] == plain.by_category["activations"] > 0
+
+
+def test_lists_of_layers_may_have_places_that_are_left_out(session: Session) -> None:
+    assert planned(session, "with_places_left_out").by_category["parameters"] > WEIGHT
