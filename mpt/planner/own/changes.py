@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,6 +31,9 @@ from mpt.planner.own.names import as_written
 FEWEST_BLOCKS = 2
 FEWEST_LAYERS = 6
 """Layers of a Sequential that is recomputed in pieces."""
+FEWEST_IN_RUN = 3
+ITEM = re.compile(r"(.*)\[(\d+)\]")
+"""A block that is one of a list."""
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
@@ -74,9 +78,10 @@ class Recomputed:
                 f"{whole}, {count}, use_reentrant=False)"
             )
         lists = [f"*{as_written(path, networks)}" for path in self.lists]
-        parts = [*lists, *(as_written(path, networks) for path in self.blocks)]
+        parts = [*lists, *in_runs(as_written(path, networks) for path in self.blocks)]
         if parts:
-            blocks = lists[0][1:] if parts == lists[:1] else f"[{', '.join(parts)}]"
+            is_one = len(parts) == 1 and parts[0].startswith("*")
+            blocks = parts[0][1:] if is_one else f"[{', '.join(parts)}]"
             found.append(
                 f"for {name} in {blocks}: {name}.forward = "
                 f"functools.partial(torch.utils.checkpoint.checkpoint, {name}.forward, use_reentrant=False)"
@@ -84,6 +89,28 @@ class Recomputed:
         if found and self.has_statistics:
             found[-1] += "  # updates the statistics of batch normalization twice"
         return found
+
+
+def in_runs(blocks: Iterable[str]) -> list[str]:
+    """Return blocks as Python has them, those that follow each other in a list as a part of it: `*layers[2:9]`."""
+    runs: list[list[str]] = []
+    for block in blocks:
+        if not (runs and _follows(runs[-1][-1], block)):
+            runs.append([])
+        runs[-1].append(block)
+    found: list[str] = []
+    for run in runs:
+        first, last = ITEM.fullmatch(run[0]), ITEM.fullmatch(run[-1])
+        if len(run) < FEWEST_IN_RUN or first is None or last is None:
+            found += run
+        else:
+            found.append(f"*{first[1]}[{first[2]}:{int(last[2]) + 1}]")
+    return found
+
+
+def _follows(block: str, other: str) -> bool:
+    one, next_one = ITEM.fullmatch(block), ITEM.fullmatch(other)
+    return bool(one and next_one and one[1] == next_one[1] and int(one[2]) + 1 == int(next_one[2]))
 
 
 NOTHING = Recomputed()
@@ -135,10 +162,13 @@ def unplaced(
     }
 
 
-def find_recomputed(modules: Mapping[str, nn.Module], updated: Container[int]) -> Recomputed:
+def find_recomputed(
+    modules: Mapping[str, nn.Module], updated: Container[int], rewriting: Container[int] = ()
+) -> Recomputed:
     """Return the parts of networks that recomputing is worth trying on.
 
-    `updated`: identities of the weights that are trained. Networks that can do it themselves; lists of like blocks,
+    `updated`: identities of the weights that are trained. `rewriting`: of networks that change a list that they are
+    given (`mpt.planner.own.rewritten`). Networks that can do it themselves; lists of like blocks,
     such as `model.layers`: of nested ones the outermost counts, and those whose blocks are single layers or only hold
     others are left out. In networks without any, like blocks that are attributes, and long Sequentials of layers.
     """
@@ -162,11 +192,11 @@ def find_recomputed(modules: Mapping[str, nn.Module], updated: Container[int]) -
         for name, module in root.named_modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and _has_like_blocks(module):
                 path = f"{key}.{name}" if name else key
-                if not any(map(changes_its_input, module)):
+                if not any(id(one) in rewriting or changes_its_input(one) for one in module):
                     take(lists, path, module)
                     continue
                 for child, part in module.named_children():
-                    if _can_be_recomputed(part):
+                    if _can_be_recomputed(part) and id(part) not in rewriting:
                         take(blocks, f"{path}.{child}", part)
         if not seen.isdisjoint(map(id, root.modules())):
             continue

@@ -138,7 +138,8 @@ def worth_their_changes(ways: Sequence[tuple[Changes, Way]]) -> list[Way]:
 
     def is_no_better(way: Way, other: Way) -> bool:
         saves = way.plan.reserved <= LEAST_SAVING * other.plan.reserved
-        return not saves and way.plan.step_seconds >= other.plan.step_seconds
+        is_faster = way.plan.step_seconds <= LEAST_SAVING * other.plan.step_seconds
+        return not (saves or is_faster)
 
     return [
         way

@@ -58,6 +58,7 @@ from mpt.planner.own.pools import done_at_once
 from mpt.planner.own.proposals import executed, find_edits
 from mpt.planner.own.quantized import made_of_fakes
 from mpt.planner.own.ranks import one_of_several
+from mpt.planner.own.rewritten import noting_rewriting
 from mpt.planner.own.source import Made, Source
 from mpt.planner.own.switches import switches_kept
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
@@ -281,11 +282,12 @@ def _trace_on_gpu(
         if not (all_on_gpu or stand_in.is_used):
             return None
         work.read_switches()
-        with values.stepping(), passes.noted():
+        with values.stepping(), passes.noted(), noting_rewriting() as rewriting:
             modules = perform(made, created, recorder, changes, on_step, passes)
         # what is recorded already can no longer be changed
         is_open = not graphs.is_used
-        recomputed = find_recomputed(modules, updated_weights(created)) if is_open else NOTHING
+        weights = updated_weights(created)
+        recomputed = find_recomputed(modules, weights, rewriting) if is_open else NOTHING
         optimizers = created.optimizers if is_open else []
         has_adam = bool(optimizers) and all(map(takes_low_bits, optimizers))
         half = "bfloat16" if gpu.capability >= BFLOAT16_SINCE else "float16"

@@ -122,6 +122,14 @@ def test_an_error_that_may_follow_from_a_value_names_where_it_was_read(session: 
         planned(session, "averaged")
 
 
+def test_all_is_recomputed_but_a_head_that_changes_the_list_that_it_takes(session: Session) -> None:
+    source = find_source(f"{STEPS}:detector", ())
+    found = session.plan_own(source, {}).get()
+    way = next(way for way in found.ways if way.exact)
+    assert "for block in model.layers[0:6]: block.forward = " in "\n".join(way.lines)
+    assert way.plan.by_category["activations"] < 0.8 * found.plan.by_category["activations"]
+
+
 @pytest.mark.parametrize("foreach", [None, True, False])
 def test_weights_that_were_changed_since_their_forward_are_refused_as_by_torch(
     session: Session, foreach: bool | None

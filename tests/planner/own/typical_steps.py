@@ -355,3 +355,38 @@ def cut_out(size=None, largest=32):
         coder(images[..., place : place + side, :side]).sum().backward()
 
     return step
+
+
+class Levels(nn.Module):
+    """A detector's head: it puts its results in the list that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Conv2d(8, 4, 1) for _ in range(2))
+
+    def forward(self, levels):
+        for place, layer in enumerate(self.maps):
+            levels[place] = layer(levels[place])
+        return levels
+
+
+def detector():
+    """Layers in one list, the last of which takes a list of earlier results."""
+    blocks = [nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.SiLU())]
+    blocks += [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.SiLU()) for _ in range(5)]
+    model = nn.Module()
+    model.layers = nn.ModuleList([*blocks, Levels()])
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        x, found = torch.rand(32, 3, 64, 64, device=device), []
+        for layer in model.layers[:-1]:
+            x = layer(x)
+            found.append(x)
+        levels = model.layers[-1]([found[2], found[-1]])
+        optimizer.zero_grad()
+        sum(level.square().mean() for level in levels).backward()
+        optimizer.step()
+
+    return step
