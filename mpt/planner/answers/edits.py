@@ -77,9 +77,10 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
         elif edit.how == "instead":
             lines[start:end] = new
         else:
+            step = "\t" if margin.endswith("\t") else INDENT
             lines[start:end] = [
                 *new,
-                *(INDENT + one if one.strip() else one for one in lines[start:end]),
+                *(step + one if one.strip() else one for one in lines[start:end]),
             ]
     start = first_statement(ast.parse(text)) - 1
     ordered = sorted(top, key=lambda line: not line.startswith("import "))

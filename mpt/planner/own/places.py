@@ -53,8 +53,18 @@ def standing(frame: FrameType) -> Standing:
 
 
 def is_own(path: str) -> bool:
-    """Return whether a file is the script's own: not torch's, and no installed library's."""
-    return is_outside(path) and not any(folder in path for folder in INSTALLED)
+    """Return whether a file is the script's own: not torch's, no installed library's, and one that can be read."""
+    return is_outside(path) and not any(folder in path for folder in INSTALLED) and has_text(path)
+
+
+@functools.cache
+def has_text(file: str) -> bool:
+    """Return whether a file's syntax can be read: code may be generated under the name of a file that is not there."""
+    try:
+        tree_of(file)
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return True
 
 
 def stack(depth: int = 1) -> tuple[Standing, ...]:

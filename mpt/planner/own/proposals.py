@@ -26,6 +26,7 @@ from mpt.planner.own.places import (
     Standing,
     assigned_by,
     before_loop,
+    has_text,
     imported,
     is_alone,
     names_in,
@@ -66,8 +67,8 @@ def find_edits(
 
 def forget_files() -> None:
     """Read files anew: a script may have been edited since."""
-    tree_of.cache_clear()
-    text_of.cache_clear()
+    for read in (tree_of, text_of, has_text):
+        read.cache_clear()
 
 
 def recompute_edits(

@@ -315,3 +315,42 @@ def test_what_does_not_fit_is_told_that_a_batch_can_be_looked_for(
     assert str(caught.value).startswith("nothing that was tried fits in 1,024 MiB")
     assert said in str(caught.value)
     assert ("--largest" in str(caught.value)) == bool(said)
+
+
+GENERATED = '''
+import torch
+from torch import nn
+
+text = """
+def make():
+\tnet = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)]).cuda()
+\treturn net, torch.optim.SGD(net.parameters())
+
+def run(net, optimizer):
+\twhile True:
+\t\toptimizer.zero_grad()
+\t\tloss = net(torch.randn(4096, 256, device="cuda")).square().mean()
+\t\tloss.backward()
+\t\toptimizer.step()
+"""
+'''
+
+
+def test_code_that_has_no_file_is_planned_with_changes_that_have_no_place(
+    session: Session, tmp_path: Path
+) -> None:
+    path = script_of(
+        tmp_path, GENERATED + 'exec(compile(text, "generated.py", "exec"))\nrun(*make())\n'
+    )
+    ways = planned(session, path).ways
+    assert ways
+    assert not any(way.edits for way in ways)
+
+
+def test_lines_are_put_around_lines_that_are_indented_by_tabs(
+    session: Session, tmp_path: Path
+) -> None:
+    text = GENERATED.replace('text = """', "").replace('"""', "")
+    ways = planned(session, script_of(tmp_path, f"{text}\nrun(*make())\n")).ways
+    (around,) = {edit for way in ways for edit in way.edits if edit.how == "around"}
+    assert around.place == "around train.py:13"
