@@ -66,6 +66,8 @@ KNOWN_VALUES = 64
 ones."""
 READ = "a value read at"
 """How the note of an error begins that may follow from a value."""
+BOUNDED = "_follows_from_bounds"
+"""The attribute of an error that may follow from a size that was taken as large as it can be."""
 ASKING = (
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
@@ -261,7 +263,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         try:
             with values_known(self.values) if self.trusts_data else nullcontext():
                 yield
-        except (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError) as error:
+        except Exception as error:
+            setattr(error, BOUNDED, self.bounded > 0)
             if self.last_read:
                 error.add_note(f"{READ} {self.last_read} was taken as 0")
             raise
@@ -355,8 +358,9 @@ class WithoutMemory(KeptInBackward):
 def follows_from_value(error: BaseException) -> bool:
     """Return whether a step cannot be planned perhaps because of a value that is not known."""
     cause = error.__cause__
-    notes = getattr(cause, "__notes__", ())
-    return isinstance(cause, ASKING) or any(note.startswith(READ) for note in notes)
+    if isinstance(cause, ASKING) or getattr(cause, BOUNDED, False):
+        return True
+    return any(note.startswith(READ) for note in getattr(cause, "__notes__", ()))
 
 
 def below(tensor: Tensor, start: float = 0.0, end: float = 1.0) -> float:

@@ -122,6 +122,12 @@ def test_an_error_that_may_follow_from_a_value_names_where_it_was_read(session: 
         planned(session, "averaged")
 
 
+def test_what_a_library_checks_of_drawn_numbers_is_true(session: Session) -> None:
+    plan = planned(session, "checked")
+    assert plan.by_category["parameters"] == 4 * (64 * 64) + 512
+    assert any("loads and draws" in note for note in plan.notes)
+
+
 def test_all_is_recomputed_but_a_head_that_changes_the_list_that_it_takes(session: Session) -> None:
     source = find_source(f"{STEPS}:detector", ())
     found = session.plan_own(source, {}).get()

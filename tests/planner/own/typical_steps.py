@@ -390,3 +390,24 @@ def detector():
         optimizer.step()
 
     return step
+
+
+class Refused(Exception):
+    """A library's own error."""
+
+
+def is_positive(condition):
+    if not condition:
+        raise Refused("must be positive")
+
+
+def checked():
+    """A library looks at what was drawn for an augmentation."""
+    model = nn.Linear(64, 64).to(device)
+
+    def step():
+        strengths = torch.rand(8, 1, device=device)
+        is_positive(bool((strengths >= 0).all()))
+        model(strengths * torch.rand(8, 64, device=device)).sum().backward()
+
+    return step
