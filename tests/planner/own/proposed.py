@@ -19,6 +19,7 @@ import sys
 import traceback
 import warnings
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,6 +34,7 @@ from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.own import plan
 from mpt.planner.own.caches import forget_accelerator
+from mpt.planner.own.proposals import without_library
 from mpt.planner.own.source import Source
 from mpt.planner.own.trace import trace_on_cpu
 from mpt.planner.plans.plan import Wish
@@ -143,7 +145,7 @@ def tried(path: Path, gpu: str, together: bool) -> dict[str, Any]:
             continue
         one["lines"] = [[edit.place, *edit.lines] for edit in way.edits]
         try:
-            script = changed(path, way.edits, f"changed{number}")
+            script = changed(path, importable(way.edits), f"changed{number}")
             again = planned(script, gpu, NONE).plan
             one["promised"] = [way.plan.allocated, again.allocated]
             one["reserved"] = [way.plan.reserved, again.reserved]
@@ -165,6 +167,11 @@ def tried(path: Path, gpu: str, together: bool) -> dict[str, Any]:
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
     return answer
+
+
+def importable(edits: list[Edit]) -> list[Edit]:
+    """Return edits with what allocates as bitsandbytes in its place where it is not installed."""
+    return edits if find_spec("bitsandbytes") else [without_library(one) for one in edits]
 
 
 def on_cpu(line: str) -> str:
