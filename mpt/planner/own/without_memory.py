@@ -1,0 +1,86 @@
+"""Answers to reads of a tensor's memory, which a fake tensor has not, and to reads at which a script would end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from mpt.planner.device.kept_modes import KeptInBackward
+from mpt.planner.device.sparse_rows import SparseRows
+from mpt.planner.own.exchange import set_data
+from mpt.planner.own.files import tensor_in_file
+from mpt.planner.own.sequences import PackedSequences, ctc_loss
+from mpt.run.process.storage_trace import tensors_in
+
+SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class WithoutMemory(KeptInBackward):
+    """Answers reads of a tensor's memory by torch's own functions, and those at which a script would end."""
+
+    def __init__(self, packed: PackedSequences) -> None:
+        super().__init__()
+        self.packed = packed
+
+    def handle(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Answer a read, or call the function."""
+        if func == SET_DATA:
+            return set_data(*args)
+        if func is Tensor.__deepcopy__:
+            return copy_deeply(*args)
+        if func in (torch.isfinite, Tensor.isfinite) and not args[0].dim():
+            return torch.tensor(True)
+        if func is torch.sparse.mm and isinstance(args[0], SparseRows):
+            return torch.mm(*args)
+        if func is Tensor.__format__ and not args[0].dim():
+            return args[0].item().__format__(*args[1:])
+        if func is torch._is_all_true:  # a distribution checks its parameters and samples
+            func(*args, **kwargs)
+            return torch.tensor(True)
+        if func is torch.asarray and isinstance(args[0], torch.UntypedStorage):  # by safetensors
+            return tensor_in_file(*args, **kwargs)
+        if func is torch.tensor and isinstance(args[0], list | tuple):
+            return tensor_of(*args, **kwargs)
+        if func is nn.functional.one_hot and (count := number_of_classes(*args, **kwargs)) > 0:
+            zeros = args[0].new_zeros((*args[0].shape, count))  # and no places compared, as on meta
+            return zeros.scatter_(-1, args[0].unsqueeze(-1), 1)
+        if func is nn.functional.ctc_loss:
+            return ctc_loss(*args, **kwargs)
+        if self.packed.handles(func, args):
+            return self.packed.call(func, args)
+        return func(*args, **kwargs)
+
+
+def number_of_classes(labels: Tensor, num_classes: int = -1) -> int:
+    """Return how many classes `one_hot` was asked for; -1 if they follow from the labels."""
+    return num_classes
+
+
+def tensor_of(values: Any, **options: Any) -> Tensor:
+    """Return a tensor of numbers, some of which may be in fake tensors, whose memory torch would read."""
+    numbers = list(tensors_in(values))
+    if len(numbers) and len(numbers) == len(tree_leaves(values)):
+        options.setdefault("dtype", numbers[0].dtype)
+    return torch.tensor(tree_map_only(Tensor, lambda one: one.item(), values), **options)
+
+
+def copy_deeply(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """Return a copy of a fake tensor, whose memory torch would read the address of.
+
+    As with real ones, tensors that share memory share it afterwards, if they are no parameters.
+    """
+    if id(tensor) not in memo:
+        if isinstance(tensor, nn.Parameter):
+            memo[id(tensor)] = nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+        else:
+            copies = memo.setdefault("memory", {})
+            form = tensor.untyped_storage()._cdata, tensor.shape, tensor.stride()
+            if form not in copies:
+                copies[form] = tensor.detach().clone()
+            tensor.new_empty(())  # which torch puts the copied memory into
+            memo[id(tensor)] = copies[form].detach().requires_grad_(tensor.requires_grad)
+    found: Tensor = memo[id(tensor)]
+    return found
