@@ -10,6 +10,7 @@ it would take the device from somewhere else, is planned as if all of it were on
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mpt.errors import ConfigError
+from mpt.errors import ConfigError, MptError
 from mpt.planner.answers.edits import Edit
 from mpt.planner.device.card_answers import questions_answered
 from mpt.planner.device.cuda_stand_in import cuda_stands_in
@@ -72,6 +73,8 @@ from mpt.run.process.storage_trace import tensors_in
 T = TypeVar("T")
 AS_EAGER = "what torch.compile compiles is planned as without it: compiled, it usually needs less memory and time"
 BFLOAT16_SINCE = (8, 0)
+PATIENCE = 60.0
+"""Seconds that a trace may take to be followed by another one that only may hold more."""
 NO_MODULE = "(parameters of no module)"
 """The owner of parameters that an optimizer updates and no network has."""
 
@@ -141,22 +144,23 @@ def trace_own(
 def as_its_data_need(attempt: Callable[[bool], tuple[T, Trace, bool]]) -> tuple[T, bool]:
     """Return what is traced with bounds in place of values, or with values that are trusted (`mpt.planner.own.bounds`).
 
-    These are tried where bounds lead nowhere, and where integers are read, which may become sizes: of both traces the
-    one that holds more is taken. `attempt` gets whether values are trusted, and returns a result, its trace and whether
-    integers were read that are not known. Returns the result and whether such integers may be sizes. Raises CannotPlan
-    as the first attempt does.
+    These are tried where bounds lead nowhere, and where integers are read, which may become sizes, if that takes no
+    longer than a minute: of both traces the one that holds more is taken. `attempt` gets whether values are trusted,
+    and returns a result, its trace and whether integers were read that are not known. Returns the result and whether
+    such integers may be sizes. Raises CannotPlan as the first attempt does.
     """
+    started = time.perf_counter()
     try:
         found, trace, is_unsure = attempt(False)
     except CannotPlan as error:
         if not follows_from_value(error):
             raise
-        with suppress(CannotPlan):
+        with suppress(MptError):
             found, _, is_unsure = attempt(True)
             return found, is_unsure
         raise
-    if is_unsure:
-        with suppress(CannotPlan):
+    if is_unsure and time.perf_counter() - started < PATIENCE:
+        with suppress(MptError):
             other, others, is_unsure = attempt(True)
             if live_peak(others) > live_peak(trace):
                 found = other

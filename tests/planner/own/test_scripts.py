@@ -354,3 +354,25 @@ def test_lines_are_put_around_lines_that_are_indented_by_tabs(
     ways = planned(session, script_of(tmp_path, f"{text}\nrun(*make())\n")).ways
     (around,) = {edit for way in ways for edit in way.edits if edit.how == "around"}
     assert around.place == "around train.py:13"
+
+
+STOPPING = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+net = torch.nn.Linear(8, 8, device="cuda")
+optimizer = torch.optim.SGD(net.parameters())
+for numbers, in DataLoader(TensorDataset(torch.randint(3, 65, (64,))), batch_size=4):
+    if int(numbers.max()) > 2:
+        break
+    optimizer.zero_grad()
+    net(torch.rand(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_that_its_data_end_early_is_planned_as_if_they_were_zero(
+    session: Session, tmp_path: Path
+) -> None:
+    plan = planned(session, script_of(tmp_path, STOPPING)).plan
+    assert any("integers that are read" in note for note in plan.notes)
