@@ -98,8 +98,8 @@ class AllocatedAdam(Optimizer):
     """Allocates as bitsandbytes' Adam8bit and computes nothing: its kernels do not run on fake tensors.
 
     Per tensor of at least 4096 values: two codes of a byte per value, and a float32 scale per 256 of them; smaller
-    tensors keep float32 state. All share two tables of the
-    codes' 256 values. Its kernels change weights in place without temporaries.
+    tensors keep float32 state. All share two tables of the codes' 256 values. Its kernels change weights in place
+    without temporaries.
     """
 
     def __init__(self, groups: list[dict[str, Any]], whole: Container[int] = ()) -> None:

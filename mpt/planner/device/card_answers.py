@@ -84,7 +84,6 @@ class Inert:
 
 def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
     """Return replacements for functions of `torch.cuda`, one each: the compiler's table refuses duplicates."""
-    has_bfloat16 = gpu.capability >= (8, 0)
     properties = SimpleNamespace(
         name=gpu.name,
         total_memory=gpu.usable_bytes,
@@ -114,7 +113,7 @@ def _answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
         "is_available": lambda: True,
         "is_current_stream_capturing": lambda: False,
         "device_count": lambda: int(os.environ.get("WORLD_SIZE", 1)),
-        "is_bf16_supported": lambda including_emulation=True: has_bfloat16,
+        "is_bf16_supported": lambda including_emulation=True: gpu.has_bfloat16,
         "get_device_name": lambda device=None: gpu.name,
         "get_device_capability": lambda device=None: gpu.capability,
         "get_device_properties": lambda device=None: properties,

@@ -109,8 +109,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.packed = PackedSequences(self.largest)
         self.values = TrueValues(trusts_data)
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
-        self.known: TrueValues | None = None
-        """The same once it is built; before, a mode of their own follows them, and all the time if data are trusted."""
+        self.is_built = False
+        """Before, a mode of its own follows the values; if data are trusted, it does all the time."""
         self.steps = QuasiNewton()
         self.kernels = TritonKernels()
         self._rules: dict[Any, Callable[..., Any]] = {
@@ -131,8 +131,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if parts is not None:
             with self:
                 return parts(*args, **kwargs)
-        known = self.known
-        if known is None:
+        known = self.values
+        if not self.is_built:
             return self._answer(func, types, args, kwargs)
         is_followed = known.follows(args)
         if self.trusts_data:  # the mode above answers and follows
@@ -181,7 +181,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def largest(self, tensor: Tensor) -> int | None:
         """Return the largest of a tensor's values, None if they are not known."""
-        value = (self.known or TrueValues()).read(tensor)
+        value = (self.values if self.is_built else TrueValues()).read(tensor)
         return None if value is None else int(value.max())
 
     def _answer(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -225,8 +225,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def array(self, tensor: Tensor) -> Any:
         """Return zeros for a fake tensor's values."""
-        if self.known is not None and (is_known(tensor) or self.known.follows((tensor,))):
-            value = self.known.read(tensor)
+        if self.is_built and (is_known(tensor) or self.values.follows((tensor,))):
+            value = self.values.read(tensor)
             if value is not None:
                 return value
         line = line_of(sys._getframe(1))
@@ -250,7 +250,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             if self.built_with:
                 error.add_note(f"{READ} {next(iter(self.built_with))} was taken as 0")
             raise
-        self.is_building, self.known = False, self.values
+        self.is_building, self.is_built = False, True
 
     @contextmanager
     def stepping(self) -> Iterator[None]:

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mpt.planner.device.fake_device import DEVICE
 from mpt.planner.own import flex, quantized
+from mpt.planner.trace.cannot_plan import INSTALLED
 
-INSTALLED = ("site-packages", "dist-packages")
 ASKED = ("is_available", "device_count")
 """Functions of `torch.cuda` and `torch.accelerator` by which libraries decide on import."""
 

@@ -8,7 +8,7 @@ storages. A storage that is written to by anything else loses its values.
 
 Nothing that is recorded changes: the fake operators are called as ever.
 
-Where values are trusted (`TRUSTED`), numbers that are drawn and batches that a loader reads are known too, and larger
+Where values are trusted, numbers that are drawn and batches that a loader reads are known too, and larger
 ones.
 """
 

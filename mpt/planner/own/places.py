@@ -8,10 +8,10 @@ import sys
 import tokenize
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import CodeType, FrameType
 
-from mpt.planner.own.imports import INSTALLED
-from mpt.planner.trace.cannot_plan import is_outside
+from mpt.planner.trace.cannot_plan import is_installed, is_outside
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -38,9 +38,8 @@ class Standing:
 def standing(frame: FrameType) -> Standing:
     """Return where a frame stands."""
     code, path = frame.f_code, frame.f_code.co_filename
-    positions = [*code.co_positions()]
-    place = frame.f_lasti // 2
-    position = positions[place] if 0 <= place < len(positions) else (None,) * 4
+    place = max(frame.f_lasti, 0) // 2
+    position = next(islice(code.co_positions(), place, None), (None,) * 4)
     return Standing(
         path,
         frame.f_lineno,
@@ -54,7 +53,7 @@ def standing(frame: FrameType) -> Standing:
 
 def is_own(path: str) -> bool:
     """Return whether a file is the script's own: not torch's, no installed library's, and one that can be read."""
-    return is_outside(path) and not any(folder in path for folder in INSTALLED) and has_text(path)
+    return is_outside(path) and not is_installed(path) and has_text(path)
 
 
 @functools.cache

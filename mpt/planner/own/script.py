@@ -45,7 +45,7 @@ from mpt.planner.own.places import Standing, is_own, standing
 from mpt.planner.own.proposals import edited_file
 from mpt.planner.own.source import Made, Source
 from mpt.planner.own.written import Written
-from mpt.planner.trace.cannot_plan import is_outside, line_of
+from mpt.planner.trace.cannot_plan import is_installed, is_outside, line_of
 
 MOST_ALONE = 32
 """Steps of one optimizer after which another that has not stepped is no longer waited for."""
@@ -195,7 +195,7 @@ class Script:
         self._written.drop()
         for name in set(sys.modules) - self._before:  # of its folder, to be imported anew
             path = getattr(sys.modules[name], "__file__", None)
-            if path and is_outside(path) and "site-packages" not in path:
+            if path and is_outside(path) and not is_installed(path):
                 del sys.modules[name]
 
     def _continue(self) -> None:

@@ -72,7 +72,6 @@ from mpt.run.process.storage_trace import tensors_in
 
 T = TypeVar("T")
 AS_EAGER = "what torch.compile compiles is planned as without it: compiled, it usually needs less memory and time"
-BFLOAT16_SINCE = (8, 0)
 PATIENCE = 60.0
 """Seconds that a trace may take to be followed by another one that only may hold more."""
 NO_MODULE = "(parameters of no module)"
@@ -294,7 +293,7 @@ def _trace_on_gpu(
         recomputed = find_recomputed(modules, weights, rewriting) if is_open else NOTHING
         optimizers = created.optimizers if is_open else []
         has_adam = bool(optimizers) and all(map(takes_low_bits, optimizers))
-        half = "bfloat16" if gpu.capability >= BFLOAT16_SINCE else "float16"
+        half = "bfloat16" if gpu.has_bfloat16 else "float16"
         made_by = [(one, created.stacks.get(id(one), ())) for one in optimizers]
         edits = find_edits(source, made, recomputed, modules, passes, half, made_by)
         lines = unplaced(recomputed, modules, half)

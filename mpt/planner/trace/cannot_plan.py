@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import os
 import re
 import sysconfig
 import traceback
@@ -31,7 +32,9 @@ DEVICES_MEET = ("found at least two devices", "found two different devices")
 """Words of torch from 2.12 on, and before."""
 NO_CARD = ("compiled with cuda", "linked with support for cuda", "nvidia", "no cuda gpus")
 """Words of torch where a card is used that is not there."""
-OWN_FOLDER = str(Path(__file__).parents[2])
+OWN_FOLDER = f"{Path(__file__).parents[2]}{os.sep}"
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders of installed libraries."""
 LONGEST = 220
 """Letters of an error that are shown."""
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
@@ -149,7 +152,7 @@ def line_of(frame: FrameType | None) -> str | None:
 
 def is_installed(path: str) -> bool:
     """Return whether a file is of an installed library or of mpt, and no script's."""
-    return "/site-packages/" in path.replace("\\", "/") or path.startswith(OWN_FOLDER)
+    return any(folder in path for folder in INSTALLED) or path.startswith(OWN_FOLDER)
 
 
 @functools.cache

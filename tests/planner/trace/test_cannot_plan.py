@@ -1,10 +1,12 @@
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import yaml
 
-from mpt.planner.trace.cannot_plan import place_of
+import mpt
+from mpt.planner.trace.cannot_plan import is_installed, place_of
 
 
 def test_the_line_that_is_named_is_the_scripts_and_not_one_of_python_that_it_called() -> None:
@@ -25,3 +27,9 @@ def test_a_line_of_a_library_is_followed_by_the_script_s_that_called_it() -> Non
     library, _, script = place.partition(", called at ")
     assert "site-packages" in library
     assert script.rpartition(":")[0] == __file__
+
+
+def test_a_folder_that_is_called_like_mpts_and_goes_on_is_a_scripts() -> None:
+    folder = str(Path(mpt.__file__).parent)
+    assert is_installed(f"{folder}/api.py")
+    assert not is_installed(f"{folder}_training/train.py")
