@@ -14,7 +14,11 @@ from mpt.planner.recipes.recipe import Patch, Recipe
 TRIES = 4
 """Values of a dial that are planned at most."""
 STEP = 0.125
-"""Share of a dial that a block may be: where two values give the same, no less is looked through."""
+"""Share of a dial that a block may be: where two values give the same, or most of a step of memory lies between two
+that are as near, no less is looked through.
+"""
+STEEP = 2.0
+"""Times what a line over the whole dial says of two near values: more between them is a block, in one piece."""
 NEAR = 0.97
 """Of the bytes that fit well: a recipe that takes as much is gentle enough."""
 
@@ -64,10 +68,19 @@ class Turn:
             self.fitting = value, recipe.plan.without_assumed
         elif not recipe.fits_well and nearer > abs(self.too_large[0] - self.dial.least):
             self.too_large, self.part = (value, recipe.plan.without_assumed), recipe
-        left = abs((self.fitting or self.too_large)[0] - self.too_large[0])
-        if left < STEP * abs(self.most - self.dial.least):
-            self.is_flat = any(is_alike(recipe.plan, other.plan) for other in self.recipes)
+        (good, small), (bad, large) = self.fitting or self.too_large, self.too_large
+        left = abs(good - bad) / abs(self.most - self.dial.least)
+        if left < STEP:
+            self.is_flat = large - small > STEEP * left * self.moved or any(
+                is_alike(recipe.plan, other.plan) for other in self.recipes
+            )
         self.recipes.append(recipe)
+
+    @property
+    def moved(self) -> int:
+        """Bytes between the plans of the dial's two ends."""
+        assert self.strongest is not None
+        return self.plain.plan.without_assumed - self.strongest.plan.without_assumed
 
     @property
     def fastest(self) -> float:

@@ -145,6 +145,13 @@ def is_same_but_for_size(one: Patch, other: Patch) -> bool:
     return joined(one, {splitter(): 0}) == joined(other, {splitter(): 0})
 
 
+def has_same_tricks(one: Patch, other: Patch) -> bool:
+    """Return whether two patches have one precision and the same tricks, perhaps with other settings."""
+    return one.get("precision") == other.get("precision") and (
+        one.get("memory", {}).keys() == other.get("memory", {}).keys()
+    )
+
+
 def joined(patch: Mapping[str, Any], tricks: Mapping[str, Any]) -> Patch:
     """Return a patch with more memory tricks in it."""
     return {**patch, "memory": {**patch.get("memory", {}), **tricks}} if tricks else dict(patch)

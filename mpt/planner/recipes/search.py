@@ -42,6 +42,7 @@ from mpt.planner.recipes.lighter_modes import is_scaled, lighter_modes
 from mpt.planner.recipes.patches import (
     Combinations,
     combinations,
+    has_same_tricks,
     is_same_but_for_size,
     joined,
     mode_patch,
@@ -225,13 +226,13 @@ class _Search:
     def try_all(self, patches: Iterable[Patch]) -> None:
         """Try the recipes that are worth it, as many at a time as there are workers; the answers decide which are.
 
-        One waits for the answer to a part of it, which often decides.
+        One waits for the answer to a part of it, or to other settings of the same tricks, which often decides.
         """
         pending: deque[_Attempt] = deque()
         for patch in patches:
             while pending and (
                 len(pending) == self.session.workers
-                or any(is_part(one, patch) for one, *_ in pending)
+                or any(is_part(one, patch) or has_same_tricks(one, patch) for one, *_ in pending)
             ):
                 self.keep(pending.popleft())
             attempt = self.submit(patch) if self.is_worth_trying(patch) else None

@@ -502,6 +502,12 @@ def test_a_dial_is_left_alone_where_whole_blocks_move_and_nothing_is_between() -
     assert len(tried) == 3
 
 
+def test_a_dial_is_left_alone_where_one_block_lies_between_two_near_values() -> None:
+    turn, tried = turned(lambda sent: 8 - 0.3 * sent - (1.5 if sent > 3.9 else 0))
+    assert len(tried) == 2
+    assert turn.fitting is not None
+
+
 def test_a_dial_is_turned_further_where_two_values_alike_leave_room_for_blocks_between() -> None:
     turn, tried = turned(lambda sent: 8 if sent < 4.5 else 3)
     assert max(tried[:2]) < 4.5  # neither fits: all would be sent
@@ -552,6 +558,20 @@ def test_a_recipe_waits_for_the_answer_to_a_part_of_it_that_may_rule_it_out() ->
     under_way.try_all([{"memory": {"cpu_optimizer": True}}, {"memory": both}])
     assert len(session.asked) == 1
     assert under_way.hopeless == [{"memory": both}]
+
+
+def test_a_recipe_waits_for_other_settings_of_its_tricks_that_may_rule_it_out() -> None:
+    def answer(memory: dict[str, Any], mode: str) -> Plan:
+        return plan(5.0 if "recompute" in memory else 8.0)
+
+    session: Any = FakeSession(answer, workers=2)
+    under_way = _Search(
+        session, load_config(CONFIG), BUDGET, lambda planned, fitting: None, allow_lossy=False
+    )
+    under_way.recipes = [recipe({}, 8.0), recipe({"memory": {"cpu_optimizer": True}}, 7.9)]
+    pairs = [{"recompute": way, "cpu_optimizer": True} for way in ("sqrt", "selective")]
+    under_way.try_all({"memory": one} for one in pairs)
+    assert len(session.asked) == 1
 
 
 @pytest.mark.slow
