@@ -23,8 +23,8 @@ from mpt.doctor.own.step import SEED, OwnSubject
 from mpt.doctor.speed import SLOW_DATA, STEPS, WARM_UP
 from mpt.engine.building.build import seed_everything
 from mpt.planner.own.factory import call_factory, find_factory
+from mpt.planner.own.performed import call
 from mpt.planner.own.ranks import one_of_several
-from mpt.planner.own.trace import call
 from mpt.report.units import show_seconds
 
 MOST_SECONDS = 60.0

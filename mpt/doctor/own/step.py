@@ -49,9 +49,9 @@ from mpt.planner.facts.gpus import Gpu
 from mpt.planner.own.created import noting_what_is_made
 from mpt.planner.own.factory import batch_size_of, call_factory, find_factory
 from mpt.planner.own.imports import libraries_as_ever
+from mpt.planner.own.performed import call, name_modules
 from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.source import Made, Source
-from mpt.planner.own.trace import call, name_modules
 from mpt.precision.stable.stable_forms import StableForms
 from mpt.precision.stable.stable_logs import Rewrite
 

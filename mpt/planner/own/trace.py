@@ -1,8 +1,7 @@
 """Somebody's own training step on fake tensors, with the recorder watching.
 
-Tensors carry no labels: networks are those that were made while the factory ran, a backward pass is a call
-of `torch.autograd.backward` or `grad`, an optimizer's step is reported by torch's own hooks. Values that are read
-(`loss.item()`, a GradScaler's check) are taken as zero, and counted (`mpt.planner.own.bounds`).
+Values that are read (`loss.item()`, a GradScaler's check) are taken as zero, and counted (`mpt.planner.own.bounds`).
+What a step's tensors are is told from outside (`mpt.planner.own.performed`).
 
 A script that names `cuda` puts there what it means to (`mpt.planner.device.cuda_stand_in`). One that never does, since
 it would take the device from somewhere else, is planned as if all of it were on the GPU.
@@ -11,19 +10,12 @@ it would take the device from somewhere else, is planned as if all of it were on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from unittest import mock
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from mpt.errors import ConfigError, MptError
 from mpt.planner.answers.edits import Edit
@@ -39,13 +31,11 @@ from mpt.planner.own.changes import (
     Changes,
     ForwardAutocast,
     Recomputed,
-    apply_to_modules,
-    apply_to_optimizers,
     find_recomputed,
     takes_low_bits,
     unplaced,
 )
-from mpt.planner.own.created import Created, noting_what_is_made
+from mpt.planner.own.created import noting_what_is_made
 from mpt.planner.own.extensions import nothing_compiled
 from mpt.planner.own.factory import call_factory, find_factory, import_in_plan, reset_default_device
 from mpt.planner.own.files import saved_by_python
@@ -53,29 +43,26 @@ from mpt.planner.own.fused import functions_fused
 from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.loaders import loaded_here
-from mpt.planner.own.names import COMPILED, are_compiled, named_networks
+from mpt.planner.own.names import are_compiled
 from mpt.planner.own.passes import Passes
+from mpt.planner.own.performed import call, name_modules, perform, updated_weights, watch_step
 from mpt.planner.own.pools import done_at_once
 from mpt.planner.own.proposals import executed, find_edits
 from mpt.planner.own.quantized import made_of_fakes
 from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.rewritten import noting_rewriting
-from mpt.planner.own.source import Made, Source
+from mpt.planner.own.source import Source
 from mpt.planner.own.switches import switches_kept
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.cannot_plan import CannotPlan
 from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.trace import Recorder, Trace, live_peak
 from mpt.planner.trace.unseen import Unseen
-from mpt.planner.trace.watched_run import owners_of, watch_updates
-from mpt.run.process.storage_trace import tensors_in
 
 T = TypeVar("T")
 AS_EAGER = "what torch.compile compiles is planned as without it: compiled, it usually needs less memory and time"
 PATIENCE = 60.0
 """Seconds that a trace may take to be followed by another one that only may hold more."""
-NO_MODULE = "(parameters of no module)"
-"""The owner of parameters that an optimizer updates and no network has."""
 
 
 @dataclass
@@ -316,140 +303,3 @@ def _trace_on_gpu(
         trusts_data=trusts_data,
         integers=values.integers,
     )
-
-
-def perform(
-    made: Made,
-    created: Created,
-    recorder: Recorder,
-    changes: Changes,
-    on_step: Callable[[int], None],
-    passes: Passes | None = None,
-) -> dict[str, nn.Module]:
-    """Perform the traced steps of a training that was built; return its networks by name."""
-    modules = name_modules(created, made.named)
-    recorder.rename(modules)
-    recorder.mark_modules(modules)
-    recorder.mark(tensors_in(made.batch), "batch")
-    apply_to_modules(changes, modules)
-    apply_to_optimizers(changes, created.optimizers, modules.values())
-    autocast = ForwardAutocast(changes)
-    kept: Any = None
-    with watch_step(recorder, modules, autocast, passes or Passes()):
-        for step in range(STEPS):
-            on_step(step)
-            recorder.enter_moment(step, "", "forward")
-            with autocast.around_step():
-                kept = call(made.step)  # until the next is there, as a script keeps its last loss
-            mark_afresh(recorder, modules, created)
-        recorder.enter_moment(STEPS - 1, "", "after the step")
-    del kept
-    return modules
-
-
-def mark_afresh(recorder: Recorder, modules: Mapping[str, nn.Module], created: Created) -> None:
-    """Mark what a step may have made: weights of lazy modules and copies, gradients of weights that it froze no more,
-    and states that it loaded."""
-    now = name_modules(created, modules)
-    recorder.mark_modules(now)
-    weights = [one for module in now.values() for one in module.parameters()]
-    recorder.mark((one.grad for one in weights if one.grad is not None), "gradients")
-    for optimizer in created.optimizers:
-        recorder.mark(tensors_in(dict(optimizer.state)), "optimizer state")
-
-
-def call(function: Callable[[], T]) -> T:
-    """Call a function of the user's. Raises RuntimeError, from its line, if that would end the program."""
-    try:
-        return function()
-    except SystemExit as stop:
-        reason = "it ends the program (values that it reads are taken as 0)"
-        raise RuntimeError(reason).with_traceback(stop.__traceback__) from None
-
-
-def name_modules(created: Created, named: Mapping[str, Any]) -> dict[str, nn.Module]:
-    """Return the networks that are part of no other one and have weights, by name.
-
-    Names are those of the factory's tuple, or of the variables that the step sees; else the networks' classes.
-    """
-    roots = named_networks(named)
-    inside = {
-        id(child) for module in created.modules for child in module.modules() if child is not module
-    }
-    inside |= {id(module) for root in roots.values() for module in root.modules()}
-    for module in created.modules:
-        has_weights = any(True for _ in module.parameters())
-        if id(module) in inside or not has_weights or COMPILED in module._modules:
-            continue
-        stem = key = type(module).__name__
-        number = 1
-        while key in roots:
-            number += 1
-            key = f"{stem}{number}"
-        roots[key] = module
-    return roots
-
-
-def updated_weights(created: Created) -> set[int]:
-    """Return the identities of the weights that an optimizer updates: not those of moving averages and other copies."""
-    groups = (group for optimizer in created.optimizers for group in optimizer.param_groups)
-    return {id(parameter) for group in groups for parameter in group["params"]}
-
-
-@contextmanager
-def watch_step(
-    recorder: Recorder,
-    modules: Mapping[str, nn.Module],
-    autocast: ForwardAutocast,
-    passes: Passes | None = None,
-) -> Iterator[None]:
-    """Report tensors' origins and the moment of the step to the recorder, inside the block."""
-    passes = passes or Passes()
-    owners = owners_of(modules)
-    weights = [
-        one for module in modules.values() for one in module.parameters() if one.requires_grad
-    ]
-
-    def before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        enter(recorder, "step")
-        passes.step(optimizer)
-        updated = [one for group in optimizer.param_groups for one in group["params"]]
-        for one in updated:  # its memory may be other than before (`p.data = old`)
-            owner = owners.setdefault(id(one), NO_MODULE)
-            recorder.mark([one], "parameters", owner)
-        recorder.mark((one.grad for one in updated if one.grad is not None), "gradients")
-
-    def after_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        enter(recorder, "forward")
-
-    with ExitStack() as stack:
-        stack.enter_context(watch_updates(recorder, weights, owners))
-        stack.callback(register_optimizer_step_pre_hook(before_optimizer).remove)
-        stack.callback(register_optimizer_step_post_hook(after_optimizer).remove)
-        for name in ("backward", "grad"):
-            noted = passes.backward if name == "backward" else lambda: None
-            around = _as_backward(getattr(torch.autograd, name), recorder, autocast, noted)
-            stack.enter_context(mock.patch.object(torch.autograd, name, around))
-        yield
-
-
-def enter(recorder: Recorder, moment: str) -> None:
-    """Note that the same step is in another moment."""
-    recorder.enter_moment(recorder.trace.spans[-1].step, "", moment)
-
-
-def _as_backward(
-    function: Callable[..., Any],
-    recorder: Recorder,
-    autocast: ForwardAutocast,
-    noted: Callable[[], None],
-) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        noted()
-        enter(recorder, "backward")
-        with autocast.outside():
-            result = function(*args, **kwargs)
-        enter(recorder, "forward")
-        return result
-
-    return run
