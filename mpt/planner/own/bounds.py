@@ -81,6 +81,7 @@ DRAWN: Mapping[Any, Callable[[Any], float | None]] = {
 }
 """Operator that draws a number -> the most that it can be, of its arguments: a size that is drawn, or a place."""
 RANGES = {_aten.arange.default, _aten.arange.start, _aten.arange.start_step}
+FILLED = {_aten.full.default, _aten.ones.default, _aten.zeros.default}
 ORDERS = {_aten.randperm.default, _aten.randperm.generator}
 """Operators that draw an order, in which each occurs once: some augmentations apply all of a list in such a one."""
 COUNTS = {_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default}
@@ -162,7 +163,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.values.keep_number(result, args[0].numel())
         elif func is _aten.any.default and args[0].dtype.is_floating_point:
             self.values.keep_number(result, 1)  # some number is not 0
-        elif func in RANGES and result.numel() <= KNOWN_VALUES:
+        elif (func in RANGES and result.numel() <= KNOWN_VALUES) or is_filled_mask(func, result):
             self.values.follow(func, args, kwargs, result)
         elif func in ORDERS and result.numel() <= KNOWN_VALUES:
             self.values.keep_order(result)
@@ -312,6 +313,11 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
                 f"{self.bounded} results whose size depends on values were taken as large as they can be"
             )
         return found
+
+
+def is_filled_mask(func: Any, result: Any) -> bool:
+    """Return whether an operator made a mask that is the same everywhere: a loop ends by it, however long its data."""
+    return func in FILLED and result.dtype == torch.bool
 
 
 def follows_from_value(error: BaseException) -> bool:

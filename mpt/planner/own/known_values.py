@@ -44,6 +44,15 @@ OVERWRITES = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default, _aten
 """They read nothing of the tensor that they write."""
 RESHAPES = {"resize_", "resize_as_", "set_"}
 """They change a tensor's memory, and not its values."""
+ABSORBING: dict[Any, bool] = {
+    _aten.bitwise_or.Tensor: True,
+    _aten.bitwise_or_.Tensor: True,
+    _aten.logical_or.default: True,
+    _aten.bitwise_and.Tensor: False,
+    _aten.bitwise_and_.Tensor: False,
+    _aten.logical_and.default: False,
+}
+"""Logical operator -> the value of one argument that decides its result."""
 ASKING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 READS = ("tolist", "numpy")
 """Methods that read values without an operator."""
@@ -173,7 +182,7 @@ class TrueValues:
             for one in tensors_in((args, kwargs)):
                 value = _form_of(one) if by_form else self.of(one, one is overwritten)
                 if value is None:
-                    return UNKNOWN
+                    return self._absorbed(func, args, result)
                 values[id(one)] = value
             if not all(map(self._is_small, tensors_in(result))):
                 return UNKNOWN
@@ -184,6 +193,20 @@ class TrueValues:
             # a kernel that the CPU does not have, or a mistake that is the user's
             except Exception:
                 return UNKNOWN
+
+    def _absorbed(self, func: Any, args: Any, result: Any) -> Any:
+        """Return what one known argument makes of a logical operator's result, or `UNKNOWN`: a loop that writes token
+        after token ends as its longest sequence does, whatever was written."""
+        decisive = ABSORBING.get(func)
+        if decisive is None or result is None or not self._is_small(result):
+            return UNKNOWN
+        if decisive and result.dtype != torch.bool:
+            return UNKNOWN
+        for one in args:
+            value = self.of(one) if isinstance(one, Tensor) else None
+            if value is not None and bool((value == decisive).all()):
+                return torch.full(result.shape, decisive, dtype=result.dtype, device="cpu")
+        return UNKNOWN
 
     def _is_drawn_here(self, traits: Traits, result: Any) -> bool:
         """Return whether the results of an operator of chance are those of a draw of our own."""

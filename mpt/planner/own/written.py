@@ -22,6 +22,8 @@ from unittest import mock
 
 WRITING = frozenset("wax+")
 FREE = ("/dev/", "/proc/")
+OPENED = "/proc/self/fd"
+"""The folder of links to the files that this process has opened."""
 ASKING = ("stat", "lstat", "access")
 CACHES = {
     "XDG_CACHE_HOME": "~/.cache",
@@ -74,11 +76,18 @@ class Written:
             stack.enter_context(mock.patch.object(shutil, "rmtree", removes))
             yield
 
-    def place_of(self, path: Any) -> Path | None:
-        """Return the place of a file in their folder; None for an open one, and for one that is temporary anyway."""
+    def place_of(self, path: Any, folder: int | None = None) -> Path | None:
+        """Return the place of a file in their folder; None for an open one, and for one that is temporary anyway.
+
+        `folder`: an open one that the path is in, as while the contents of a folder are removed.
+        """
         if not isinstance(path, str | bytes | os.PathLike):
             return None
-        whole = os.path.abspath(os.fsdecode(path))
+        above = "" if folder is None else f"{OPENED}/{folder}"
+        if above and not os.path.islink(above):  # not on Linux
+            return None
+        above = above and os.readlink(above)
+        whole = os.path.abspath(os.path.join(above, os.fsdecode(path)))
         inside = whole + os.sep
         if whole.startswith(str(self._folder)) or inside.startswith(self._caches):
             return None
@@ -158,7 +167,7 @@ class Written:
 
     def _changing(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *args: Any, **kwargs: Any) -> Any:
-            place = self.place_of(path)
+            place = self.place_of(path, kwargs.get("dir_fd"))
             if place is None:
                 return function(path, *args, **kwargs)
             return function(place, *args, **kwargs) if place.exists() else None

@@ -64,11 +64,33 @@ COUNTED = """
     assert len(chunks) == 4 and 1 / count.item() == 1 / 128, chunks
 """
 
+WRITTEN = """
+    tokens = torch.zeros(4, 1, dtype=torch.long, device="cuda")
+    left, is_done = torch.ones(4, dtype=torch.long, device="cuda"), torch.tensor(False)
+    while not is_done:
+        following = torch.multinomial(torch.rand(4, 64, device="cuda"), 1)
+        tokens = torch.cat([tokens, following], 1)
+        ends = torch.full((4,), False, device="cuda", dtype=torch.bool)
+        ends = ends | torch.isin(tokens[:, -1], torch.tensor([1, 2], device="cuda"))
+        ends = ends | torch.full((4,), tokens.shape[1] >= 12, device="cuda", dtype=torch.bool)
+        left = left & ~ends
+        is_done = left.max() == 0
+    assert tokens.shape == (4, 12)
+"""
+
 
 @pytest.mark.parametrize(
     "further",
-    [ACCURACY, CHOICE, BY_KIND, SIGNED, MODULE, COUNTED],
-    ids=["inferred", "chosen", "made by its kind", "asked for its words", "of a device", "counted"],
+    [ACCURACY, CHOICE, BY_KIND, SIGNED, MODULE, COUNTED, WRITTEN],
+    ids=[
+        "inferred",
+        "chosen",
+        "made by its kind",
+        "asked for its words",
+        "of a device",
+        "counted",
+        "written to its end",
+    ],
 )
 def test_a_step_with_more_than_a_step_is_planned(
     session: Session, tmp_path: Path, further: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,22 @@ def test_downloads_stay_in_their_caches(
     written.drop()
     kept = sorted(one.name for one in tmp_path.rglob("*") if one.is_file())
     assert kept == ["lock", "weights.pth"]
+
+
+@pytest.mark.parametrize("is_kept_apart", [False, True])
+def test_a_folder_is_removed_with_its_files(tmp_path: Path, is_kept_apart: bool) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "0.txt").touch()
+    written = Written(str(tmp_path))
+    with written.elsewhere():
+        place = str(tmp_path / "new") if is_kept_apart else tempfile.mkdtemp()
+        os.makedirs(os.path.join(place, "deeper"))
+        Path(place, "deeper", "file").write_text("new", encoding="utf-8")
+        shutil.rmtree(place)
+        assert not os.path.exists(place)
+        shutil.rmtree(tmp_path / "own")
+        folder = os.open(tmp_path / "own", os.O_RDONLY)
+        os.unlink("0.txt", dir_fd=folder)
+        os.close(folder)
+    written.drop()
+    assert [one.name for one in tmp_path.rglob("*")] == ["own", "0.txt"]
