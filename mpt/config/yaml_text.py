@@ -128,7 +128,7 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
             raise ConfigError(
                 f"{name}: {what_stands_at(path)}; a YAML file is expected{suggest_file(path)}"
             )
-        if path.suffix == ".py":
+        if path.suffix in (".py", ".ipynb"):
             raise ConfigError(
                 f"{name}: a Python program, where a YAML file is expected; `mpt plan {name}` plans a training script"
             )

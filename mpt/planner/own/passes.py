@@ -137,7 +137,7 @@ def autocast_edits(passes: Passes, dtype: str, files: Iterable[str]) -> tuple[Ed
         return ()
     made = [f'{scaler} = torch.amp.GradScaler("cuda")'] if scaler else []
     for file in files:
-        is_wanted = made or "torch" not in imported(tree_of(file))
+        is_wanted = made or "torch" not in imported(file)
         lines = ["import torch", *made] if is_wanted else made
         if lines:
             found[Edit("autocast", file, "top", 1, 1, tuple(lines))] = None

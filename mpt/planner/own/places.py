@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import sys
-import tokenize
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import CodeType, FrameType
 
+from mpt.planner.own import notebooks
 from mpt.planner.trace.cannot_plan import is_installed, is_outside
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -86,8 +86,7 @@ def tree_of(file: str) -> ast.Module:
 @functools.lru_cache(32)
 def text_of(file: str) -> str:
     """Return a file's text."""
-    with tokenize.open(file) as opened:
-        return opened.read()
+    return notebooks.text_of(file)
 
 
 Step = tuple[list[ast.stmt], int]
@@ -166,11 +165,12 @@ def names_in(tree: ast.AST) -> set[str]:
     }
 
 
-def imported(tree: ast.Module) -> set[str]:
-    """Return the names that a file imports at its top."""
+def imported(file: str) -> set[str]:
+    """Return the names that a file imports at its top, or a notebook up to a cell."""
     return {
         (one.asname or one.name).partition(".")[0]
-        for statement in tree.body
+        for part in notebooks.before(file)
+        for statement in tree_of(part).body
         if isinstance(statement, ast.Import)
         for one in statement.names
     }

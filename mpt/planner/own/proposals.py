@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
-from importlib.util import decode_source
 from itertools import groupby
-from pathlib import Path
 from types import CodeType
 from typing import Any
 from unittest import mock
@@ -21,6 +19,7 @@ from torch.optim import Optimizer
 from mpt.planner.answers.edits import Edit, edited
 from mpt.planner.own.changes import Recomputed
 from mpt.planner.own.names import as_written
+from mpt.planner.own.notebooks import parts_of
 from mpt.planner.own.passes import Passes, as_argument, autocast_edits
 from mpt.planner.own.places import (
     Standing,
@@ -55,7 +54,7 @@ def find_edits(
     if source.edits:  # whose lines are not those of the file
         return {}
     forget_files()
-    first = [source.where] if source.is_file else []
+    first = [*parts_of(source.where)] if source.is_file else []
     places = [one.file for one in made.places.values() if one.is_own]
     files = [*dict.fromkeys([*first, *places])]
     return {
@@ -90,7 +89,7 @@ def recompute_edits(
         name = unused(BLOCK, names_in(scope_of(tree, line)))
         lines = chosen.only(here).lines(modules, name)
         used = [one for one in ("functools", "torch") if any(f"{one}." in line for line in lines)]
-        missing = [one for one in used if one not in imported(tree)]
+        missing = [one for one in used if one not in imported(file)]
         if missing:
             top = tuple(f"import {one}" for one in missing)
             found.append(Edit("recompute", file, "top", 1, 1, top))
@@ -134,7 +133,7 @@ def optimizer_edits(
         first, last = statement.lineno, statement.end_lineno or statement.lineno
         kind = f"{type(optimizer).__name__}8bit"
         line = f"{name} = bitsandbytes.optim.{kind}({name}.param_groups)"
-        if "bitsandbytes" not in imported(tree_of(place.file)):
+        if "bitsandbytes" not in imported(place.file):
             top = Edit("optimizer", place.file, "top", 1, 1, ("import bitsandbytes",))
             found[top] = None
         found[Edit("optimizer", place.file, "after", first, last, (line,))] = None
@@ -177,5 +176,4 @@ def executed(edits: Iterable[Edit]) -> Iterator[None]:
 
 def edited_file(path: str, edits: Iterable[Edit]) -> str:
     """Return the text of a file with its edits among some."""
-    text = decode_source(Path(path).read_bytes())
-    return edited(text, [one for one in edits if one.file == path])
+    return edited(text_of(path), [one for one in edits if one.file == path])

@@ -38,11 +38,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from mpt.errors import ConfigError
+from mpt.planner.answers.edits import edited
 from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.evaluations import Evaluations
 from mpt.planner.own.names import named_networks
+from mpt.planner.own.notebooks import is_notebook, let_find, names_in_notebooks, parts_of
 from mpt.planner.own.places import Standing, is_own, standing
-from mpt.planner.own.proposals import edited_file
 from mpt.planner.own.source import Made, Source
 from mpt.planner.own.written import Written
 from mpt.planner.trace.cannot_plan import is_installed, is_outside, line_of
@@ -171,6 +172,8 @@ class Script:
     def notes(self) -> list[str]:
         """Return what a plan of it assumes."""
         found = []
+        if is_notebook(name := Path(self.source.where).name):
+            found.append(f"{name}[2] is its second cell of code: they are counted as by `Run All`")
         if self._given_up:
             found.append(
                 f"{len(self._given_up)} optimizers did not step in {MOST_ALONE} steps of another: "
@@ -217,16 +220,16 @@ class Script:
 
     def _execute(self) -> None:
         path = Path(self.source.where)
-        self.module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
+        known = names_in_notebooks() if is_notebook(str(path)) else {"__file__": str(path)}
+        self.module.__dict__.update(known, __builtins__=__builtins__)
         if self._packages:  # as by `python -m package.train`
             self.module.__package__ = ".".join(self._packages)
         try:
-            text = (
-                edited_file(str(path), self.source.edits)
-                if self.source.edits
-                else path.read_bytes()
-            )
-            exec(compile(text, str(path), "exec"), self.module.__dict__)
+            for name, text in parts_of(str(path)).items():
+                let_find(name, text)
+                edits = [one for one in self.source.edits if one.file == name]
+                text = edited(text, edits) if edits else text
+                exec(compile(text, name, "exec"), self.module.__dict__)
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 raise ConfigError(f"{self.source}: {self._last_words(stop.code)}") from None

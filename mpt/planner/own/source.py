@@ -33,8 +33,8 @@ class Source:
 
     @property
     def is_file(self) -> bool:
-        """Whether `where` is a file and not a module."""
-        return self.where.endswith(".py")
+        """Whether `where` is a file, a notebook perhaps, and not a module."""
+        return self.where.endswith((".py", ".ipynb"))
 
     def __str__(self) -> str:
         if self.is_script:

@@ -28,8 +28,8 @@ from mpt.planner.recipes.planned import choose_gpu
 
 FACTORY = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 """A word that names a function and not a configuration."""
-SCRIPT = re.compile(r".+\.py")
-"""A word that names a whole script."""
+SCRIPT = re.compile(r".+\.(?:py|ipynb)")
+"""A word that names a whole script, or a notebook."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,10 @@ def find_source(
     if SCRIPT.fullmatch(factory):
         return {"where": str(path_of(factory)), "words": [*words]}
     where, _, function = factory.rpartition(":")
+    if where.endswith(".ipynb"):
+        raise ConfigError(
+            f"{factory}: a notebook is planned as a whole, as {where}; put the function into a file of its own"
+        )
     if not where or not function.isidentifier():
         raise ConfigError(
             f"found '{factory}'; write path/to/file.py:function or package.module:function"
@@ -153,9 +157,10 @@ def find_source(
 def names_factory(subject: str) -> bool:
     """Return whether a word names a function that builds a step. Raises ConfigError for a whole script."""
     if SCRIPT.fullmatch(subject):
+        file = subject if subject.endswith(".py") else "FILE.py"
         raise ConfigError(
             f"{subject}: the doctor repeats single steps, and a script cannot be put back; name a function that "
-            f"returns its step: {subject}:FUNCTION. `mpt plan {subject}` plans it as it stands"
+            f"returns its step: {file}:FUNCTION. `mpt plan {subject}` plans it as it stands"
         )
     return FACTORY.fullmatch(subject) is not None
 
@@ -183,7 +188,8 @@ def source_of_function(factory: Callable[..., Any]) -> dict[str, Any]:
         or not name.isidentifier()
     ):
         raise ConfigError(
-            "plan_step takes a function at the top level of a file, which another process can import"
+            "plan_step takes a function at the top level of a file, which another process can import; a notebook is "
+            "planned as a whole, by its name"
         )
     module = factory.__module__
     if module == "__main__":
