@@ -68,6 +68,7 @@ class Planned:
 
 
 AS_IT_IS = Planned(Changes())
+NO_SIZE = "no largest batch: neither its words nor its text name a batch size (a function takes `batch_size`)"
 
 
 def plan_own(
@@ -97,6 +98,8 @@ def plan_own(
         return trace(run, batch_size=batch).fake
 
     retrace = None if batch_size is None else at_batch
+    if wish.largest_batch and retrace is None:
+        run.fake.notes.append(NO_SIZE)
     plan = describe(
         run.fake, batch_size or 0, gpu, calibration, wish, calibration.context_bytes, False, retrace
     )

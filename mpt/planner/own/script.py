@@ -18,7 +18,6 @@ import io
 import math
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import time
@@ -39,6 +38,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from mpt.errors import ConfigError
 from mpt.planner.answers.edits import edited
+from mpt.planner.own.batch_size import BatchSize, find_batch_size
 from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.evaluations import Evaluations
 from mpt.planner.own.names import named_networks
@@ -50,11 +50,6 @@ from mpt.planner.trace.cannot_plan import is_installed, is_outside, line_of
 
 MOST_ALONE = 32
 """Steps of one optimizer after which another that has not stepped is no longer waited for."""
-BATCH = re.compile(
-    r"(--?(?:train[-_]|device[-_]|per[-_](?:device|gpu)[-_](?:train[-_])?)?(?:batch[-_]?size|batchsize|batch|bs)"
-    r"(?:[-_]per[-_](?:device|gpu))?|-b)(=(\d+))?"
-)
-"""The words of a batch size: `--batch-size 32`, `--batch_size=32`, `--per_device_train_batch_size 32`, `-b 32`."""
 PROCESSES = "WORLD_SIZE"
 LAUNCHED = {
     "RANK": "0",
@@ -77,38 +72,23 @@ INLINE = ("<lambda>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 
 
 def beginning_of(source: Source) -> Callable[..., Made]:
-    """Return the factory of a script's steps; it takes `batch_size` if the script's words have one."""
-    place = find_batch(source.words)
-    if place is None:
-        return lambda: Script(source, source.words).begin()
-    number, size = place
+    """Return the factory of a script's steps; it takes `batch_size` if the script has one in its words or its text."""
+    batch = find_batch_size(source.words, parts_of(source.where))
+    if batch is None:
+        return lambda: Script(source, None, 0).begin()
 
-    def build(batch_size: int = size) -> Made:
-        words = list(source.words)
-        words[number] = re.sub(r"\d+$", str(batch_size), words[number])
-        return Script(source, tuple(words)).begin()
+    def build(batch_size: int = batch.size) -> Made:
+        return Script(source, batch, batch_size).begin()
 
     return build
-
-
-def find_batch(words: tuple[str, ...]) -> tuple[int, int] | None:
-    """Return the place of the word that has the batch size, and the size; None if there is none."""
-    for place, word in enumerate(words):
-        found = BATCH.fullmatch(word)
-        if found is None:
-            continue
-        if found[3]:
-            return place, int(found[3])
-        if words[place + 1 : place + 2] and words[place + 1].isdecimal():
-            return place + 1, int(words[place + 1])
-    return None
 
 
 class Script:
     """A script that is being executed."""
 
-    def __init__(self, source: Source, words: tuple[str, ...]) -> None:
-        self.source, self.words = source, words
+    def __init__(self, source: Source, batch: BatchSize | None, size: int) -> None:
+        self.source, self.batch, self.size = source, batch, size
+        self.words = source.words if batch is None else batch.words(source.words, size)
         self.module = ModuleType("__main__")
         self._run = greenlet(self._execute)
         self._written = Written(os.getcwd(), str(Path(source.where).parent))
@@ -171,7 +151,7 @@ class Script:
 
     def notes(self) -> list[str]:
         """Return what a plan of it assumes."""
-        found = []
+        found = [self.batch.note] if self.batch and self.batch.note else []
         if is_notebook(name := Path(self.source.where).name):
             found.append(f"{name}[2] is its second cell of code: they are counted as by `Run All`")
         if self._given_up:
@@ -229,6 +209,7 @@ class Script:
                 let_find(name, text)
                 edits = [one for one in self.source.edits if one.file == name]
                 text = edited(text, edits) if edits else text
+                text = self.batch.text(name, text, self.size) if self.batch else text
                 exec(compile(text, name, "exec"), self.module.__dict__)
         except SystemExit as stop:
             if stop.code not in (None, 0):

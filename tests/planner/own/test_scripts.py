@@ -14,7 +14,6 @@ from mpt.commands.planning import plan_step
 from mpt.errors import MemoryBudgetError, MptError
 from mpt.planner.answers.own_plan import OwnPlan
 from mpt.planner.client.session import Session
-from mpt.planner.own.script import find_batch
 from mpt.planner.recipes.own_step import find_source
 from scripts.live_bytes import live_bytes
 from tests.planner.made_plans import make_plan
@@ -81,28 +80,6 @@ def test_a_scripts_batch_is_varied(session: Session) -> None:
     assert many.by_category["activations"] == pytest.approx(
         2 * few.by_category["activations"], rel=0.01
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "place"),
-    [
-        (("--batch-size", "32"), (1, 32)),
-        (("train", "--batch_size=8"), (1, 8)),
-        (("-b", "4"), (1, 4)),
-        (("--train_batch_size", "2"), (1, 2)),
-        (("--per_device_train_batch_size=2",), (0, 2)),
-        (("--per-gpu-batch-size", "2"), (1, 2)),
-        (("--device_batch_size", "2", "--total_batch_size", "8"), (1, 2)),
-        (("--batch_size_per_gpu", "2"), (1, 2)),
-        (("--per_device_eval_batch_size", "2"), None),
-        (("--bs", "many"), None),
-        (("--epochs", "3"), None),
-    ],
-)
-def test_the_batch_size_is_found_among_a_scripts_words(
-    words: tuple[str, ...], place: tuple[int, int] | None
-) -> None:
-    assert find_batch(words) == place
 
 
 HEAD = """
