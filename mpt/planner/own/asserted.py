@@ -1,8 +1,8 @@
-"""Conditions that a script asserts, which hold in a run.
+"""Conditions that a script asserts, or without which it raises an error: they hold in a run.
 
 `assert (boxes[:, 2:] >= boxes[:, :2]).all()` reads a value, and a value that is read is 0: the step would end there.
-Whether a read decides an assertion is seen in the code that reads: its next jump leads to the raise if the value is
-false.
+`if not (boxes[:, 2:] >= boxes[:, :2]).all(): raise ValueError(...)` is the same. Whether a read decides one is seen in
+the code that reads: its next jump leads to a raise if the value is false.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from mpt.planner.trace.cannot_plan import outer_frame
 
 BETWEEN = frozenset({"CACHE", "CALL", "PRECALL", "TO_BOOL", "COPY"})
 """Instructions between a read and the jump: of `bool(x)`, `x.item()` and the like."""
-RAISES = frozenset({"AssertionError", "LOAD_ASSERTION_ERROR"})
+TURNS = frozenset({"FOR_ITER", "SEND", "RERAISE", "YIELD_VALUE"})
+RAISES = "RAISE_VARARGS"
 
 
 def is_asserted(frame: FrameType | None) -> bool:
@@ -26,9 +27,9 @@ def is_asserted(frame: FrameType | None) -> bool:
 
 @functools.cache
 def _reads_for_assertions(code: CodeType) -> frozenset[int]:
-    """Return the places in a function of instructions whose false result would raise an AssertionError."""
+    """Return the places in a function of instructions whose false result would raise an error."""
     steps = [one for one in dis.get_instructions(code) if one.opname != "CACHE"]
-    raising = {one.offset for one in steps if {one.opname, one.argrepr} & RAISES}
+    raising = _before_raises(steps)
     if not raising:
         return frozenset()
     ends = [*(one.offset for one in steps[1:]), len(code.co_code)]
@@ -45,3 +46,19 @@ def _reads_for_assertions(code: CodeType) -> frozenset[int]:
         # a call's place is that of any of its code units
         found.update(range(steps[first].offset, ends[place], 2))
     return frozenset(found)
+
+
+def _before_raises(steps: list[dis.Instruction]) -> set[int]:
+    """Return the places from which a function goes straight to a raise."""
+    found: set[int] = set()
+    is_raising = False
+    for one in reversed(steps):
+        is_raising = one.opname == RAISES or (is_raising and not _is_turn(one))
+        if is_raising:
+            found.add(one.offset)
+    return found
+
+
+def _is_turn(step: dis.Instruction) -> bool:
+    """Return whether a function may continue elsewhere than at its next instruction."""
+    return "JUMP" in step.opname or "RETURN" in step.opname or step.opname in TURNS

@@ -15,7 +15,8 @@ from unittest import mock
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device.operator_kinds import is_known
@@ -103,6 +104,40 @@ def keep(tensor: Tensor) -> Kept:
     return Kept(torch.empty_like(detached, device="meta"), values, tensor.device, memory)
 
 
+def pickled(tensor: FakeTensor, protocol: Any) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+    """Return a function that makes a tensor again and its arguments, for `pickle`, which a fake tensor refuses."""
+    detached: Any = tensor.detach()
+    values = detached.constant.tolist() if is_known(detached) else None
+    is_parameter = isinstance(tensor, nn.Parameter)
+    form = tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device), values
+    return made_again, (*form, tensor.requires_grad, is_parameter)
+
+
+def made_again(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+    values: Any,
+    requires_grad: bool,
+    is_parameter: bool,
+) -> Tensor:
+    """Return a tensor of memory of its own."""
+    if values is not None:
+        made = torch.tensor(values, dtype=dtype, device=device)
+    else:
+        made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Return what `copy.copy` does: a tensor of the same memory."""
+    same = tensor.detach()
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(same, tensor.requires_grad)
+    return same.requires_grad_(tensor.requires_grad)
+
+
 def key_of(file: Any) -> Any:
     """Return a name for a path or an open file."""
     return os.fspath(file) if isinstance(file, str | os.PathLike) else id(file)
@@ -125,6 +160,8 @@ def without_files() -> Iterator[None]:
     }
     with (
         mock.patch.multiple(torch, save=files.save, load=files.load),
+        mock.patch.object(FakeTensor, "__reduce_ex__", pickled),
+        mock.patch.object(FakeTensor, "__copy__", copied, create=True),
         mock.patch.multiple(safetensors.torch, **unsaved),
     ):
         yield

@@ -71,6 +71,8 @@ def in_parts():
         assert (noise >= 0).all().item()
         assert bool((noise <= 1).all()) and (noise > 0).any()  # noqa: PT018
         assert not torch.isnan(noise).any()
+        if not (layer(noise)[0] >= -1).all() or (noise > 1).any():
+            raise ValueError(f"no noise, but {noise.shape}")
         starts = torch.randint(30, (4,), device=device)
         parts = [one[start : start + 8] for one, start in zip(whole, starts, strict=True)]
         assert torch.stack(parts).shape == (4, 8, 16)

@@ -78,10 +78,21 @@ WRITTEN = """
     assert tokens.shape == (4, 12)
 """
 
+PICKLED = """
+    import copy, pickle
+    kept = pickle.loads(pickle.dumps([layer, torch.tensor([1.5])]))
+    assert kept[0].weight.is_cuda and isinstance(kept[0].weight, torch.nn.Parameter)
+    assert kept[0].weight.requires_grad and kept[1].tolist() == [1.5]
+    same, memory = copy.copy(layer.weight), layer.weight.untyped_storage()._cdata
+    assert isinstance(same, torch.nn.Parameter) and same is not layer.weight
+    assert same.untyped_storage()._cdata == memory != kept[0].weight.untyped_storage()._cdata
+    del kept, same
+"""
+
 
 @pytest.mark.parametrize(
     "further",
-    [ACCURACY, CHOICE, BY_KIND, SIGNED, MODULE, COUNTED, WRITTEN],
+    [ACCURACY, CHOICE, BY_KIND, SIGNED, MODULE, COUNTED, WRITTEN, PICKLED],
     ids=[
         "inferred",
         "chosen",
@@ -90,6 +101,7 @@ WRITTEN = """
         "of a device",
         "counted",
         "written to its end",
+        "pickled",
     ],
 )
 def test_a_step_with_more_than_a_step_is_planned(
