@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, MODES, train
 from tests.cuda_rehearsal.torch_cuda import installed
@@ -100,6 +101,28 @@ def test_a_trick_trains(trick: str, config: str, tmp_path: Path) -> None:
     if "recompute" in trick and said.code == 2:
         pytest.skip(said.text)
     assert said.code == 0, said
+
+
+def test_weights_under_way_that_nobody_waited_for_are_freed_behind_the_copying() -> None:
+    """A forward that ends early sends for the next block's weights, whose copies are dropped, or out of date."""
+    from mpt.memory.stream_weights import Settings, StreamWeights
+
+    def streamed() -> nn.Sequential:
+        network = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8)) for _ in range(3)))
+        settings = Settings(min_kibibytes=0)
+        StreamWeights(settings).host({"network": network}, torch.device("cuda", 0))
+        network(inputs)  # in what order blocks come is known from then on
+        network[0](inputs)
+        return network
+
+    inputs = torch.ones(2, 8, device="cuda")
+    with torch.no_grad():
+        streamed()
+        network = streamed()
+        weight = network[1][0].weight
+        weight.data = weight.data.clone()
+        network[1](inputs)
+        torch.cuda.synchronize()
 
 
 def test_images_stay_channels_last_behind_the_first_weights_that_are(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ waits for the copies that have begun, so that it can reuse memory of the block b
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ class Block(Protocol):
 class Copies:
     """Copies of a block's weights on the device, and their sources."""
 
+    arrived: Any = None
+    """The event after which they are there, until the computing stream has waited for it."""
+
     def __init__(self, parameters: list[nn.Parameter], traffic: Traffic) -> None:
         self.traffic, self.fake = traffic, detect_fake_mode()
         self.sources = [(p, p._version, p.untyped_storage()._cdata) for p in parameters]
@@ -58,6 +62,11 @@ class Copies:
         if self.arrived is not None:
             torch.accelerator.current_stream(self.traffic.device).wait_event(self.arrived)
             self.arrived = None
+
+    def __del__(self) -> None:
+        """Free memory that copies still write only behind them: nobody may have asked for the weights that came."""
+        if not sys.is_finalizing():
+            self.wait()
 
     def cast(self, cast: Cast) -> Tensor:
         """Return a cast of a copy, made once for all that was saved of it."""
@@ -217,7 +226,7 @@ class Stream:
     def release(self, *kept: int) -> None:
         """Release copies on the device but for these."""
         for order in [one for one in self.here if one not in kept]:
-            self.here.pop(order).wait()
+            del self.here[order]
 
 
 def in_backward() -> bool:
