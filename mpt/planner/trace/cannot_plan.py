@@ -66,7 +66,8 @@ def explained(recorder: Recorder) -> Iterator[None]:
 
 def reason_of(error: BaseException) -> str:
     """Return in plain words a question of an operator that a fake tensor cannot answer."""
-    text = shorten(str(error).strip().split("\n")[0], LONGEST, placeholder=" …")
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = shorten(said.strip().split("\n")[0], LONGEST, placeholder=" …")
     if isinstance(error, DataDependentOutputException):
         operator = str(error.func)
         if "_local_scalar_dense" in operator or "is_nonzero" in operator or "equal" in operator:
@@ -129,6 +130,9 @@ def place_of(errors: list[BaseException], recorder: Recorder) -> str:
         if is_outside(path):
             line = f"{path}:{number}"
             of_script = of_script if is_installed(path) else line
+    for error in errors:
+        if isinstance(error, SyntaxError) and error.filename:
+            line = of_script = f"{error.filename}:{error.lineno}"
     if of_script not in ("", line):
         line = f"{line}, called at {of_script}"
     return f"{module} ({line})" if module else line

@@ -88,6 +88,9 @@ def test_an_error_names_the_cell_and_its_line(tmp_path: Path, session: Session) 
     path = notebook(tmp_path, "import torch", "x = 1\nx = torch.zeros(2) @ torch.zeros(3)")
     with pytest.raises(MptError, match=r"my\.ipynb\[2\]:2"):
         planned(session, path)
+    path = notebook(tmp_path, "import torch", "\nfiles = !ls")
+    with pytest.raises(MptError, match=r"SyntaxError: invalid syntax, at \S*my\.ipynb\[2\]:2$"):
+        planned(session, path)
 
 
 @pytest.mark.parametrize(
