@@ -254,4 +254,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with torch.autograd.set_multithreading_enabled(False):  # type: ignore[no-untyped-call]
+        main()

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from mpt.planner.device.device_guard import DeviceGuard
@@ -63,10 +64,20 @@ def find_operator(name: str, overload: str) -> Any:
     return getattr(getattr(torch.ops.aten, name, None), overload, None)
 
 
+def _start_autograd() -> None:
+    """Let autograd's engine look for devices while there is none of ours: for each it starts a thread, for good.
+
+    A plan's backward passes need none, and processes that are forked beside such threads cannot train.
+    """
+    with _disable_current_modes(), torch.enable_grad():
+        torch.ones((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
+
+
 def register() -> int:
     """Register the device and its autocast kernels once; return the number of operators with an autocast rule."""
     if _libraries:
         return 0
+    _start_autograd()
     torch.utils.backend_registration._setup_privateuseone_for_python_backend(
         DEVICE, backend_module=_device_module(), device_guard=DeviceGuard()
     )

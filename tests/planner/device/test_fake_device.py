@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from mpt.planner.device import direct_results
-from mpt.planner.device.fake_device import header_path, read_operator_lists
+from mpt.planner.device.fake_device import header_path, read_operator_lists, register
 from mpt.planner.device.routes import SPLIT_OPERATORS
+from tests.parallel.forked import run_ranks
 from tests.planner.configs import VIT
 from tests.programs import run_program
 
@@ -130,3 +131,9 @@ def test_a_header_without_a_list_is_an_error() -> None:
     assert len(read_operator_lists(header_path().read_text())["FP32"]) > 40
     with pytest.raises(RuntimeError, match="AT_FORALL_LOWER_PRECISION_FP"):
         read_operator_lists("#define SOMETHING\n")
+
+
+def test_a_process_that_planned_can_fork_ones_that_train() -> None:
+    register()
+    torch.ones((), requires_grad=True).mul(2).backward()
+    assert run_ranks(1, lambda rank: torch.ones((), requires_grad=True).mul(2).backward()) == [None]
