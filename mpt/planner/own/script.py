@@ -4,8 +4,9 @@ Nothing in the script need be written for a plan. It runs in a greenlet, which i
 is let go on until its training begins: that was the build. From there it goes on step by step. A step is over where the
 next begins after all optimizers have stepped: a batch is asked for, gradients are cleared or a network is called. So
 what a script does after an update (its moving average, a validation) belongs to the step before, and the networks of a
-GAN that are updated by turns make one step. Of a script that updates its weights itself, `zero_grad` of a network
-begins one.
+GAN that are updated by turns make one step. Of a script without an optimizer of torch's (it updates its weights itself,
+or by a class of its own, as fastai does), a step is over after a backward pass, and `zero_grad` of a network begins the
+first.
 
 What it would write is kept apart (`mpt.planner.own.written`).
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import math
 import multiprocessing
 import os
@@ -45,7 +45,7 @@ from mpt.planner.own.names import named_networks
 from mpt.planner.own.notebooks import is_notebook, let_find, names_in_notebooks, parts_of
 from mpt.planner.own.places import Standing, is_own, standing
 from mpt.planner.own.source import Made, Source
-from mpt.planner.own.written import Written
+from mpt.planner.own.written import Tail, Written
 from mpt.planner.trace.cannot_plan import is_installed, is_outside, line_of
 
 MOST_ALONE = 32
@@ -65,7 +65,6 @@ QUIET = {"WANDB_MODE": "disabled", "MPLBACKEND": "Agg"}
 PATIENCE = 240.0
 """Seconds that a script may take to its next step."""
 STARTERS = (multiprocessing, torch.multiprocessing)
-KEPT_LINES = 20
 NEXT = "__next__"
 INLINE = ("<lambda>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 """Functions in whose text no statement can be written."""
@@ -99,9 +98,11 @@ class Script:
         """Optimizer -> its steps in this step."""
         self._updated: set[int] = set()
         """Parameters that were updated in this step."""
+        self._backward = 0
+        """Its backward passes in this step."""
         self._given_up: set[int] = set()
-        self._waited = (0, 0)
-        """Steps and optimizers when something was waited for last."""
+        self._waited = (0, 0, 0)
+        """Steps, optimizers and backward passes when something was waited for last."""
         self._before = set(sys.modules)
         folder = Path(source.where).parent
         self._packages = packages_of(folder)
@@ -185,10 +186,11 @@ class Script:
         """Let it go on to the next step, or to its end after the last. Raises ConfigError if there was none."""
         self._stepped.clear()
         self._updated.clear()
+        self._backward = 0
         self._since = time.monotonic()
         with self._in_script():
             self._run.switch()
-        if self._run or (self._is_begun and self._stepped):
+        if self._run or (self._is_begun and (self._stepped or self._backward)):
             self._taken += self._is_begun
             self._is_begun = True
             return
@@ -242,6 +244,9 @@ class Script:
                 *(mock.patch.object(one, "set_start_method") for one in STARTERS),
                 noting_what_is_made(self._created),
                 self._written.elsewhere(),
+                mock.patch.object(
+                    torch.autograd, "backward", self._counting(torch.autograd.backward)
+                ),
                 mock.patch.object(nn.Module, "__call__", self._calling(nn.Module.__call__)),
                 mock.patch.object(
                     nn.Module, "zero_grad", self._before_call(nn.Module.zero_grad, True)
@@ -306,6 +311,14 @@ class Script:
 
         return call
 
+    def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._backward += 1
+            return function(*args, **kwargs)
+
+        return call
+
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped[id(optimizer)] += 1
         self._updated |= parameters_of(optimizer)
@@ -314,15 +327,15 @@ class Script:
         """Whether everything that is trained was updated, or the script has come to its first step."""
         if torch._C._current_autograd_node() is not None:  # in the middle of a backward pass
             return False
-        now = self._stepped.total(), len(self._created.made[Optimizer])
+        now = self._stepped.total(), len(self._created.made[Optimizer]), self._backward
         if self._is_begun and now == self._waited and not without_optimizer:
             return False
         self._waited = now
         trained = [
             (one, weights) for one in self._created.optimizers if (weights := parameters_of(one))
         ]
-        if not trained:
-            return without_optimizer
+        if not trained:  # it updates its weights itself, or by a class of its own
+            return self._backward > 0 or (without_optimizer and not self._is_begun)
         if not self._is_begun or not self._stepped:
             return not self._is_begun
         waiting = {
@@ -355,27 +368,3 @@ def parameters_of(optimizer: Optimizer) -> set[int]:
     return {
         id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad
     }
-
-
-class Tail(io.TextIOBase):
-    """A stream of text that keeps the last lines."""
-
-    encoding = "utf-8"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._text = ""
-
-    def write(self, text: str) -> int:
-        """Take text."""
-        self._text = "\n".join((self._text + text).split("\n")[-KEPT_LINES:])
-        return len(text)
-
-    def writable(self) -> bool:
-        """It takes text."""
-        return True
-
-    def last(self) -> str:
-        """Return the last line that says something."""
-        lines = [line.strip() for line in self._text.split("\n")]
-        return next((line for line in reversed(lines) if line), "")

@@ -35,6 +35,7 @@ CACHES = {
 """Variables that name folders of downloads -> the folder if it is not set."""
 CHANGING = ("remove", "unlink", "rmdir", "chmod", "utime")
 MOVING = ("rename", "replace", "symlink", "link")
+KEPT_LINES = 20
 
 
 class Written:
@@ -208,3 +209,27 @@ class Entries(list[Any]):
 
     def close(self) -> None:
         """End it: nothing is open."""
+
+
+class Tail(io.TextIOBase):
+    """A stream of text that keeps the last lines."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._text = ""
+
+    def write(self, text: str) -> int:
+        """Take text."""
+        self._text = "\n".join((self._text + text).split("\n")[-KEPT_LINES:])
+        return len(text)
+
+    def writable(self) -> bool:
+        """It takes text."""
+        return True
+
+    def last(self) -> str:
+        """Return the last line that says something."""
+        lines = [line.strip() for line in self._text.split("\n")]
+        return next((line for line in reversed(lines) if line), "")

@@ -168,3 +168,39 @@ def test_a_tensor_of_a_library_that_was_imported_before_moves_to_the_card(
         "assert boxes.Head.anchors.cuda().is_cuda and boxes.Head.strides.to('cuda').is_cuda\noptimizer =",
     ).replace("{folder}", str(folder))
     assert planned(session, script_of(tmp_path, text)).plan.by_category["parameters"] == WEIGHTS
+
+
+OWN_OPTIMIZER = """
+import torch
+from torch.utils.data import dataloader
+
+class Descent:
+    def __init__(self, weights):
+        self.states = [(one, torch.zeros_like(one)) for one in weights]
+
+    def step(self):
+        for one, speed in self.states:
+            one.data.sub_(speed.mul_(0.9).add_(one.grad))
+
+    def zero_grad(self):
+        for one, _ in self.states:
+            one.grad = None
+
+class Batches(torch.utils.data.DataLoader):
+    def __iter__(self):
+        return (one for one in dataloader._MultiProcessingDataLoaderIter(self))
+
+layer = torch.nn.Linear(64, 64).cuda()
+descent = Descent(list(layer.parameters()))
+for batch in Batches(torch.zeros(64, 64), 2, num_workers=2):
+    layer(batch.cuda()).sum().backward()
+    descent.step()
+    descent.zero_grad()
+"""
+
+
+def test_a_script_with_an_optimizer_and_a_loader_of_its_own_is_planned(
+    session: Session, tmp_path: Path
+) -> None:
+    plan = planned(session, script_of(tmp_path, OWN_OPTIMIZER)).plan
+    assert plan.by_category["parameters"] == plan.by_category["gradients"] == WEIGHTS
