@@ -32,6 +32,7 @@ from mpt.planner.device.operator_kinds import facts_of, is_known
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
 from mpt.planner.own import quantized
 from mpt.planner.own.asserted import is_asserted
+from mpt.planner.own.draws import Draws, drawn_from
 from mpt.planner.own.exchange import tensors_exchanged
 from mpt.planner.own.extensions import TritonKernels, nothing_compiled
 from mpt.planner.own.files import without_files
@@ -105,6 +106,11 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """How many of the values that were read are integers."""
         self.bounded = 0
         """How many shapes were taken at their bound."""
+        self.numbers = 0
+        """How many single integers the step drew, which are the largest that they can be."""
+        self.drawn_reads = 0
+        """How many known numbers were read after such a draw."""
+        self.drawn = Draws()
         self.int8 = 0
         """Quantizations to int8 whose outliers are not known."""
         self.packed = PackedSequences(self.largest)
@@ -144,6 +150,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if is_followed and func not in self._rules and func is not _aten.index.Tensor:  # a mask
             value = known.answer(func, args, kwargs)
             if value is not UNKNOWN:
+                self.drawn_reads += func is SCALAR and self.numbers > 0
                 return value
         result = self._answer(func, types, args, kwargs)
         if is_followed or (func is _aten._to_copy.default and is_known(args[0])):
@@ -151,6 +158,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         else:
             self._count(func, args, kwargs, result)
         if func in DRAWN and result.numel() == 1 and (most := DRAWN[func](args)) is not None:
+            self.numbers += not result.dtype.is_floating_point
             known.keep_number(result, most)
         return result
 
@@ -252,6 +260,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
                 error.add_note(f"{READ} {next(iter(self.built_with))} was taken as 0")
             raise
         self.is_building, self.is_built = False, True
+        self.drawn.begin()
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
@@ -259,6 +268,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         try:
             with values_known(self.values) if self.trusts_data else nullcontext():
                 yield
+            self.drawn.look()
         except Exception as error:
             setattr(error, BOUNDED, self.bounded > 0)
             if self.last_read:
@@ -340,25 +350,14 @@ def _is_place(value: Any) -> bool:
 
 
 @contextmanager
-def drawn_as_ever() -> Iterator[None]:
-    """Draw the same numbers inside the block each time, and leave the generator as it was."""
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(0)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before)
-
-
-@contextmanager
-def without_values(trusts_data: bool = False) -> Iterator[BoundedShapes]:
+def without_values(trusts_data: bool = False, seed: int = 0) -> Iterator[BoundedShapes]:
     """Let a step inside the block do without values, but for those that it loads and draws if these are trusted."""
     asked = BoundedShapes(trusts_data)
     known = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_VALUES)
     with (
         known,
         loaded_here(),
-        true_batches(asked.become_fake, is_known=trusts_data),
+        true_batches(asked.become_fake, asked.drawn, is_known=trusts_data),
         lazy_modules(),
         nothing_compiled() as kernels,
         quasi_newton() as steps,
@@ -366,7 +365,7 @@ def without_values(trusts_data: bool = False) -> Iterator[BoundedShapes]:
         without_files(),
         values_by(asked) as values,
         WithoutMemory(values.packed),
-        drawn_as_ever() if trusts_data else nullcontext(),
+        drawn_from(seed, with_torch=trusts_data),
     ):
         values.steps, values.kernels = steps, kernels
         yield values

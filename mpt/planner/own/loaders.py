@@ -14,7 +14,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import (
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from mpt.nn.shared.mixin import become
+from mpt.planner.own.draws import Draws
 
 
 def load_here(loader: DataLoader[Any]) -> Any:
@@ -23,10 +29,20 @@ def load_here(loader: DataLoader[Any]) -> Any:
     return _SingleProcessDataLoaderIter(loader)
 
 
+def become_local(iterator: Any, loader: Any) -> None:
+    """Make an iterator that would start workers one that loads in this process: fastai's loader calls its class."""
+    loader.num_workers, loader.timeout = 0, 0
+    become(iterator, _SingleProcessDataLoaderIter)
+    iterator.__init__(loader)
+
+
 @contextmanager
 def loaded_here() -> Iterator[None]:
     """Let loaders load in this process inside the block."""
-    with mock.patch.object(DataLoader, "_get_iterator", load_here):
+    with (
+        mock.patch.object(DataLoader, "_get_iterator", load_here),
+        mock.patch.object(_MultiProcessingDataLoaderIter, "__init__", become_local),
+    ):
         yield
 
 
@@ -42,7 +58,9 @@ def fetch_real(fetch: Fetch, fetcher: Any, places: Any) -> Any:
             return None
 
 
-def in_part(fetch: Fetch, become: Callable[[Tensor], Tensor], is_known: bool) -> Fetch:
+def in_part(
+    fetch: Fetch, become: Callable[[Tensor], Tensor], drawn: Draws, is_known: bool
+) -> Fetch:
     """Return a function that makes a batch of fake tensors.
 
     One that needs true values (a random crop) is made of real tensors, and then becomes fake; so is each if their
@@ -50,6 +68,13 @@ def in_part(fetch: Fetch, become: Callable[[Tensor], Tensor], is_known: bool) ->
     """
 
     def fake_batch(fetcher: Any, places: Any) -> Any:
+        drawn.look()
+        try:
+            return in_fakes(fetcher, places)
+        finally:
+            drawn.begin()
+
+    def in_fakes(fetcher: Any, places: Any) -> Any:
         batch = fetch_real(fetch, fetcher, places) if is_known else None
         if batch is None or any(isinstance(one, FakeTensor) for one in tree_leaves(batch)):
             try:
@@ -64,10 +89,12 @@ def in_part(fetch: Fetch, become: Callable[[Tensor], Tensor], is_known: bool) ->
 
 
 @contextmanager
-def true_batches(become: Callable[[Tensor], Tensor], is_known: bool) -> Iterator[None]:
+def true_batches(
+    become: Callable[[Tensor], Tensor], drawn: Draws, is_known: bool
+) -> Iterator[None]:
     """Let batches that cannot be made of fake tensors be made of real ones inside the block; all, if they are known."""
     with ExitStack() as stack:
         for kind in (_MapDatasetFetcher, _IterableDatasetFetcher):
-            fetch = in_part(kind.fetch, become, is_known)
+            fetch = in_part(kind.fetch, become, drawn, is_known)
             stack.enter_context(mock.patch.object(kind, "fetch", fetch))
         yield

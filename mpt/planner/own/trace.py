@@ -9,22 +9,22 @@ it would take the device from somewhere else, is planned as if all of it were on
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
-from mpt.errors import ConfigError, MptError
+from mpt.errors import ConfigError
 from mpt.planner.answers.edits import Edit
 from mpt.planner.device.card_answers import questions_answered
 from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
 from mpt.planner.own.all_on_card import all_on_card
-from mpt.planner.own.bounds import follows_from_value, without_values
+from mpt.planner.own.attempts import AS_BOUNDS, Answers, Attempt, as_its_data_need
+from mpt.planner.own.bounds import without_values
 from mpt.planner.own.caches import caches_forgotten
 from mpt.planner.own.changes import (
     NOTHING,
@@ -54,15 +54,12 @@ from mpt.planner.own.rewritten import noting_rewriting
 from mpt.planner.own.source import Source
 from mpt.planner.own.switches import switches_kept
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
-from mpt.planner.trace.cannot_plan import CannotPlan
 from mpt.planner.trace.time_model import Work
-from mpt.planner.trace.trace import Recorder, Trace, live_peak
+from mpt.planner.trace.trace import Recorder, Trace
 from mpt.planner.trace.unseen import Unseen
 
 T = TypeVar("T")
 AS_EAGER = "what torch.compile compiles is planned as without it: compiled, it usually needs less memory and time"
-PATIENCE = 60.0
-"""Seconds that a trace may take to be followed by another one that only may hold more."""
 
 
 @dataclass
@@ -82,8 +79,8 @@ class OwnRun:
     """The dtype of an autocast; none if the step uses one itself."""
     all_on_gpu: bool = False
     """Everything was put on the GPU, because the factory puts nothing there."""
-    trusts_data: bool = False
-    """Values that it loads and draws were taken for true (`mpt.planner.own.bounds`)."""
+    answers: Answers = AS_BOUNDS
+    """How its reads of values were answered."""
     integers: int = 0
     """How many integers it reads that are not known."""
 
@@ -101,56 +98,31 @@ def trace_own(
     `like`: a run of it that was traced in the way that suits it; without one that is found out.
     """
 
-    def trace(all_on_gpu: bool, trusts_data: bool) -> OwnRun:
-        given = source, arguments, gpu, unseen, changes
+    def trace(all_on_gpu: bool, answers: Answers) -> Attempt[OwnRun]:
+        # each attempt is a process of its own, in which no workspace is open yet
+        fresh = unseen and replace(unseen, opened_handles=set(), largest_convolution=0)
+        given = source, arguments, gpu, fresh, changes, answers
         with executed(source.edits):
-            run = None if all_on_gpu else _trace_on_gpu(*given, False, trusts_data)
-            if run is not None:
-                return run
-            run = _trace_on_gpu(*given, True, trusts_data)
-        assert run is not None
-        run.fake.notes.append('it puts nothing on "cuda": planned as if everything were on the GPU')
-        return run
+            made = None if all_on_gpu else _trace_on_gpu(*given, False)
+            if made is not None:
+                return made
+            made = _trace_on_gpu(*given, True)
+        assert made is not None
+        made.found.fake.notes.append(
+            'it puts nothing on "cuda": planned as if everything were on the GPU'
+        )
+        return made
 
     if like is not None:
-        return trace(like.all_on_gpu, like.trusts_data)
-
-    def attempt(trusts_data: bool) -> tuple[OwnRun, Trace, bool]:
-        run = trace(False, trusts_data)
-        return run, run.fake.trace, run.integers > 0
-
-    run, is_unsure = as_its_data_need(attempt)
-    if is_unsure:
-        run.fake.notes.append(
-            f"integers that are read: {run.integers}; where one is a size, the step needs more than planned"
+        return trace(like.all_on_gpu, like.answers).found
+    chosen = as_its_data_need(lambda answers: trace(False, answers))
+    notes = chosen.found.fake.notes
+    notes += chosen.notes
+    if chosen.is_unsure:
+        notes.append(
+            f"integers that are read: {chosen.found.integers}; where one is a size, the step needs more than planned"
         )
-    return run
-
-
-def as_its_data_need(attempt: Callable[[bool], tuple[T, Trace, bool]]) -> tuple[T, bool]:
-    """Return what is traced with bounds in place of values, or with values that are trusted (`mpt.planner.own.bounds`).
-
-    These are tried where bounds lead nowhere, and where integers are read, which may become sizes, if that takes no
-    longer than a minute: of both traces the one that holds more is taken. `attempt` gets whether values are trusted,
-    and returns a result, its trace and whether integers were read that are not known. Returns the result and whether
-    such integers may be sizes. Raises CannotPlan as the first attempt does.
-    """
-    started = time.perf_counter()
-    try:
-        found, trace, is_unsure = attempt(False)
-    except CannotPlan as error:
-        if not follows_from_value(error):
-            raise
-        with suppress(MptError):
-            found, _, is_unsure = attempt(True)
-            return found, is_unsure
-        raise
-    if is_unsure and time.perf_counter() - started < PATIENCE:
-        with suppress(MptError):
-            other, others, is_unsure = attempt(True)
-            if live_peak(others) > live_peak(trace):
-                found = other
-    return found, is_unsure
+    return chosen.found
 
 
 def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
@@ -178,20 +150,18 @@ def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
 def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) -> Trace:
     """Build and step a training on the CPU, on fake or real tensors, to check the plan."""
 
-    def attempt(trusts_data: bool) -> tuple[Trace, Trace, bool]:
-        trace, reads_integers = _trace_on_cpu(source, arguments, is_fake, trusts_data)
-        return trace, trace, reads_integers
-
-    return as_its_data_need(attempt)[0]
+    return as_its_data_need(
+        lambda answers: _trace_on_cpu(source, arguments, is_fake, answers)
+    ).found
 
 
 def _trace_on_cpu(
-    source: Source, arguments: Mapping[str, Any], is_fake: bool, trusts_data: bool
-) -> tuple[Trace, bool]:
+    source: Source, arguments: Mapping[str, Any], is_fake: bool, answers: Answers
+) -> Attempt[Trace]:
     recorder = Recorder("cpu")
     factory = find_factory(source)
     recording = on_fake_gpu(recorder, find_gpu(DEFAULT)) if is_fake else recorder.recording()
-    bounds = without_values(trusts_data) if is_fake else nullcontext()
+    bounds = without_values(answers.trusts_data, answers.seed) if is_fake else nullcontext()
     kinds = made_of_fakes() if is_fake else nullcontext()
     with (
         caches_forgotten(),
@@ -212,7 +182,7 @@ def _trace_on_cpu(
             at_end.callback(made.stop)
         with nullcontext() if values is None else values.stepping():
             perform(made, created, recorder, Changes(), lambda step: None)
-    return recorder.trace, values is not None and values.integers > 0
+    return Attempt.of(recorder.trace, recorder.trace, answers, values)
 
 
 def _trace_on_gpu(
@@ -221,9 +191,9 @@ def _trace_on_gpu(
     gpu: Gpu,
     unseen: Unseen | None,
     changes: Changes,
+    answers: Answers,
     all_on_gpu: bool,
-    trusts_data: bool,
-) -> OwnRun | None:
+) -> Attempt[OwnRun] | None:
     """Return None if the factory puts nothing on the GPU, unless all is put there."""
     device = fake_gpu()
     work, seen = Work(), {"work": False}
@@ -258,7 +228,7 @@ def _trace_on_gpu(
         done_at_once(),
         made_of_fakes(),
         functions_fused(recorder),
-        without_values(trusts_data) as values,
+        without_values(answers.trusts_data, answers.seed) as values,
         ExitStack() as stack,
     ):
         if all_on_gpu:
@@ -286,7 +256,7 @@ def _trace_on_gpu(
         lines = unplaced(recomputed, modules, half)
         recorder.notes += [AS_EAGER] * are_compiled(created.modules)
     convolution = unseen.largest_convolution if unseen is not None else 0
-    return OwnRun(
+    run = OwnRun(
         FakeRun(
             recorder.trace,
             work,
@@ -300,6 +270,7 @@ def _trace_on_gpu(
         unplaced=lines,
         has_adam=has_adam,
         all_on_gpu=all_on_gpu,
-        trusts_data=trusts_data,
+        answers=answers,
         integers=values.integers,
     )
+    return Attempt.of(run, recorder.trace, answers, values)

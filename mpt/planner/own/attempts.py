@@ -1,0 +1,131 @@
+"""Traces of one training with other answers to its reads of values, of which the one that holds the most is planned.
+
+Values are bounds or zeros first (`mpt.planner.own.bounds`). They are those that are loaded and drawn where bounds lead
+nowhere, and where integers are read, which may become sizes. Where a draw may decide what a step holds, a few others
+are drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from mpt.config.sizes import describe_bytes
+from mpt.errors import MptError
+from mpt.planner.own.bounds import BoundedShapes, follows_from_value
+from mpt.planner.trace.cannot_plan import CannotPlan
+from mpt.planner.trace.trace import Trace, live_peak
+
+T = TypeVar("T")
+PATIENCE = 60.0
+"""Seconds that a trace may take to be followed by another one that only may hold more."""
+DRAW_PATIENCE = 15.0
+"""The same where only a draw differs."""
+ALIKE = 0.98
+"""Share of the largest from which on draws are taken to make no difference."""
+SEEDS = (1, 2, 3)
+"""Of the further draws."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How the reads of values are answered in a trace."""
+
+    trusts_data: bool = False
+    """Values that it loads and draws are taken for true."""
+    seed: int = 0
+
+
+AS_BOUNDS = Answers()
+
+
+@dataclass(frozen=True)
+class Attempt(Generic[T]):
+    """A trace, and what it asked for."""
+
+    found: T
+    trace: Trace
+    answers: Answers
+    reads_integers: bool = False
+    """Integers were read that are not known."""
+    draws: bool = False
+    """Python's or NumPy's generator was drawn from, outside of loaders."""
+    reads_draws: bool = False
+    """Integers that torch drew were read."""
+
+    @classmethod
+    def of(
+        cls, found: T, trace: Trace, answers: Answers, values: BoundedShapes | None
+    ) -> Attempt[T]:
+        """Return an attempt with the questions that it asked of `values`."""
+        if values is None:
+            return cls(found, trace, answers)
+        return cls(
+            found,
+            trace,
+            answers,
+            values.integers > 0,
+            values.drawn.is_found,
+            values.drawn_reads > 0,
+        )
+
+    @property
+    def peak(self) -> int:
+        return live_peak(self.trace)
+
+
+@dataclass
+class Chosen(Generic[T]):
+    """The trace that is planned."""
+
+    found: T
+    is_unsure: bool
+    """Integers that were read may be sizes."""
+    notes: list[str] = field(default_factory=list)
+
+
+def as_its_data_need(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
+    """Return the one of a few attempts that holds the most.
+
+    Further ones are made as long as they take no longer than a minute. Raises CannotPlan as the first attempt does.
+    """
+    started = time.perf_counter()
+    try:
+        most = last = attempt(AS_BOUNDS)
+    except CannotPlan as error:
+        if not follows_from_value(error):
+            raise
+        with suppress(MptError):
+            return _with_draws(attempt, attempt(Answers(trusts_data=True)), started)
+        raise
+    if most.reads_integers and time.perf_counter() - started < PATIENCE:
+        with suppress(MptError):
+            last = attempt(Answers(trusts_data=True))
+            most = max(most, last, key=lambda one: one.peak)
+    chosen = _with_draws(attempt, most, started)
+    return Chosen(chosen.found, last.reads_integers, chosen.notes)
+
+
+def _with_draws(
+    attempt: Callable[[Answers], Attempt[T]], first: Attempt[T], started: float
+) -> Chosen[T]:
+    """Return the attempt, or the one with other draws that holds the most."""
+    made = [first]
+    trusts_data = first.answers.trusts_data or first.reads_draws
+    for seed in SEEDS if first.draws or trusts_data else ():
+        if time.perf_counter() - started > DRAW_PATIENCE:
+            break
+        with suppress(MptError):
+            made.append(attempt(Answers(trusts_data, seed)))
+    most = max(made, key=lambda one: one.peak)
+    least = min(one.peak for one in made)
+    notes = []
+    if least < ALIKE * most.peak:
+        notes.append(
+            f"its memory depends on numbers that it draws: {describe_bytes(least)} to {describe_bytes(most.peak)} of "
+            f"tensors in {len(made)} draws. The largest is planned; another draw may need more"
+        )
+    return Chosen(most.found, first.reads_integers, notes)

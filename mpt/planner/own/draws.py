@@ -1,0 +1,57 @@
+"""The numbers that a step draws from the generators of Python, NumPy and torch.
+
+Some steps hold more or less by a draw: how many layers of a quantizer are left out, which augmentation is applied. Each
+trace of a training begins with the generators in one state, so that a change to it is compared with the same draws.
+What a loader draws for its batches is no reason to try others: a batch has one form.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy
+import torch
+
+
+def _states() -> tuple[Any, ...]:
+    name, keys, place, *_ = cast(Any, numpy.random.get_state())
+    return random.getstate(), name, keys[0], place
+
+
+class Draws:
+    """Whether a step draws from the generators of Python or NumPy, outside of its loaders."""
+
+    def __init__(self) -> None:
+        self.is_found = False
+        self._before: Any = None
+
+    def begin(self) -> None:
+        """Take no notice of what was drawn before."""
+        self._before = _states()
+
+    def look(self) -> None:
+        """Notice whether something was drawn since."""
+        self.is_found |= self._before is not None and self._before != _states()
+
+
+@contextmanager
+def drawn_from(seed: int, with_torch: bool) -> Iterator[None]:
+    """Draw the numbers of a seed inside the block, and leave the generators as they were.
+
+    `with_torch`: torch's too, from which a plan draws only where values are trusted.
+    """
+    before = random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
+    random.seed(seed)
+    numpy.random.seed(seed)
+    if with_torch:
+        torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        numpy.random.set_state(before[1])
+        if with_torch:
+            torch.default_generator.set_state(before[2])

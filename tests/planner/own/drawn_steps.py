@@ -1,0 +1,73 @@
+"""Training steps that hold more or less by numbers that they draw."""
+
+import random
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+ROWS, WIDTH, DEPTH = 4096, 256, 8
+
+
+def _trained(forward, layers=DEPTH):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers)).to(device)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+
+    def step():
+        forward(network, device).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def layers_left_out():
+    """As many layers as Python's generator says, often none."""
+
+    def forward(network, device):
+        rows = torch.randn(ROWS, WIDTH, device=device, requires_grad=True)
+        for layer in network[: random.randrange(DEPTH + 1)]:
+            rows = layer(rows).relu()
+        return rows
+
+    return _trained(forward)
+
+
+def one_of_three():
+    """One of three networks, of which the last is the smallest."""
+
+    def forward(network, device):
+        rows = torch.randn(ROWS, WIDTH, device=device)
+        for layer in network[2 * int(torch.randint(3, (1,))) + 1 :]:
+            rows = layer(rows).relu()
+        return rows
+
+    return _trained(forward, 6)
+
+
+class Shifted:
+    """Samples that are shifted by chance, as a loader's augmentation does."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, place):
+        return torch.zeros(WIDTH) + random.random()
+
+
+def augmented():
+    batches = iter(DataLoader(Shifted(), 16))
+    return _trained(lambda network, device: network[0](next(batches).to(device)))
+
+
+def as_many_as_read():
+    """A size that is read from the batch, so that a plan takes its values."""
+    data = TensorDataset(torch.rand(64, WIDTH), torch.randint(2, 5, (64,)))
+    batches = iter(DataLoader(data, 16))
+
+    def forward(network, device):
+        rows, counts = next(batches)
+        return network[0](rows.to(device).repeat(int(counts.sum()), 1))
+
+    return _trained(forward)

@@ -1,0 +1,44 @@
+"""A step whose memory depends on numbers that it draws is planned with the largest of a few draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpt.planner.answers.plan import Plan
+from mpt.planner.client.session import Session
+from tests.planner.own import drawn_steps
+from tests.planner.own.own_plans import plan_of
+
+STEPS = Path(drawn_steps.__file__)
+SAVED = 4 * 4096 * 256
+DEPENDS = "its memory depends on numbers that it draws: "
+
+
+def noted(plan: Plan) -> bool:
+    return any(note.startswith(DEPENDS) for note in plan.notes)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("layers_left_out", 7), ("one_of_three", 5)])
+def test_the_largest_of_a_few_draws_is_planned_each_time(
+    session: Session, name: str, layers: int
+) -> None:
+    first, second = (plan_of(session, STEPS, name, {}) for _ in range(2))
+    assert first.by_category["activations"] >= layers * SAVED
+    assert noted(first)
+    assert first.by_category == second.by_category
+
+
+def test_a_loaders_draws_are_no_reason_to_try_others(session: Session) -> None:
+    assert not noted(plan_of(session, STEPS, "augmented", {}))
+
+
+def test_a_step_that_is_planned_with_its_values_has_its_workspaces(session: Session) -> None:
+    plan = plan_of(session, STEPS, "as_many_as_read", {})
+    assert any("are those of its first two steps" in note for note in plan.notes)
+    assert (
+        plan.by_category["workspace"]
+        == plan_of(session, STEPS, "augmented", {}).by_category["workspace"]
+        > 0
+    )
