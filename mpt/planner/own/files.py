@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 from unittest import mock
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,7 @@ class Files:
         place = place_of(map_location)
         found = self._saved.get(key_of(file))
         if found is None:
-            return self._load(file, place, *options, **named)
+            return counted(self._load(file, place, *options, **named))
 
         shared: dict[Any, Tensor] = {}
 
@@ -75,6 +76,62 @@ class Files:
             return shared[kept.memory].detach()
 
         return tree_map_only(Kept, restored, found[1])
+
+
+def counted(loaded: Any) -> Any:
+    """Return what torch has read, with memory that is seen: it gives fake tensors a device without a call."""
+    memory: dict[int, Tensor] = {}
+
+    def made_there(tensor: Tensor) -> Tensor:
+        is_seen = isinstance(tensor, nn.Parameter)  # by the call that makes it one
+        if is_seen or not isinstance(tensor, FakeTensor) or is_known(tensor) or tensor.is_meta:
+            return tensor
+        storage = tensor.untyped_storage()
+        if storage._cdata not in memory:
+            memory[storage._cdata] = torch.empty(
+                storage.nbytes(), dtype=torch.uint8, device=tensor.device
+            )
+        whole = memory[storage._cdata].view(tensor.dtype)
+        same = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return same.requires_grad_(tensor.requires_grad)
+
+    def seen(one: Any) -> Any:
+        return made_there(one) if isinstance(one, Tensor) else one._apply(made_there)
+
+    return tree_map_only((Tensor, nn.Module), seen, loaded)
+
+
+class OpenedOnHost:
+    """A file of safetensors that is read to the host, and each of its tensors moved: its own reader wants the card."""
+
+    def __init__(self, filename: Any, framework: str, device: Any = "cpu", **options: Any) -> None:
+        self._file: Any = safetensors.safe_open(
+            filename, framework=framework, device="cpu", **options
+        )
+        self._device = device
+
+    def __enter__(self) -> Self:
+        """Open it."""
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close it."""
+        self._file.__exit__(*exception)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what has no tensors."""
+        return getattr(self._file, name)
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Return a tensor on the device."""
+        found: Tensor = self._file.get_tensor(name).to(self._device)
+        return found
+
+    def get_tensors(self) -> dict[str, Tensor]:
+        """Return all tensors on the device, by name."""
+        names = self._file.keys()
+        return {name: self.get_tensor(name) for name in names}
 
 
 @dataclass
@@ -157,6 +214,7 @@ def without_files() -> Iterator[None]:
         **dict.fromkeys(tables, lambda tensors, *kept: {}),
         "serialize_file": lambda table, path, metadata=None: None,
         "serialize": lambda table, metadata=None: b"",
+        "safe_open": OpenedOnHost,
     }
     with (
         mock.patch.multiple(torch, save=files.save, load=files.load),

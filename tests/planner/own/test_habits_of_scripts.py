@@ -128,6 +128,35 @@ def test_weights_are_read_from_a_file_of_safetensors(session: Session, tmp_path:
     assert held["parameters"] == held["gradients"] == WEIGHTS
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        "torch.load(f'{folder}/model.pt', map_location='cuda')",
+        "torch.load(f'{folder}/model.pt', map_location=lambda storage, place: storage.cuda())",
+        "torch.load(f'{folder}/model.pt', map_location={'cpu': 'cuda:0'})",
+        "torch.load(f'{folder}/whole.pt', map_location='cuda', weights_only=False).state_dict()",
+        "load_file(f'{folder}/model.safetensors', device='cuda')",
+        "load_file(f'{folder}/model.safetensors', device=0)",
+    ],
+)
+def test_weights_that_are_read_to_the_card_take_its_memory(
+    read: str, session: Session, tmp_path: Path
+) -> None:
+    layer = torch.nn.Linear(64, 64)
+    torch.save(layer.state_dict(), tmp_path / "model.pt")
+    torch.save(layer, tmp_path / "whole.pt")
+    save_file(layer.state_dict(), tmp_path / "model.safetensors")
+    peaks = []
+    for way in ("torch.load(f'{folder}/model.pt', map_location='cpu')", read):
+        text = HEAD.replace(
+            "optimizer =",
+            f"from safetensors.torch import load_file\nfolder = {str(tmp_path)!r}\nfound = {way}\n"
+            "layer.load_state_dict(found)\noptimizer =",
+        )
+        peaks.append(planned(session, script_of(tmp_path, text)).plan.allocated)
+    assert peaks[1] - peaks[0] == 64 * 64 * 4 + 512
+
+
 def test_nothing_is_written_by_safetensors(session: Session, tmp_path: Path) -> None:
     text = HEAD.replace(
         "import torch\n", "import torch\nfrom safetensors.torch import save_file\n", 1
