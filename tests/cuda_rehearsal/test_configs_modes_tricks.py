@@ -80,7 +80,6 @@ REFUSED_TRICKS = {
         "yolofuse_demo",
         "yolofuse_mid",
     },  # they clip by the whole norm
-    "stream_weights": {"rife_demo"},  # a block that runs twice, under casts
     # They have no hidden channels in a Sequential and do not say which theirs are.
     "prune": {
         *("classify_digits", "diffusion_digits", "resnet50_imagefolder", "saehd_512", "saehd_demo"),

@@ -98,7 +98,8 @@ def test_a_trick_trains(trick: str, config: str, tmp_path: Path) -> None:
         "train.batch_size=16",
         "precision=bf16",
     )
-    if "recompute" in trick and said.code == 2:
+    nothing_to_do = "recompute" in trick or "no Linear layer matches" in said.text
+    if nothing_to_do and said.code == 2:
         pytest.skip(said.text)
     assert said.code == 0, said
 
