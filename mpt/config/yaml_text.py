@@ -192,11 +192,9 @@ def suggest_file(path: Path) -> str:
     if nearest:
         return f"; did you mean {printable(str(found[nearest[0]]), 200)}?"
     shipped = near_names(path.name) if path.suffix == "" and path.name == str(path) else []
-    return (
-        f"; did you mean {' or '.join(MARK + one for one in shipped)}, which come with mpt?"
-        if shipped
-        else ""
-    )
+    come = "comes" if len(shipped) == 1 else "come"
+    named = " or ".join(MARK + one for one in shipped)
+    return f"; did you mean {named}, which {come} with mpt?" if shipped else ""
 
 
 def read_text(text: str, source: str, located: bool = True) -> tuple[Node, list[Problem]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from typer.core import TyperGroup
@@ -64,9 +65,11 @@ def check_script_options(step: Any, words: Sequence[str]) -> None:
     for place, word in enumerate(words[1:], 1):
         option = word.partition("=")[0]
         if option.startswith("-") and option not in (*own, "-h", "--help"):
+            near = get_close_matches(option, own, n=1, cutoff=0.75)
+            meant = f"did you mean {near[0]}? A" if near else "a"
             corrected = shlex.join(["mpt", "plan", *words[:place], "--", *words[place:]])
             raise ConfigError(
-                f"mpt plan: {option} is none of its options; a script's own follow after --: {corrected}"
+                f"mpt plan: {option} is none of its options; {meant} script's own follow after --: {corrected}"
             )
 
 

@@ -49,7 +49,9 @@ WORDS = [
     ("evaluate run pictures", "write --data pictures"),
     ("convert run net.onnx", "write --output net.onnx"),
     ("train dcgan", "did you mean @dcgan_amp or @dcgan_fp32 or @dcgan_o1, which come with mpt?"),
-    ("train wgan", "did you mean @wgan_gp, which come"),
+    ("train wgan", "did you mean @wgan_gp, which comes with mpt?"),
+    ("plan train.py --vrem 6GiB", "did you mean --vram? A script's own follow after --: mpt plan"),
+    ("plan train.py --lr 1", "none of its options; a script's own follow after --: mpt plan"),
     (
         "infer pictures",
         "pictures is a folder of pictures, not a run: mpt infer RUN --input pictures",
