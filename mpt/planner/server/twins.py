@@ -1,7 +1,7 @@
 """Forks of this planning process, which have its imports and all that it has learnt from its plans.
 
 Torch refuses a backward in a fork if autograd has started its threads for devices. They are started by the first
-backward, as many as there are devices: `start_no_threads` makes it before the fake device is there. No plan needs such
+backward, as many as there are devices: it is made before the fake device is registered. No plan needs such
 a thread, since `set_multithreading_enabled(False)` keeps each backward in the thread that calls it.
 """
 
@@ -12,15 +12,8 @@ import os
 import socket
 from typing import IO
 
-import torch
-
 TASKS = "/proc/self/task"
 """Has a folder for each thread of this process."""
-
-
-def start_no_threads() -> None:
-    """Let autograd find no device to start a thread for."""
-    torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
 def fork(control: int) -> tuple[int, tuple[IO[str], IO[str]] | None]:

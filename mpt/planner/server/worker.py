@@ -31,8 +31,6 @@ def main() -> None:
     gc.freeze()
     from mpt.planner.server import twins
 
-    twins.start_no_threads()
-
     specs: dict[str, Any] = {}
     requests: IO[str] = os.fdopen(os.dup(0), encoding="utf-8")
     close_input()
