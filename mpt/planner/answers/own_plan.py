@@ -15,6 +15,7 @@ from mpt.planner.answers.plan import READ, Plan, without_absent
 ORDER = {"recompute": 0, "autocast": 1, "optimizer": 2}
 """Changes -> the order in which they are written down."""
 UNPLACED = "where it applies; no single place for it was found"
+AS_WORDS = "an option of its own, for its command line"
 Places = tuple[tuple[str, tuple[str, ...]], ...]
 
 
@@ -33,6 +34,8 @@ class Way:
     """The places of the lines; without one, a change has no place that is known."""
     unplaced: dict[str, list[str]] = field(default_factory=dict)
     """A change without a place -> its lines."""
+    words: dict[str, str] = field(default_factory=dict)
+    """A change for which the script has an option -> the words for its command line."""
 
     @property
     def changes(self) -> list[tuple[str, Places]]:
@@ -40,6 +43,7 @@ class Way:
         found: dict[str, Places] = {
             name: ((UNPLACED, tuple(lines)),) for name, lines in self.unplaced.items()
         }
+        found |= {name: ((AS_WORDS, (words,)),) for name, words in self.words.items()}
         for edit in sorted(self.edits, key=lambda one: (one.how == "top", one.file, one.first)):
             found[edit.change] = (*found.get(edit.change, ()), (edit.place, edit.lines))
         return [*found.items()]

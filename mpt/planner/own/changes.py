@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -126,26 +126,6 @@ class Changes:
     low_bit_optimizer: bool = False
     keeps_embeddings: bool = False
     """Its state of embeddings is not in 8 bits: so transformers asks bitsandbytes for it."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the training stays the same to rounding."""
-        return not (self.autocast or self.low_bit_optimizer)
-
-    def is_part_of(self, other: Changes) -> bool:
-        """Return whether another one makes all of these changes."""
-        pairs = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
-        return all(one in (theirs, type(one)()) for one, theirs in pairs)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the changes, in the order in which they are written."""
-        made = {
-            "recompute": self.recompute != NOTHING,
-            "autocast": self.autocast,
-            "optimizer": self.low_bit_optimizer,
-        }
-        return [name for name, is_made in made.items() if is_made]
 
 
 def unplaced(

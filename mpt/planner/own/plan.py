@@ -5,20 +5,22 @@ Runs inside the worker process (`mpt.planner.server.worker`).
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import chain, product
 from typing import Any
 
 from mpt.errors import MptError
 from mpt.planner.answers.edits import Edit
-from mpt.planner.answers.own_plan import OwnPlan, Way
+from mpt.planner.answers.own_plan import ORDER, OwnPlan, Way
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
-from mpt.planner.own.changes import NOTHING, Changes
+from mpt.planner.own.changes import Changes
 from mpt.planner.own.factory import batch_size_of
+from mpt.planner.own.options import Words
 from mpt.planner.own.proposals import without_library
 from mpt.planner.own.source import Source
 from mpt.planner.own.trace import OwnRun, import_factory, trace_own
@@ -28,6 +30,10 @@ from mpt.planner.trace.unseen import Unseen
 
 PATIENCE = 90.0
 """Seconds after which no further change is tried: a script may evaluate at length before it trains."""
+EXACT = {"recompute"}
+"""Changes with which the training stays the same to rounding."""
+Names = frozenset[str]
+"""Changes: recompute, autocast, optimizer."""
 LEAST_SAVING = 0.98
 """A way that still needs more than this share of the step unchanged is left out."""
 
@@ -36,38 +42,49 @@ LEAST_SAVING = 0.98
 class Planned:
     """How changes are planned."""
 
-    changes: Changes
+    changes: Changes = field(default_factory=Changes)
     """Those that are made from outside."""
     edits: tuple[Edit, ...] = ()
-    """The others, in the script's text."""
+    """Those in the script's text."""
+    words: tuple[str, ...] = ()
+    """Those by options of its command line."""
 
     @classmethod
-    def of(cls, changes: Changes, run: OwnRun, source: Source) -> Planned:
-        """Let the text be changed where it can be: a module's file is imported once."""
+    def of(cls, names: Names, run: OwnRun, source: Source, options: Mapping[str, Words]) -> Planned:
+        """Take a script's own options, else change its text where it can be: a module's file is imported once."""
 
         def in_text(name: str) -> bool:
             files = {edit.file for edit in run.edits[name]}
             return bool(files) and (source.is_script or files == {source.where})
 
+        words = [word for name in ORDER if name in names for word in options.get(name, ())]
+        left = names - options.keys()
         edits: list[Edit] = []
-        if changes.autocast and in_text("autocast"):
-            edits += run.edits["autocast"]
-            changes = replace(changes, autocast="")
-        if changes.recompute != NOTHING and in_text("recompute"):
-            edits += run.edits["recompute"]
-            changes = replace(changes, recompute=NOTHING)
-        # a library's argument imports what need not be installed
-        is_there = find_spec("bitsandbytes") is not None
-        is_said = any(edit.how == "argument" for edit in run.edits["optimizer"]) and not is_there
-        if is_said:
-            changes = replace(changes, keeps_embeddings=changes.low_bit_optimizer)
-        elif changes.low_bit_optimizer and in_text("optimizer"):
-            edits += map(without_library, run.edits["optimizer"])
-            changes = replace(changes, low_bit_optimizer=False)
-        return cls(changes, tuple(edits))
+        changes = Changes()
+        if "autocast" in left:
+            if in_text("autocast"):
+                edits += run.edits["autocast"]
+            else:
+                changes = replace(changes, autocast=run.half)
+        if "recompute" in left:
+            if in_text("recompute"):
+                edits += run.edits["recompute"]
+            else:
+                changes = replace(changes, recompute=run.recomputed)
+        if "optimizer" in left:
+            # a library's argument imports what need not be installed
+            is_there = find_spec("bitsandbytes") is not None
+            is_said = (
+                any(edit.how == "argument" for edit in run.edits["optimizer"]) and not is_there
+            )
+            if in_text("optimizer") and not is_said:
+                edits += map(without_library, run.edits["optimizer"])
+            else:
+                changes = replace(changes, low_bit_optimizer=True, keeps_embeddings=is_said)
+        return cls(changes, tuple(edits), tuple(words))
 
 
-AS_IT_IS = Planned(Changes())
+AS_IT_IS = Planned()
 NO_SIZE = "no largest batch: neither its words nor its text name a batch size (a function takes `batch_size`)"
 
 
@@ -88,9 +105,10 @@ def plan_own(
 
     def trace(like: OwnRun | None, planned: Planned = AS_IT_IS, **changed: Any) -> OwnRun:
         unseen = Unseen(gpu.capability, False, calibration.context_bytes, calibration.cudnn_share)
-        text = replace(source, edits=planned.edits)
+        words = (*source.words, *planned.words)
         given = {**arguments, **changed}
-        return trace_own(text, given, gpu, unseen, planned.changes, like)
+        changed_source = replace(source, edits=planned.edits, words=words)
+        return trace_own(changed_source, given, gpu, unseen, planned.changes, like)
 
     run = trace(None)
 
@@ -104,19 +122,18 @@ def plan_own(
         run.fake, batch_size or 0, gpu, calibration, wish, calibration.context_bytes, False, retrace
     )
     without_largest = replace(wish, largest_batch=False, snapshot="")
-    ways: list[tuple[Changes, Way]] = []
-    for number, changes in enumerate(find_changes(run) if with_changes else (), 1):
-        seconds = time.perf_counter() - started
-        if seconds > PATIENCE:
-            untried = f"further changes were not tried: {number} plans took {seconds:.0f} s"
-            plan = replace(plan, notes=[*plan.notes, untried])
-            break
+    options = dict(run.options)
+
+    def plan_way(names: Names) -> Way | None:
+        """Return a way with changes; None if it saves nothing."""
         try:
-            changed = trace(run, Planned.of(changes, run, source)).fake
+            changed = trace(run, Planned.of(names, run, source, options)).fake
         except (
             MptError
         ):  # a block that cannot be recomputed, a loss that autocast refuses: no way, then
-            continue
+            if len(names) == 1:
+                options.pop(min(names), None)
+            return None
         planned = describe(
             changed,
             batch_size or 0,
@@ -127,16 +144,40 @@ def plan_own(
             False,
             None,
         )
-        if planned.reserved <= LEAST_SAVING * plan.reserved:
-            edits = [edit for name in changes.names for edit in run.edits[name]]
-            left = {name: run.unplaced[name] for name in changes.names if not run.edits[name]}
-            lines = [*chain(*(edit.lines for edit in edits), *left.values())]
-            ways.append((changes, Way(lines, changes.is_exact, planned, edits, left)))
+        if planned.reserved > LEAST_SAVING * plan.reserved:
+            return None
+        words = {
+            name: shlex.join(options[name]) for name in ORDER if name in names & options.keys()
+        }
+        written = [name for name in ORDER if name in names - options.keys()]
+        edits = [edit for name in written for edit in run.edits[name]]
+        left = {name: run.unplaced[name] for name in written if not run.edits[name]}
+        lines = [*chain(*(edit.lines for edit in edits), *left.values())]
+        return Way(lines, names <= EXACT, planned, edits, left, words)
+
+    ways: list[tuple[Names, Way]] = []
+    for number, names in enumerate(find_changes(run) if with_changes else (), 1):
+        seconds = time.perf_counter() - started
+        if seconds > PATIENCE:
+            untried = f"further changes were not tried: {number} plans took {seconds:.0f} s"
+            plan = replace(plan, notes=[*plan.notes, untried])
+            break
+        if not names <= run.changes | options.keys():
+            continue
+        words = options.get(min(names)) if len(names) == 1 else None
+        way = plan_way(names)
+        if way is None and words and names <= run.changes:
+            options.pop(min(names), None)
+            way = plan_way(names)
+            if way is None:
+                options[min(names)] = words
+        if way is not None:
+            ways.append((names, way))
     plan = replace(plan, planning_seconds=time.perf_counter() - started)
     return OwnPlan(str(source), plan, sorted(worth_their_changes(ways), key=_rank))
 
 
-def worth_their_changes(ways: Sequence[tuple[Changes, Way]]) -> list[Way]:
+def worth_their_changes(ways: Sequence[tuple[Names, Way]]) -> list[Way]:
     """Leave out ways of which fewer changes save as much in the same time."""
 
     def is_no_better(way: Way, other: Way) -> bool:
@@ -146,21 +187,21 @@ def worth_their_changes(ways: Sequence[tuple[Changes, Way]]) -> list[Way]:
 
     return [
         way
-        for changes, way in ways
-        if not any(
-            fewer != changes and fewer.is_part_of(changes) and is_no_better(way, other)
-            for fewer, other in ways
-        )
+        for names, way in ways
+        if not any(fewer < names and is_no_better(way, other) for fewer, other in ways)
     ]
 
 
-def find_changes(run: OwnRun) -> Iterator[Changes]:
-    """Yield possible changes of a step, each alone and then together."""
-    found = (
-        Changes(*chosen)
-        for chosen in product(("", run.half), (NOTHING, run.recomputed), (False, run.has_adam))
-    )
-    yield from (changes for changes in dict.fromkeys(found) if changes != Changes())
+def find_changes(run: OwnRun) -> Iterator[Names]:
+    """Yield possible changes of a step, each alone before it is one of several."""
+    possible = run.changes | run.options.keys()
+    order = [name for name in ("optimizer", "recompute", "autocast") if name in possible]
+    for chosen in product((False, True), repeat=len(order)):
+        names = frozenset(
+            name for name, is_made in zip(order[::-1], chosen, strict=True) if is_made
+        )
+        if names:
+            yield names
 
 
 def _rank(way: Way) -> tuple[bool, bool, float]:

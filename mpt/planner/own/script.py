@@ -43,6 +43,7 @@ from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.evaluations import Evaluations
 from mpt.planner.own.names import named_networks
 from mpt.planner.own.notebooks import is_notebook, let_find, names_in_notebooks, parts_of
+from mpt.planner.own.options import Parsed, noting_options
 from mpt.planner.own.places import Standing, is_own, standing
 from mpt.planner.own.source import Made, Source
 from mpt.planner.own.written import Tail, Written
@@ -93,6 +94,7 @@ class Script:
         self._written = Written(os.getcwd(), str(Path(source.where).parent))
         self._said = Tail()
         self._created = Created()
+        self._parsed: list[Parsed] = []
         self._evaluations = Evaluations()
         self._stepped: Counter[int] = Counter()
         """Optimizer -> its steps in this step."""
@@ -130,6 +132,7 @@ class Script:
             named_networks(variables),
             variables=variables,
             places=places,
+            parsed=self._parsed,
             stop=self.stop,
             notes=self.notes,
         )
@@ -243,6 +246,7 @@ class Script:
                 mock.patch.object(signal, "signal"),
                 *(mock.patch.object(one, "set_start_method") for one in STARTERS),
                 noting_what_is_made(self._created),
+                noting_options(self.words, self._parsed),
                 self._written.elsewhere(),
                 mock.patch.object(
                     torch.autograd, "backward", self._counting(torch.autograd.backward)

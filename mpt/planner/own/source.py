@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mpt.planner.answers.edits import Edit
+from mpt.planner.own.options import Parsed
 from mpt.planner.own.places import Standing
 
 
@@ -54,6 +55,8 @@ class Made:
     """Variables where it stands as the step begins, by name."""
     places: Mapping[str, Standing] = field(default_factory=dict)
     """Variable -> where the function stands that it is one of."""
+    parsed: Sequence[Parsed] = ()
+    """The parsers of its command line."""
     stop: Callable[[], None] = lambda: None
     """To be called when no more steps are wanted."""
     notes: Callable[[], list[str]] = list

@@ -44,6 +44,7 @@ from mpt.planner.own.graphs import Graphs
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.loaders import loaded_here
 from mpt.planner.own.names import are_compiled
+from mpt.planner.own.options import Words, find_words
 from mpt.planner.own.passes import Passes
 from mpt.planner.own.performed import call, name_modules, perform, updated_weights, watch_step
 from mpt.planner.own.pools import done_at_once
@@ -73,6 +74,8 @@ class OwnRun:
     """A change -> the edits of the script that make it; none if no place for it is known."""
     unplaced: Mapping[str, list[str]] = field(default_factory=dict)
     """A change -> its lines, for which there is no place."""
+    options: Mapping[str, Words] = field(default_factory=dict)
+    """A change for which the script has an option -> the words for its command line."""
     has_adam: bool = False
     """All of its optimizers have an 8-bit form."""
     half: str = ""
@@ -83,6 +86,16 @@ class OwnRun:
     """How its reads of values were answered."""
     integers: int = 0
     """How many integers it reads that are not known."""
+
+    @property
+    def changes(self) -> set[str]:
+        """The changes that can be made without an option of the script."""
+        possible = {
+            "recompute": self.recomputed != NOTHING,
+            "autocast": bool(self.half),
+            "optimizer": self.has_adam,
+        }
+        return {name for name, is_possible in possible.items() if is_possible}
 
 
 def trace_own(
@@ -254,6 +267,7 @@ def _trace_on_gpu(
         made_by = [(one, created.stacks.get(id(one), ())) for one in optimizers]
         edits = find_edits(source, made, recomputed, modules, passes, half, made_by)
         lines = unplaced(recomputed, modules, half)
+        options = find_words(made.parsed, half)
         recorder.notes += [AS_EAGER] * are_compiled(created.modules)
     convolution = unseen.largest_convolution if unseen is not None else 0
     run = OwnRun(
@@ -268,6 +282,7 @@ def _trace_on_gpu(
         half="" if stand_in.autocasts else half,
         edits=edits,
         unplaced=lines,
+        options=options,
         has_adam=has_adam,
         all_on_gpu=all_on_gpu,
         answers=answers,

@@ -1,0 +1,119 @@
+"""Options of a script's own command line as changes that are proposed."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, BooleanOptionalAction
+from pathlib import Path
+
+import pytest
+
+from mpt.planner.client.session import Session
+from mpt.planner.own.options import Parsed, find_words
+from tests.planner.own.test_scripts import planned, script_of
+
+SCRIPT = """
+import argparse
+
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", nargs="+")
+parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--amp", action="store_true")
+parser.add_argument("--grad-checkpointing", type=int, default=0)
+parser.add_argument("--use_8bit_adam", action="store_true")
+args = parser.parse_args()
+if args.use_8bit_adam:
+    raise ImportError("the library for it is not here")
+linear = torch.nn.Linear
+layers = [torch.nn.Sequential(linear(64, 256), torch.nn.GELU(), linear(256, 64)) for _ in range(6)]
+network = torch.nn.Sequential(*layers).cuda()
+optimizer = torch.optim.AdamW(network.parameters())
+for _ in range(4):
+    batch = torch.rand(args.batch_size * 64, 64, device="cuda")
+    with torch.autocast("cuda", enabled=args.amp):
+        found = batch
+        if args.grad_checkpointing:
+            for layer in network:
+                found = torch.utils.checkpoint.checkpoint(layer, found, use_reentrant=False)
+        else:
+            found = network(batch)
+        loss = found.float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_is_proposed_the_options_that_its_author_provided(
+    session: Session, tmp_path: Path
+) -> None:
+    script = script_of(tmp_path, SCRIPT)
+    given = ("--data", "one", "two", "--batch-size", "32")
+    found = planned(session, script, *given)
+    recomputed, half = {"recompute": "--grad-checkpointing 1"}, {"autocast": "--amp"}
+    ways = {tuple(way.words.values()): way for way in found.ways if way.words and not way.lines}
+    assert [way.words for way in ways.values() if way.exact] == [recomputed]
+    assert {(*half.values(),), (*recomputed.values(), *half.values())} <= ways.keys()
+    for words, way in ways.items():
+        written = {"where": str(script), "words": [*given, *" ".join(words).split()]}
+        same = session.plan_own(written, {}, with_changes=False).get()
+        assert same.plan.reserved == way.plan.reserved < found.plan.reserved
+        assert same.plan.step_seconds == way.plan.step_seconds
+    (changed,) = {one for way in ways.values() for one in way.changes if one[0] == "autocast"}
+    assert changed[1] == (("an option of its own, for its command line", ("--amp",)),)
+
+
+def test_an_option_that_cannot_be_taken_is_written_into_the_text_instead(
+    session: Session, tmp_path: Path
+) -> None:
+    found = planned(session, script_of(tmp_path, SCRIPT), "--amp", "--grad-checkpointing", "1")
+    assert not any(way.words for way in found.ways)  # switched on already, or refused
+
+
+def parser_of(**options: object) -> ArgumentParser:
+    parser = ArgumentParser()
+    for name, settings in options.items():
+        parser.add_argument(f"--{name}", **settings)  # type: ignore[arg-type]
+    return parser
+
+
+CHOICES = {"choices": ["no", "fp16", "bf16"], "default": "no"}
+OPTIM = {"choices": ["adamw_torch", "adamw_bnb_8bit"], "default": "adamw_torch"}
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "bfloat16", "float16"),
+    [
+        (
+            {"fp16": {"action": "store_true"}, "bf16": {"action": "store_true"}},
+            [],
+            "--bf16",
+            "--fp16",
+        ),
+        (
+            {"fp16": {"action": "store_true"}, "bf16": {"action": "store_true"}},
+            ["--fp16"],
+            "",
+            "",
+        ),
+        ({"mixed_precision": CHOICES}, [], "--mixed_precision bf16", "--mixed_precision fp16"),
+        ({"mixed_precision": CHOICES}, ["--mixed_precision", "fp16"], "", ""),
+        ({"amp": {"action": BooleanOptionalAction}}, [], "--amp", "--amp"),
+        ({"amp": {"type": bool, "default": False}}, [], "--amp True", "--amp True"),
+        ({"bf16": {"nargs": "?", "const": True, "type": bool}}, [], "--bf16", ""),
+        ({"precision": {"default": "fp32"}}, [], "", ""),  # of which the values are not known
+        ({"optim": OPTIM}, [], "--optim adamw_bnb_8bit", "--optim adamw_bnb_8bit"),
+        ({"optim": {**OPTIM, "default": "sgd"}}, [], "", ""),
+        ({"checkpoint": {"default": None}, "resume": {"action": "store_true"}}, [], "", ""),
+        ({"use-checkpoint": {"action": "store_true"}}, [], "--use-checkpoint", "--use-checkpoint"),
+        ({"no-amp": {"action": "store_false"}}, [], "", ""),
+    ],
+)
+def test_options_are_known_by_their_names(
+    options: dict[str, object], given: list[str], bfloat16: str, float16: str
+) -> None:
+    parser = parser_of(**options)
+    parsed = [Parsed(parser, parser.parse_args(given))]
+    for half, words in (("bfloat16", bfloat16), ("float16", float16)):
+        assert [" ".join(one) for one in find_words(parsed, half).values()] == [words] * bool(words)
