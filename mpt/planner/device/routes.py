@@ -7,8 +7,9 @@ else.
 
 The list was made by asking torch 2.13 to 2.15 which operators have both a composite kernel and one for a device
 (`find_split_operators`), and by reading the device checks of 2.13. `unknown_routes` asks the installed torch
-again: operators beyond the list are reported with the plan. Attention follows `sdp_utils.cpp`, except that cuDNN's
-own, which torch prefers on compute capabilities 9.0 and 10.0, is taken to hold as much as flash attention. What cuDNN
+again: operators beyond the list are reported with the plan. Attention follows `sdp_utils.cpp` and the switches of a
+script (`torch.nn.attention.sdpa_kernel`), except that cuDNN's own, which torch prefers on compute capabilities 9.0 and
+10.0, is taken to accept and to hold as much as flash attention. What cuDNN
 keeps for a recurrent layer's backward pass is not documented, and is taken to be the gates and states.
 """
 
@@ -38,6 +39,9 @@ SPLIT_OPERATORS = frozenset(
 )
 KERNEL_ONLY = ("silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm")
 """Kept whole, as the CUDA kernels keep them."""
+
+KERNELS = {"math": 0, "flash": 1, "mem_efficient": 2, "cudnn": 3}
+"""Torch's names of its kernels of attention in switches -> their numbers in its order (`SDPBackend`)."""
 
 
 @dataclass
@@ -186,8 +190,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Choose as torch does: flash, then memory-efficient, then the plain formula."""
-    aten = torch.ops.aten
+    """Choose as torch does, in its order (flash, then memory-efficient, then the plain formula) of those switched on.
+
+    Raises RuntimeError, as torch does, if none of them takes these tensors.
+    """
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
@@ -195,35 +201,52 @@ def _attention(
         )
     four_dimensional = query.dim() == 4 and key.dim() == 4 and value.dim() == 4
     fused = four_dimensional and _lie_in_rows(query, key, value, attn_mask)
-    if fused and _flash_accepts(
+    takes_flash = fused and _flash_accepts(
         query, key, value, attn_mask, dropout_p, is_causal, needs_grad, enable_gqa
-    ):
-        size = query.shape[-1]
-        if size % 8:
-            scale = scale if scale is not None else 1 / math.sqrt(size)
-            query, key, value = (
-                torch.nn.functional.pad(t, (0, 8 - size % 8)) for t in (query, key, value)
-            )
-        output = aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, False, scale=scale
-        )[0]
-        return output[..., :size] if size % 8 else output  # type: ignore[no-any-return]
-    if fused and not enable_gqa and _efficient_accepts(query, value):
-        result: Tensor = aten._scaled_dot_product_efficient_attention(
-            query,
-            key,
-            value,
-            _padded_mask(attn_mask),
-            needs_grad,
-            dropout_p,
-            is_causal,
-            scale=scale,
-        )[0]
-        return result
-    result = aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    takes = {
+        "flash": takes_flash,
+        "cudnn": takes_flash,
+        "mem_efficient": fused and not enable_gqa and _efficient_accepts(query, value),
+        "math": True,
+    }
+    chosen = next((name for name in _attention_kernels() if takes[name]), None)
+    if chosen is None:
+        raise RuntimeError("No available kernel. Aborting execution.")
+    if chosen == "math":
+        found = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        return found[0]  # type: ignore[no-any-return]
+    if chosen == "mem_efficient":
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(
+            query, key, value, _padded_mask(attn_mask), needs_grad, dropout_p, is_causal, scale=scale
+        )  # fmt: skip
+        return found[0]  # type: ignore[no-any-return]
+    return _flash(query, key, value, dropout_p, is_causal, scale)
+
+
+def _attention_kernels() -> list[str]:
+    """Return the kernels of attention that a script has switched on, the preferred first."""
+    order: list[int] = torch._C._get_sdp_priority_order()
+    named = {order_number: name for name, order_number in KERNELS.items()}
+    names = [named[number] for number in order if number in named]
+    return [name for name in names if getattr(torch._C, f"_get_{name}_sdp_enabled")()]
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, is_causal: bool, scale: float | None
+) -> Tensor:
+    size = query.shape[-1]
+    if size % 8:
+        scale = scale if scale is not None else 1 / math.sqrt(size)
+        query, key, value = (
+            torch.nn.functional.pad(t, (0, 8 - size % 8)) for t in (query, key, value)
+        )
+    output: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout, is_causal, False, scale=scale
     )[0]
-    return result
+    return output[..., :size] if size % 8 else output
 
 
 def _lie_in_rows(*tensors: Tensor | None) -> bool:

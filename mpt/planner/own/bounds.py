@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from mpt.planner.device.composites import parts_of
 from mpt.planner.device.operator_kinds import facts_of, is_known
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
-from mpt.planner.own import quantized
+from mpt.planner.own import compared, quantized
 from mpt.planner.own.asserted import is_asserted
 from mpt.planner.own.draws import Draws, drawn_from
 from mpt.planner.own.exchange import tensors_exchanged
@@ -134,7 +134,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        parts = parts_of(func, args)
+        parts = parts_of(func, args) or compared.PARTS.get(func)
         if parts is not None:
             with self:
                 return parts(*args, **kwargs)

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
+from mpt.planner.device.routes import KERNELS
+
 
 @contextmanager
 def switches_kept() -> Iterator[None]:
@@ -19,9 +21,14 @@ def switches_kept() -> Iterator[None]:
     dtype, has_gradients = torch.get_default_dtype(), torch.is_grad_enabled()
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    attention = {name: getattr(torch._C, f"_get_{name}_sdp_enabled")() for name in KERNELS}
+    order = torch._C._get_sdp_priority_order()
     try:
         yield
     finally:
+        torch._C._set_sdp_priority_order(order)
+        for name, is_on in attention.items():
+            getattr(torch._C, f"_set_sdp_use_{name}")(is_on)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(has_gradients)
         torch.use_deterministic_algorithms(is_deterministic, warn_only=warns)

@@ -1,0 +1,51 @@
+"""Training steps with what many scripts do: kernels that they choose, experts, counts, records of their own."""
+
+import contextlib
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def attended(kernel="", switched_off=False, in_half=False, length=256):
+    """Attention by the kernel that a script names, or without those that it switches off."""
+    if switched_off:
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+    layer = nn.Linear(64, 3 * 64).to(device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        chosen = sdpa_kernel(getattr(SDPBackend, kernel)) if kernel else contextlib.nullcontext()
+        with torch.autocast("cuda", torch.bfloat16, enabled=in_half), chosen:
+            parts = layer(torch.rand(2, 4, length, 64, device=device)).chunk(3, -1)
+            found = functional.scaled_dot_product_attention(*parts)
+        found.float().sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def compared():
+    """A step that compares whole tensors, and asserts that some are the same."""
+    layer = nn.Linear(64, 64).to(device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    before = layer.weight.detach().clone()
+
+    def step():
+        optimizer.zero_grad()
+        rows = torch.rand(2, 64, device=device)
+        assert torch.equal(rows, rows.flip(0).flip(0)), "rows"
+        if not torch.allclose(rows.sum(1), rows.sum(1), atol=1e-3):
+            raise ValueError("sums")
+        layer(rows).sum().backward()
+        optimizer.step()
+        assert not torch.equal(before, layer.weight), "nothing was updated"
+        assert not torch.equal(before, before[:1])
+        print(torch.equal(before, layer.weight), torch.allclose(before, layer.weight))
+
+    return step

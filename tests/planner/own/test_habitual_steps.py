@@ -1,0 +1,51 @@
+"""Steps with habits of many scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt.errors import MptError
+from mpt.planner.answers.plan import Plan
+from mpt.planner.client.session import Session
+from tests.planner.own import habitual_steps
+from tests.planner.own.own_plans import plan_of
+
+STEPS = Path(habitual_steps.__file__)
+
+
+def planned(session: Session, name: str, **options: Any) -> Plan:
+    return plan_of(session, STEPS, name, options)
+
+
+@pytest.mark.parametrize("in_half", [False, True])
+def test_attention_is_planned_by_the_kernel_that_a_script_chooses(
+    session: Session, in_half: bool
+) -> None:
+    scores = 2 * 4 * 256 * 256 * 4  # of the plain formula, in float32 in either case
+    plain, by_name, others_off = (
+        planned(session, "attended", in_half=in_half, **chosen)
+        for chosen in ({}, {"kernel": "MATH"}, {"switched_off": True})
+    )
+    assert by_name.by_category["activations"] > scores
+    assert by_name.allocated == others_off.allocated
+    assert plain.allocated < by_name.allocated - scores
+    # what a script switches off is on again in the next
+    assert planned(session, "attended", in_half=in_half).allocated == plain.allocated
+
+
+def test_a_kernel_of_attention_that_does_not_take_float32_is_refused_as_by_torch(
+    session: Session,
+) -> None:
+    with pytest.raises(MptError, match=r"No available kernel.*habitual_steps.py:\d+"):
+        planned(session, "attended", kernel="FLASH_ATTENTION")
+    efficient = planned(session, "attended", kernel="EFFICIENT_ATTENTION")
+    assert efficient.allocated == planned(session, "attended").allocated
+
+
+def test_comparisons_of_whole_tensors_are_read_values(session: Session) -> None:
+    plan = planned(session, "compared")
+    assert plan.by_category["gradients"] == 4 * 64 * 64 + 512
+    assert any("the step reads values (10 times)" in note for note in plan.notes), plan.notes
