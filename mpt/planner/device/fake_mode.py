@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device import cpu_routes, direct_results
 from mpt.planner.device.operator_kinds import (
+    BLANK_IDS,
     NUMBERS,
     PLAIN,
     QUERY_IDS,
@@ -101,7 +102,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         number = self.number(func, args)
         if number is not None:
             return number
-        if func is _TO_COPY and is_elsewhere(args[0], kwargs.get("device")):
+        if (func is _TO_COPY and is_elsewhere(args[0], kwargs.get("device"))) or (
+            id(func) in BLANK_IDS and is_known(args[0])  # torch would keep what its memory holds
+        ):
             args = (self._without_values(args[0]), *args[1:])
         key = self._description(func, args, kwargs)
         outcome = None if key is None else _outcomes.get(key)

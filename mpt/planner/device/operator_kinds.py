@@ -63,7 +63,15 @@ RECORDS = {
     _profiler._record_function_exit._RecordFunction,
 }
 """An optimizer's step is a range of the profiler. These have no tensors, and torch's rules take a millisecond."""
-VIEW_IDS, QUERY_IDS, RECORD_IDS = (frozenset(map(id, funcs)) for funcs in (VIEWS, QUERIES, RECORDS))
+BLANKS = {
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+"""They make memory with nothing in it by the form of a tensor."""
+VIEW_IDS, QUERY_IDS, RECORD_IDS, BLANK_IDS = (
+    frozenset(map(id, funcs)) for funcs in (VIEWS, QUERIES, RECORDS, BLANKS)
+)
 
 
 class Facts(NamedTuple):

@@ -1,8 +1,8 @@
 """Traces of one training with other answers to its reads of values, of which the one that holds the most is planned.
 
 Values are bounds or zeros first (`mpt.planner.own.bounds`). They are those that are loaded and drawn where bounds lead
-nowhere, and where integers are read, which may become sizes. Where a draw may decide what a step holds, a few others
-are drawn.
+nowhere, where integers are read, which may become sizes, and where bounds are far above what the data need. Where a
+draw may decide what a step holds, a few others are drawn.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ DRAW_PATIENCE = 15.0
 """The same where only a draw differs."""
 ALIKE = 0.98
 """Share of the largest from which on draws are taken to make no difference."""
+WEIGHS = 0.002
+"""Share of a step's memory from which on a result at its bound may decide how much that is."""
+NEAR = 1.05
+"""A plan with all sizes at their bounds is taken as it is if it holds no more than that times one with its data's."""
 SEEDS = (1, 2, 3)
 """Of the further draws."""
 
@@ -40,6 +44,10 @@ class Answers:
 
 
 AS_BOUNDS = Answers()
+OF_DATA = (
+    "sizes that follow from data are those of the batches that were loaded or drawn here; with each as large as it can "
+    "be, the tensors would need {}"
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,10 @@ class Attempt(Generic[T]):
     """Python's or NumPy's generator was drawn from, outside of loaders."""
     reads_draws: bool = False
     """Integers that torch drew were read."""
+    is_bounded: bool = False
+    """A size at its bound may weigh."""
+    follows_data: bool = False
+    """Sizes are those of the data that it loads or draws."""
 
     @classmethod
     def of(
@@ -70,6 +82,8 @@ class Attempt(Generic[T]):
             values.integers > 0,
             values.drawn.is_found,
             values.drawn_reads > 0,
+            values.bounded_bytes > WEIGHS * live_peak(trace),
+            values.follows_data,
         )
 
     @property
@@ -101,12 +115,15 @@ def as_its_data_need(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
         with suppress(MptError):
             return _with_draws(attempt, attempt(Answers(trusts_data=True)), started)
         raise
-    if most.reads_integers and time.perf_counter() - started < PATIENCE:
+    asks = most.reads_integers or most.is_bounded
+    if asks and time.perf_counter() - started < PATIENCE:
         with suppress(MptError):
             last = attempt(Answers(trusts_data=True))
-            most = max(most, last, key=lambda one: one.peak)
-    chosen = _with_draws(attempt, most, started)
-    return Chosen(chosen.found, last.reads_integers, chosen.notes)
+    is_of_data = last.follows_data and most.peak > NEAR * last.peak
+    first = last if is_of_data else max(most, last, key=lambda one: one.peak)
+    chosen = _with_draws(attempt, first, started)
+    notes = [OF_DATA.format(describe_bytes(most.peak))] if is_of_data else []
+    return Chosen(chosen.found, last.reads_integers, [*chosen.notes, *notes])
 
 
 def _with_draws(

@@ -57,6 +57,7 @@ from mpt.planner.own.sequences import (
 from mpt.planner.own.updates import is_in_update
 from mpt.planner.own.without_memory import WithoutMemory
 from mpt.planner.trace.cannot_plan import line_of
+from mpt.run.process.storage_trace import tensors_in
 
 KNOWN_VALUES = 64
 """Tensors of that many numbers keep those that a script wrote, such as a detector's strides; torch keeps single
@@ -106,6 +107,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """How many of the values that were read are integers."""
         self.bounded = 0
         """How many shapes were taken at their bound."""
+        self.bounded_bytes = 0
+        """Bytes of the largest of them."""
         self.numbers = 0
         """How many single integers the step drew, which are the largest that they can be."""
         self.drawn_reads = 0
@@ -114,6 +117,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.int8 = 0
         """Quantizations to int8 whose outliers are not known."""
         self.packed = PackedSequences(self.largest)
+        self.is_loaded = False
+        """A loader made a batch of real tensors."""
         self.values = TrueValues(trusts_data)
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
         self.is_built = False
@@ -121,7 +126,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.steps = QuasiNewton()
         self.kernels = TritonKernels()
         self._rules: dict[Any, Callable[..., Any]] = {
-            _aten.nonzero.default: most_places,
+            _aten.nonzero.default: self.places,
             _aten.masked_select.default: self.selected,
             _aten._unique2.default: most_different,
             _aten.unique_consecutive.default: most_different,
@@ -177,11 +182,25 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.values.keep_order(result)
 
     def places(self, mask: Tensor) -> Tensor:
-        """Return the places that a mask selects; all, if it is not known or its values are not trusted."""
+        """Return the places that a mask selects; all, if it is not known or its values are not trusted.
+
+        Where values are trusted these are all in their order, so that the next mask may follow from them.
+        """
         value = self.values.read(mask) if self.trusts_data else None
         if value is None:
-            return most_places(mask)
-        return mask.new_empty((int(numpy.count_nonzero(value)), mask.dim()), dtype=torch.int64)
+            places: Tensor = self._bound(most_places(mask))
+            if self.trusts_data:
+                self.values.keep_places(places, mask.shape)
+            return places
+        count = int(numpy.count_nonzero(value))
+        self.values.note_size(count)
+        return mask.new_empty((count, mask.dim()), dtype=torch.int64)
+
+    def _bound(self, result: Any) -> Any:
+        """Note how large a result at its bound is, and return it."""
+        sizes = (one.numel() * one.itemsize for one in tensors_in(result))
+        self.bounded_bytes = max(self.bounded_bytes, *sizes)
+        return result
 
     def selected(self, tensor: Tensor, mask: Tensor) -> Tensor:
         """Return as many elements as a mask selects, or can select."""
@@ -199,7 +218,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             rule = all_boxes
         if rule is not None and not is_known(args[0]):
             self.bounded += 1
-            return rule(*args, **kwargs)
+            return self._bound(rule(*args, **kwargs))
         if name in quantized.RULES:
             self.int8 += 1
             return quantized.RULES[name](*args, **kwargs)
@@ -278,9 +297,15 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
     def become_fake(self, real: Tensor) -> Tensor:
         """Return a fake tensor for a real one of a batch."""
         fake = torch.empty(real.shape, dtype=real.dtype)
+        self.is_loaded = True
         if self.trusts_data:
             self.values.write(fake, real)
         return fake
+
+    @property
+    def follows_data(self) -> bool:
+        """Whether sizes were those of its data. Those of a placeholder, such as zeros, select nothing."""
+        return self.values.sizes > 0 and (self.is_loaded or not self.values.empty_sizes)
 
     def notes(self) -> list[str]:
         """Return the plan's assumptions."""

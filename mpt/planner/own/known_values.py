@@ -26,6 +26,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from mpt.planner.device.composites import parts_of
 from mpt.planner.device.operator_kinds import DEVICE_QUERY
 from mpt.run.process.storage_trace import LiveStorages, tensors_in
 
@@ -119,6 +120,8 @@ class TrueValues:
         """By number; None for memory that nothing was written to."""
         self._live = LiveStorages(self._drop)
         self._count = 0
+        self.sizes = self.empty_sizes = 0
+        """How many sizes followed from values, and how many of them were 0."""
 
     def of(self, tensor: Tensor, is_overwritten: bool = False) -> Tensor | None:
         """Return a tensor's values, which share memory with those that are kept; None if they are not known."""
@@ -196,16 +199,22 @@ class TrueValues:
 
     def _absorbed(self, func: Any, args: Any, result: Any) -> Any:
         """Return what one known argument makes of a logical operator's result, or `UNKNOWN`: a loop that writes token
-        after token ends as its longest sequence does, whatever was written."""
+        after token ends as its longest sequence does, whatever was written.
+
+        Where data are trusted, a mask that is not known selects all that a known one leaves to it.
+        """
         decisive = ABSORBING.get(func)
         if decisive is None or result is None or not self._is_small(result):
             return UNKNOWN
-        if decisive and result.dtype != torch.bool:
+        is_mask = result.dtype == torch.bool
+        if decisive and not is_mask:
             return UNKNOWN
         for one in args:
             value = self.of(one) if isinstance(one, Tensor) else None
             if value is not None and bool((value == decisive).all()):
                 return torch.full(result.shape, decisive, dtype=result.dtype, device="cpu")
+            if value is not None and is_mask and not decisive and self.are_trusted:
+                return value.bool().expand(result.shape).clone()
         return UNKNOWN
 
     def _is_drawn_here(self, traits: Traits, result: Any) -> bool:
@@ -219,7 +228,16 @@ class TrueValues:
         if not traits_of(func).asks_values or _is_plain_index(func, args):
             return UNKNOWN
         value = self.computed(func, args, kwargs)
-        return value if value is UNKNOWN else self.made(value, args[0].device)
+        if value is UNKNOWN:
+            return value
+        if torch.Tag.dynamic_output_shape in func.tags:
+            self.note_size(max(one.numel() for one in tensors_in(value)))
+        return self.made(value, args[0].device)
+
+    def note_size(self, size: int) -> None:
+        """Note a size that follows from values that are known."""
+        self.sizes += size > 0
+        self.empty_sizes += size == 0
 
     def follows(self, values: Iterable[Any]) -> bool:
         """Return whether the values of any of these tensors are known, lists of them included."""
@@ -286,6 +304,13 @@ class TrueValues:
             value = torch.arange(len(fake), dtype=fake.dtype, device="cpu")
         self.keep(fake, value)
 
+    def keep_places(self, fake: Tensor, shape: torch.Size) -> None:
+        """Note that these are all places of a mask of this shape, in order."""
+        if self._is_small(fake):
+            with no_dispatch():
+                value = torch.ones(shape, dtype=torch.bool, device="cpu").nonzero()
+            self.keep(fake, value)
+
     def _is_small(self, tensor: Tensor) -> bool:
         return tensor.numel() * tensor.itemsize <= self._most_bytes
 
@@ -317,6 +342,10 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is DEVICE_QUERY and isinstance(args[0], FakeTensor):
             return args[0].device  # asked many times over
         kwargs = kwargs or {}
+        parts = parts_of(func, args)
+        if parts is not None:  # whose values are those of its parts
+            with self:
+                return parts(*args, **kwargs)
         value = self.known.answer(func, args, kwargs)
         if value is not UNKNOWN:
             return value

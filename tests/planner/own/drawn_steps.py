@@ -71,3 +71,19 @@ def as_many_as_read():
         return network[0](rows.to(device).repeat(int(counts.sum()), 1))
 
     return _trained(forward)
+
+
+def mined(is_placeholder=False):
+    """Pairs that the network decides on, joined where they begin with the same sample."""
+    labels = torch.zeros(48, dtype=torch.int64)
+
+    def forward(network, device):
+        places = network[0](torch.randn(48, WIDTH, device=device))
+        kinds = (labels if is_placeholder else torch.randint(8, (48,))).to(device)
+        is_same, is_near = kinds[:, None] == kinds, torch.cdist(places, places) < 1e3
+        first, like = torch.where(is_same & is_near)
+        again, other = torch.where(~is_same & is_near)
+        pair, rival = torch.where(first[:, None] == again)
+        return places[like[pair]] - places[other[rival]] + places[first[pair]]
+
+    return _trained(forward, 1)

@@ -42,3 +42,14 @@ def test_a_step_that_is_planned_with_its_values_has_its_workspaces(session: Sess
         == plan_of(session, STEPS, "augmented", {}).by_category["workspace"]
         > 0
     )
+
+
+def test_sizes_far_above_those_of_its_data_are_planned_with_these(session: Session) -> None:
+    of_data, at_bound = (
+        plan_of(session, STEPS, "mined", {"is_placeholder": one}) for one in (False, True)
+    )
+    triplets = 48 * 6 * 42
+    assert triplets * 256 * 4 < of_data.allocated < 8 * triplets * 256 * 4
+    assert any("the tensors would need" in note for note in of_data.notes)
+    assert at_bound.allocated > 20 * of_data.allocated
+    assert not any("the tensors would need" in note for note in at_bound.notes)

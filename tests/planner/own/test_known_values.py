@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from mpt.planner.device.fake_mode import LeanFakeMode
+from mpt.planner.own.bounds import without_values
 from mpt.planner.own.exchange import tensors_exchanged
 from mpt.planner.own.known_values import MOST_BYTES, values_known
 
@@ -98,6 +99,25 @@ def test_values_of_chance_and_of_large_tensors_are_not_known(
     found = compute()
     with pytest.raises(DataDependentOutputException):
         found[0].item()
+
+
+@pytest.mark.parametrize("compute", [torch.empty_like, lambda x: x.new_empty(2)])
+def test_new_memory_by_the_form_of_known_values_holds_none(
+    compute: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    with LeanFakeMode(allow_non_fake_inputs=True):
+        assert compute(torch.tensor(3.0)).constant is None  # type: ignore[attr-defined]
+
+
+def test_known_values_go_through_operators_that_an_evaluation_meets_whole() -> None:
+    with (
+        LeanFakeMode(allow_non_fake_inputs=True),
+        without_values(trusts_data=True) as asked,
+        values_known(asked.values),
+        torch.inference_mode(),
+    ):
+        x = torch.arange(3).type_as(torch.empty(1))
+        assert torch.matmul(x, x).item() == 5
 
 
 @pytest.mark.usefixtures("fake")
