@@ -2,7 +2,8 @@
 
 Values are bounds or zeros first (`mpt.planner.own.bounds`). They are those that are loaded and drawn where bounds lead
 nowhere, where integers are read, which may become sizes, and where bounds are far above what the data need. Where a
-draw may decide what a step holds, a few others are drawn.
+draw may decide what a step holds, a few others are drawn. Where a step asks if a mask has places, it has none first
+and then some.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from mpt.config.sizes import describe_bytes
@@ -41,6 +42,8 @@ class Answers:
     trusts_data: bool = False
     """Values that it loads and draws are taken for true."""
     seed: int = 0
+    finds: bool = False
+    """Masks have places if it asks."""
 
 
 AS_BOUNDS = Answers()
@@ -67,6 +70,10 @@ class Attempt(Generic[T]):
     """A size at its bound may weigh."""
     follows_data: bool = False
     """Sizes are those of the data that it loads or draws."""
+    evens_counts: bool = False
+    """Counts were taken to be even, which are those of its data perhaps."""
+    asks_masks: bool = False
+    """It asked whether masks have places, and went on as if they had none."""
 
     @classmethod
     def of(
@@ -84,6 +91,8 @@ class Attempt(Generic[T]):
             values.drawn_reads > 0,
             values.bounded_bytes > WEIGHS * live_peak(trace),
             values.follows_data,
+            values.totals.evened > 0,
+            values.asked.missed > 0,
         )
 
     @property
@@ -112,17 +121,22 @@ def as_its_data_need(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
     except CannotPlan as error:
         if not follows_from_value(error):
             raise
-        with suppress(MptError):
-            return _with_draws(attempt, attempt(Answers(trusts_data=True)), started)
+        for answers in (Answers(trusts_data=True), Answers(finds=True)):
+            with suppress(MptError):
+                return _with_draws(attempt, attempt(answers), started)
         raise
-    asks = most.reads_integers or most.is_bounded
+    asks = most.reads_integers or most.is_bounded or most.evens_counts
     if asks and time.perf_counter() - started < PATIENCE:
         with suppress(MptError):
             last = attempt(Answers(trusts_data=True))
     is_of_data = last.follows_data and most.peak > NEAR * last.peak
     first = last if is_of_data else max(most, last, key=lambda one: one.peak)
-    chosen = _with_draws(attempt, first, started)
     notes = [OF_DATA.format(describe_bytes(most.peak))] if is_of_data else []
+    if first.asks_masks and time.perf_counter() - started < PATIENCE:
+        with suppress(MptError):
+            answered_yes = attempt(replace(first.answers, finds=True))
+            first = max(first, answered_yes, key=lambda one: one.peak)
+    chosen = _with_draws(attempt, first, started)
     return Chosen(chosen.found, last.reads_integers, [*chosen.notes, *notes])
 
 
@@ -136,7 +150,7 @@ def _with_draws(
         if time.perf_counter() - started > DRAW_PATIENCE:
             break
         with suppress(MptError):
-            made.append(attempt(Answers(trusts_data, seed)))
+            made.append(attempt(replace(first.answers, trusts_data=trusts_data, seed=seed)))
     most = max(made, key=lambda one: one.peak)
     least = min(one.peak for one in made)
     notes = []

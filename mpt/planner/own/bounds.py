@@ -16,7 +16,7 @@ planned once more with the values that its loader reads and that it draws (`trus
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -30,9 +30,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from mpt.planner.device.composites import parts_of
 from mpt.planner.device.operator_kinds import facts_of, is_known
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
-from mpt.planner.own import compared, quantized
+from mpt.planner.own import compared, counts, quantized
+from mpt.planner.own.asked_masks import AskedMasks
 from mpt.planner.own.asserted import is_asserted
-from mpt.planner.own.draws import Draws, drawn_from
+from mpt.planner.own.draws import DRAWN, Draws, drawn_from
 from mpt.planner.own.exchange import tensors_exchanged
 from mpt.planner.own.extensions import TritonKernels, nothing_compiled
 from mpt.planner.own.files import without_files
@@ -74,14 +75,6 @@ MOST_LINES = 3
 """Lines that a note names."""
 NMS = "torchvision::nms"
 _aten = torch.ops.aten
-DRAWN: Mapping[Any, Callable[[Any], float | None]] = {
-    **dict.fromkeys((_aten.randint.default, _aten.randint.generator), lambda args: args[0] - 1),
-    **dict.fromkeys((_aten.randint.low, _aten.randint.low_generator), lambda args: args[1] - 1),
-    _aten.random_.to: lambda args: args[1] - 1,
-    getattr(_aten.random_, "from"): lambda args: None if args[2] is None else args[2] - 1,
-    _aten.uniform_.default: lambda args: below(*args[:3]),
-}
-"""Operator that draws a number -> the most that it can be, of its arguments: a size that is drawn, or a place."""
 RANGES = {_aten.arange.default, _aten.arange.start, _aten.arange.start_step}
 FILLED = {_aten.full.default, _aten.ones.default, _aten.zeros.default}
 ORDERS = {_aten.randperm.default, _aten.randperm.generator}
@@ -93,9 +86,12 @@ COUNTS = {_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default}
 class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
     """Answers every read of a value with zero, and gives shapes that depend on values their bound."""
 
-    def __init__(self, trusts_data: bool = False) -> None:
+    def __init__(self, trusts_data: bool = False, finds: bool = False) -> None:
+        """`finds`: masks are said to have places if a step asks (`torch.any`)."""
         super().__init__()
         self.trusts_data = trusts_data
+        self.asked = AskedMasks(finds)
+        self.totals = counts.Totals()
         self.is_building = False
         self.built_with: dict[str, None] = {}
         """Lines at which a value that is not known was read while the step was built, in order."""
@@ -169,13 +165,20 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Keep the number that a size may follow from: the count of a mask's places, the end of a slice, a range."""
+        if func in counts.OPERATORS:
+            found = self.totals.counts(func, args, result)
+            if found is not None:
+                self.values.keep(result, found)
+                return
         if func is _aten.add.Tensor and type(args[1]) is int and _is_place(args[0]):
             self.values.keep_number(result, args[1])
-        elif func in COUNTS and args[0].dtype == torch.bool and result.numel() == 1:
+        elif func in COUNTS and args[0].dtype == torch.bool and 0 < result.numel() <= KNOWN_VALUES:
             self.bounded += 1
-            self.values.keep_number(result, args[0].numel())
+            self.values.keep_number(result, args[0].numel() // result.numel())
         elif func is _aten.any.default and args[0].dtype.is_floating_point:
             self.values.keep_number(result, 1)  # some number is not 0
+        elif func is _aten.any.default:
+            self.asked.about(result)
         elif (func in RANGES and result.numel() <= KNOWN_VALUES) or is_filled_mask(func, result):
             self.values.follow(func, args, kwargs, result)
         elif func in ORDERS and result.numel() <= KNOWN_VALUES:
@@ -243,6 +246,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
         One in an optimizer: with a zero for what it sums over gradients, it leaves its update out.
         """
+        if self.asked.is_answered_yes(tensor):
+            return True
         value = super().number(tensor)
         if value:
             return value
@@ -343,6 +348,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             found.append(
                 f"layers in int8 were planned with {quantized.OUTLIERS} columns beyond their threshold"
             )
+        found += [*self.totals.notes(), *self.asked.notes()]
         if self.bounded:
             found.append(
                 f"{self.bounded} results whose size depends on values were taken as large as they can be"
@@ -363,11 +369,6 @@ def follows_from_value(error: BaseException) -> bool:
     return any(note.startswith(READ) for note in getattr(cause, "__notes__", ()))
 
 
-def below(tensor: Tensor, start: float = 0.0, end: float = 1.0) -> float:
-    """Return a number just below the end of an interval, which is no part of it."""
-    return start + (end - start) * (1 - torch.finfo(tensor.dtype).eps)
-
-
 def _is_place(value: Any) -> bool:
     """Return whether this is one integer that is not known, which is 0: the end of a slice that starts there is not."""
     is_fake = type(value) is FakeTensor and value.numel() == 1
@@ -375,9 +376,11 @@ def _is_place(value: Any) -> bool:
 
 
 @contextmanager
-def without_values(trusts_data: bool = False, seed: int = 0) -> Iterator[BoundedShapes]:
+def without_values(
+    trusts_data: bool = False, seed: int = 0, finds: bool = False
+) -> Iterator[BoundedShapes]:
     """Let a step inside the block do without values, but for those that it loads and draws if these are trusted."""
-    asked = BoundedShapes(trusts_data)
+    asked = BoundedShapes(trusts_data, finds)
     known = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_VALUES)
     with (
         known,

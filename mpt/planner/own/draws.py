@@ -8,12 +8,28 @@ What a loader draws for its batches is no reason to try others: a batch has one 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy
 import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+DRAWN: Mapping[Any, Callable[[Any], float | None]] = {
+    **dict.fromkeys((_aten.randint.default, _aten.randint.generator), lambda args: args[0] - 1),
+    **dict.fromkeys((_aten.randint.low, _aten.randint.low_generator), lambda args: args[1] - 1),
+    _aten.random_.to: lambda args: args[1] - 1,
+    getattr(_aten.random_, "from"): lambda args: None if args[2] is None else args[2] - 1,
+    _aten.uniform_.default: lambda args: below(*args[:3]),
+}
+"""Operator that draws a number -> the most that it can be, of its arguments: a size that is drawn, or a place."""
+
+
+def below(tensor: Tensor, start: float = 0.0, end: float = 1.0) -> float:
+    """Return a number just below the end of an interval, which is no part of it."""
+    return start + (end - start) * (1 - torch.finfo(tensor.dtype).eps)
 
 
 def _states() -> tuple[Any, ...]:

@@ -49,3 +49,65 @@ def compared():
         print(torch.equal(before, layer.weight), torch.allclose(before, layer.weight))
 
     return step
+
+
+COUNTED = {
+    "bincount": lambda chosen, count: torch.bincount(chosen, minlength=count),
+    "histc": lambda chosen, count: torch.histc(chosen.float(), count, 0, count - 1).long(),
+    "one_hot": lambda chosen, count: functional.one_hot(chosen, count).sum(0),
+    "scattered": lambda chosen, count: torch.zeros(
+        count, dtype=torch.int64, device=device
+    ).scatter_add_(0, chosen, torch.ones_like(chosen)),
+}
+
+
+def experts(way="bincount", tokens=64, count=4):
+    """Tokens go to the experts that a gate chooses; those without tokens are left out."""
+    gate = nn.Linear(64, count).to(device)
+    parts = nn.ModuleList(nn.Linear(64, 64) for _ in range(count)).to(device)
+    optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
+
+    def shared_out(rows, chosen):
+        order = chosen.argsort()
+        counts = COUNTED[way](chosen, count)
+        sizes = counts.tolist() if way == "bincount" else counts.cpu().numpy()
+        found, start = [], 0
+        for part, size in zip(parts, sizes):
+            if size == 0:
+                continue
+            found.append(part(rows[order // 2][start : start + size]))
+            start += size
+        return torch.cat(found)[order.argsort()]
+
+    def by_masks(rows, chosen):
+        found = torch.zeros_like(rows)
+        for number, part in enumerate(parts):
+            mask = chosen.view(-1, 2)[:, 0] == number
+            if mask.any():
+                found[mask] = part(rows[mask])
+        return found
+
+    def step():
+        optimizer.zero_grad()
+        rows = torch.rand(tokens, 64, device=device)
+        chosen = gate(rows).topk(2)[1].flatten()
+        (by_masks if way == "masks" else shared_out)(rows, chosen).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def drawn_anew():
+    """Numbers that are drawn until none is out of bounds."""
+    layer = nn.Linear(64, 64).to(device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        rows = torch.randn(2, 64, device=device)
+        while (rows > 3).any():
+            rows = torch.where(rows > 3, torch.randn_like(rows), rows)
+        layer(rows).sum().backward()
+        optimizer.step()
+
+    return step

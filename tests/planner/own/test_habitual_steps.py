@@ -49,3 +49,19 @@ def test_comparisons_of_whole_tensors_are_read_values(session: Session) -> None:
     plan = planned(session, "compared")
     assert plan.by_category["gradients"] == 4 * 64 * 64 + 512
     assert any("the step reads values (10 times)" in note for note in plan.notes), plan.notes
+
+
+@pytest.mark.parametrize("way", ["bincount", "histc", "one_hot", "scattered", "masks"])
+def test_experts_get_the_tokens_that_a_gate_chooses(session: Session, way: str) -> None:
+    """Their counts had been read as 0, and all experts were left out."""
+    few, many = (planned(session, "experts", way=way, tokens=each) for each in (64, 128))
+    rows = 64 * 64 * 4
+    grown = many.allocated - few.allocated
+    assert grown > 5 * rows  # of each token twice: what goes into the experts, and what comes out
+    assert way == "masks" or grown < 18 * rows
+    words = "masks were said to have places" if way == "masks" else "were taken to be even"
+    assert any(words in note for note in many.notes)
+
+
+def test_a_loop_that_ends_when_no_number_is_out_of_bounds_ends(session: Session) -> None:
+    assert planned(session, "drawn_anew").by_category["gradients"] == 4 * 64 * 64 + 512
