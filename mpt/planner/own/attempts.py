@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from mpt.config.sizes import describe_bytes
 from mpt.errors import MptError
 from mpt.planner.own.bounds import BoundedShapes, follows_from_value
+from mpt.planner.own.extensions import KernelNotCompiled, extensions_forgotten
 from mpt.planner.trace.cannot_plan import CannotPlan
 from mpt.planner.trace.trace import Trace, live_peak
 
@@ -44,9 +45,17 @@ class Answers:
     seed: int = 0
     finds: bool = False
     """Masks have places if it asks."""
+    has_compiler: bool = True
+    """Kernels that it compiles are there, and refused when they are called."""
+
+    @property
+    def asked(self) -> tuple[bool, int, bool, bool]:
+        """What `without_values` is to be given."""
+        return self.trusts_data, self.seed, self.finds, self.has_compiler
 
 
 AS_BOUNDS = Answers()
+WITHOUT_KERNELS = "kernels that it compiles are not in this plan: it is planned as where there is no compiler of CUDA"
 OF_DATA = (
     "sizes that follow from data are those of the batches that were loaded or drawn here; with each as large as it can "
     "be, the tensors would need {}"
@@ -118,6 +127,10 @@ def as_its_data_need(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
     started = time.perf_counter()
     try:
         most = last = attempt(AS_BOUNDS)
+    except KernelNotCompiled:
+        with suppress(MptError):
+            return _without_compiler(attempt)
+        raise
     except CannotPlan as error:
         if not follows_from_value(error):
             raise
@@ -138,6 +151,14 @@ def as_its_data_need(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
             first = max(first, answered_yes, key=lambda one: one.peak)
     chosen = _with_draws(attempt, first, started)
     return Chosen(chosen.found, last.reads_integers, [*chosen.notes, *notes])
+
+
+def _without_compiler(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
+    """Return an attempt at a script that does without its kernels where they cannot be compiled."""
+    with extensions_forgotten():
+        chosen = as_its_data_need(lambda answers: attempt(replace(answers, has_compiler=False)))
+    chosen.notes.append(WITHOUT_KERNELS)
+    return chosen
 
 
 def _with_draws(

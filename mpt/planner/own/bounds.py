@@ -25,7 +25,6 @@ import numpy
 import torch
 from torch import Tensor
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.planner.device.composites import parts_of
 from mpt.planner.device.operator_kinds import facts_of, is_known
@@ -39,8 +38,11 @@ from mpt.planner.own.extensions import TritonKernels, nothing_compiled
 from mpt.planner.own.files import without_files
 from mpt.planner.own.known_values import UNKNOWN, TrueValues, values_known
 from mpt.planner.own.largest import (
+    DifferentNumbers,
     all_boxes,
     has_masks,
+    is_filled_mask,
+    is_place,
     most_different,
     most_places,
     most_slices,
@@ -76,7 +78,6 @@ MOST_LINES = 3
 NMS = "torchvision::nms"
 _aten = torch.ops.aten
 RANGES = {_aten.arange.default, _aten.arange.start, _aten.arange.start_step}
-FILLED = {_aten.full.default, _aten.ones.default, _aten.zeros.default}
 ORDERS = {_aten.randperm.default, _aten.randperm.generator}
 """Operators that draw an order, in which each occurs once: some augmentations apply all of a list in such a one."""
 COUNTS = {_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default}
@@ -117,6 +118,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """A loader made a batch of real tensors."""
         self.values = TrueValues(trusts_data)
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
+        self.numbers_of = DifferentNumbers()
         self.is_built = False
         """Before, a mode of its own follows the values; if data are trusted, it does all the time."""
         self.steps = QuasiNewton()
@@ -124,7 +126,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self._rules: dict[Any, Callable[..., Any]] = {
             _aten.nonzero.default: self.places,
             _aten.masked_select.default: self.selected,
-            _aten._unique2.default: most_different,
+            _aten._unique2.default: self.different,
             _aten.unique_consecutive.default: most_different,
             _aten.unique_dim.default: most_slices,
             _aten.unique_dim_consecutive.default: most_slices,
@@ -170,7 +172,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             if found is not None:
                 self.values.keep(result, found)
                 return
-        if func is _aten.add.Tensor and type(args[1]) is int and _is_place(args[0]):
+        if func is _aten.add.Tensor and type(args[1]) is int and is_place(args[0]):
             self.values.keep_number(result, args[1])
         elif func in COUNTS and args[0].dtype == torch.bool and 0 < result.numel() <= KNOWN_VALUES:
             self.bounded += 1
@@ -205,6 +207,10 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.bounded_bytes = max(self.bounded_bytes, *sizes)
         return result
 
+    def different(self, tensor: Tensor, *options: Any, **named: Any) -> tuple[Tensor, ...]:
+        """Return as many different numbers as a tensor can have, their inverse and their counts."""
+        return most_different(tensor, *options, most=self.numbers_of.most(tensor), **named)
+
     def selected(self, tensor: Tensor, mask: Tensor) -> Tensor:
         """Return as many elements as a mask selects, or can select."""
         shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
@@ -227,7 +233,9 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             return quantized.RULES[name](*args, **kwargs)
         if func is _aten.index.Tensor and has_masks(args[1]):
             self.bounded += 1
-            return func(args[0], without_masks(args[1], self.places), **kwargs)
+            result = func(args[0], without_masks(args[1], self.places), **kwargs)
+            self.numbers_of.follow(func, args, result)
+            return result
         if func is _aten.index_put_.default and has_masks(args[1]):
             return args[0]
         if func is _aten.index_put.default and has_masks(args[1]):
@@ -239,7 +247,9 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             or is_known(args[0])
         ):
             self.integers += 1
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.numbers_of.follow(func, args, result)
+        return result
 
     def number(self, tensor: Tensor) -> Any:
         """Return a fake number's value: zero, or true where a script would end otherwise.
@@ -356,11 +366,6 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         return found
 
 
-def is_filled_mask(func: Any, result: Any) -> bool:
-    """Return whether an operator made a mask that is the same everywhere: a loop ends by it, however long its data."""
-    return func in FILLED and result.dtype == torch.bool
-
-
 def follows_from_value(error: BaseException) -> bool:
     """Return whether a step cannot be planned perhaps because of a value that is not known."""
     cause = error.__cause__
@@ -369,15 +374,9 @@ def follows_from_value(error: BaseException) -> bool:
     return any(note.startswith(READ) for note in getattr(cause, "__notes__", ()))
 
 
-def _is_place(value: Any) -> bool:
-    """Return whether this is one integer that is not known, which is 0: the end of a slice that starts there is not."""
-    is_fake = type(value) is FakeTensor and value.numel() == 1
-    return is_fake and value.dtype in (torch.int32, torch.int64) and not is_known(value)
-
-
 @contextmanager
 def without_values(
-    trusts_data: bool = False, seed: int = 0, finds: bool = False
+    trusts_data: bool = False, seed: int = 0, finds: bool = False, has_compiler: bool = True
 ) -> Iterator[BoundedShapes]:
     """Let a step inside the block do without values, but for those that it loads and draws if these are trusted."""
     asked = BoundedShapes(trusts_data, finds)
@@ -387,7 +386,7 @@ def without_values(
         loaded_here(),
         true_batches(asked.become_fake, asked.drawn, is_known=trusts_data),
         lazy_modules(),
-        nothing_compiled() as kernels,
+        nothing_compiled(has_compiler) as kernels,
         quasi_newton() as steps,
         tensors_exchanged(),
         without_files(),

@@ -2,13 +2,14 @@
 
 That takes a compiler of CUDA, and a plan could not call them: they read memory by its address. So nothing is compiled,
 and a call of such a kernel is refused by its name. Scripts that choose between such a kernel and torch's operators are
-planned where they choose the latter.
+planned where they choose the latter; to see if they would, `load` fails in another attempt, as without a compiler.
 
 Kernels in Triton write to tensors that they are given, and allocate nothing: their calls are counted and do nothing.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 from unittest import mock
+from weakref import WeakSet
 
 from mpt.planner.trace.cannot_plan import CannotPlan, line_of
 
@@ -23,18 +25,29 @@ NAME = "torch.utils.cpp_extension"
 TRITON = "triton.runtime.jit"
 
 
+NO_COMPILER = "there is no compiler of CUDA in a plan"
+
+
+_made: WeakSet[Extension] = WeakSet()
+
+
+class KernelNotCompiled(CannotPlan):
+    """A step calls a kernel that its script compiles."""
+
+
 class Extension:
     """In the place of a compiled module, of which any attribute is a kernel."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        _made.add(self)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
 
         def refuse(*args: Any, **options: Any) -> Any:
-            raise CannotPlan(
+            raise KernelNotCompiled(
                 f"cannot plan: {self.name}.{name} is a kernel that the script compiles, of whose memory a plan knows "
                 f"nothing: let it call torch's own operators, at {line_of(sys._getframe(1))}"
             )
@@ -45,6 +58,32 @@ class Extension:
 def extension(name: str, *args: Any, **options: Any) -> Extension:
     """Return an extension that is not compiled."""
     return Extension(name)
+
+
+@contextmanager
+def extensions_forgotten() -> Iterator[None]:
+    """Let global names that hold extensions be None from here on, unless the block fails: libraries load them once."""
+    holders = {id(one): one for kernel in _made for one in gc.get_referrers(kernel)}
+    held: list[tuple[dict[str, Any], str, Any]] = [
+        (one, name, value)
+        for one in holders.values()
+        if type(one) is dict and "__spec__" in one
+        for name, value in one.items()
+        if type(value) is Extension
+    ]
+    for names, name, _ in held:
+        names[name] = None
+    try:
+        yield
+    except BaseException:
+        for names, name, value in held:
+            names[name] = value
+        raise
+
+
+def without_compiler(*args: Any, **options: Any) -> Any:
+    """Fail as where nothing can be compiled."""
+    raise RuntimeError(NO_COMPILER)
 
 
 class TritonKernels:
@@ -59,15 +98,19 @@ class TritonKernels:
 
 
 @contextmanager
-def nothing_compiled() -> Iterator[TritonKernels]:
-    """Let `load`, `load_inline` and Triton compile nothing inside the block, be they imported before or in it."""
+def nothing_compiled(has_compiler: bool = True) -> Iterator[TritonKernels]:
+    """Let `load`, `load_inline` and Triton compile nothing inside the block, be they imported before or in it.
+
+    The first two fail if there is no compiler.
+    """
     execute = SourceFileLoader.exec_module
+    load = extension if has_compiler else without_compiler
     kernels = TritonKernels()
     with ExitStack() as stack:
 
         def replace(module: ModuleType) -> None:
             if module.__name__ == NAME:
-                extensions = mock.patch.multiple(module, load=extension, load_inline=extension)
+                extensions = mock.patch.multiple(module, load=load, load_inline=load)
                 stack.enter_context(extensions)
                 return
             # `kernel[grid]`, also of kernels that are tuned or have heuristics

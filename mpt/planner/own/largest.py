@@ -7,9 +7,70 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.planner.device.operator_kinds import is_known
 from mpt.planner.own.known_values import MASKS
+from mpt.run.process.storage_trace import LiveStorages
+
+_aten = torch.ops.aten
+
+
+def along(args: Sequence[Any]) -> int:
+    """Return how many places there are along the dimension that an operator was given, all if none."""
+    dim = args[1] if len(args) > 1 else None
+    count: int = args[0].numel() if dim is None else args[0].shape[dim]
+    return count
+
+
+CHOICES: dict[Any, Callable[[Sequence[Any]], int]] = {
+    **dict.fromkeys((_aten.argmax.default, _aten.argmin.default), along),
+    **dict.fromkeys((_aten.max.dim, _aten.min.dim), along),
+    _aten.topk.default: lambda args: args[0].shape[args[2] if len(args) > 2 else -1],
+    **dict.fromkeys((_aten.randint.default, _aten.randint.generator), lambda args: args[0]),
+    **dict.fromkeys((_aten.randint.low, _aten.randint.low_generator), lambda args: args[1] - args[0]),
+}  # fmt: skip
+"""Operator that chooses places or numbers -> how many different ones there can be."""
+COPIES = {
+    _aten._to_copy.default,
+    _aten.clone.default,
+    _aten.gather.default,
+    _aten.index.Tensor,
+    _aten.index_select.default,
+    _aten.masked_select.default,
+}
+"""Operators whose results have no other numbers than their first argument."""
+
+
+class DifferentNumbers:
+    """How many different numbers integers can have that were chosen among a few, such as predicted labels."""
+
+    def __init__(self) -> None:
+        self._most: dict[int, int] = {}
+        self._live = LiveStorages(self._drop)
+        self._count = 0
+
+    def follow(self, func: Any, args: Sequence[Any], result: Any) -> None:
+        """Note how many different numbers an operator's result can have."""
+        count = CHOICES.get(func)
+        if count is not None:
+            self._note(result[1] if isinstance(result, tuple) else result, count(args))
+        elif self._most and func in COPIES and (most := self.most(args[0])) is not None:
+            self._note(result, most)
+
+    def most(self, tensor: Tensor) -> int | None:
+        """Return how many different numbers a tensor can have, None if that is not known."""
+        number = self._live.number_of(tensor)
+        return None if number is None else self._most[number]
+
+    def _drop(self, number: int) -> None:
+        self._most.pop(number, None)
+
+    def _note(self, tensor: Tensor, most: int) -> None:
+        if self._live.number_of(tensor) is None:
+            self._count += 1
+            self._most[self._count] = most
+            self._live.add(tensor, self._count)
 
 
 def has_masks(indices: Sequence[Tensor | None]) -> bool:
@@ -18,14 +79,30 @@ def has_masks(indices: Sequence[Tensor | None]) -> bool:
     )
 
 
+FILLED = {_aten.full.default, _aten.ones.default, _aten.zeros.default}
+
+
+def is_filled_mask(func: Any, result: Any) -> bool:
+    """Return whether an operator made a mask that is the same everywhere: a loop ends by it, however long its data."""
+    return func in FILLED and result.dtype == torch.bool
+
+
+def is_place(value: Any) -> bool:
+    """Return whether this is one integer that is not known, which is 0: the end of a slice that starts there is not."""
+    is_fake = type(value) is FakeTensor and value.numel() == 1
+    return is_fake and value.dtype in (torch.int32, torch.int64) and not is_known(value)
+
+
 def most_places(tensor: Tensor) -> Tensor:
     """Return the places of all of a tensor's elements: (elements, dimensions)."""
     return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
 
 
-def most_different(tensor: Tensor, *options: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return as many different elements as there are elements, their inverse and their counts."""
-    count = tensor.numel()
+def most_different(
+    tensor: Tensor, *options: Any, most: int | None = None, **named: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return as many different elements as there are elements, or `most`, their inverse and their counts."""
+    count = tensor.numel() if most is None else min(tensor.numel(), most)
     inverse = tensor.new_empty(tensor.shape, dtype=torch.int64)
     return tensor.new_empty(count), inverse, tensor.new_empty(count, dtype=torch.int64)
 

@@ -91,6 +91,12 @@ def of_both(kind: type[Tensor]) -> type[Tensor]:
     """Return a class of fake tensors with the methods of a class of tensors."""
     members = {"__module__": kind.__module__, "detach": detach}
     metaclass: Any = type(kind)
+    # a dictionary by classes, such as torchvision's dtypes, is to find it
+    alike = {
+        "__eq__": lambda one, other: one is other or other is kind,
+        "__hash__": lambda _: hash(kind),
+    }
+    metaclass = type(metaclass.__name__, (metaclass,), alike)
     made: type[Tensor] = metaclass(kind.__name__, (kind, FakeTensor), members)
     return made
 

@@ -174,11 +174,7 @@ def _trace_on_cpu(
     recorder = Recorder("cpu")
     factory = find_factory(source)
     recording = on_fake_gpu(recorder, find_gpu(DEFAULT)) if is_fake else recorder.recording()
-    bounds = (
-        without_values(answers.trusts_data, answers.seed, answers.finds)
-        if is_fake
-        else nullcontext()
-    )
+    bounds = without_values(*answers.asked) if is_fake else nullcontext()
     kinds = made_of_fakes() if is_fake else nullcontext()
     with (
         caches_forgotten(),
@@ -245,7 +241,7 @@ def _trace_on_gpu(
         done_at_once(),
         made_of_fakes(),
         functions_fused(recorder),
-        without_values(answers.trusts_data, answers.seed, answers.finds) as values,
+        without_values(*answers.asked) as values,
         ExitStack() as stack,
     ):
         if all_on_gpu:

@@ -17,6 +17,11 @@ from mpt.run.process.storage_trace import tensors_in
 
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
+COMPRESSED = {
+    getattr(torch, f"sparse_{kind}_tensor") for kind in ("csr", "csc", "bsr", "bsc", "compressed")
+} | {getattr(Tensor, f"to_sparse_{kind}") for kind in ("csr", "csc", "bsr", "bsc")}
+ONLY_COO = "{} makes a sparse tensor of a layout that is not followed; a matrix in COO is (`matrix.to_sparse()`)"
+
 
 class WithoutMemory(KeptInBackward):
     """Answers reads of a tensor's memory by torch's own functions, and those at which a script would end."""
@@ -40,6 +45,8 @@ class WithoutMemory(KeptInBackward):
         if func is torch._is_all_true:  # a distribution checks its parameters and samples
             func(*args, **kwargs)
             return torch.tensor(True)
+        if func in COMPRESSED:
+            raise NotImplementedError(ONLY_COO.format(func.__name__))
         if func is torch.asarray and isinstance(args[0], torch.UntypedStorage):  # by safetensors
             return tensor_in_file(*args, **kwargs)
         if func is torch.tensor and isinstance(args[0], list | tuple):

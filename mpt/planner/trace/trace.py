@@ -379,7 +379,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note(tensor._values(), operator)
                 return
             raise NotImplementedError(
-                f"tensors of this layout are not followed ({operator}, {tensor.layout})"
+                f"tensors of this layout are not followed ({operator}, {tensor.layout}); a matrix in COO is "
+                "(`matrix.to_sparse()`)"
             )
         storage = tensor.untyped_storage()
         if storage._cdata in self._live.numbers:

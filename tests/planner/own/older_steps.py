@@ -171,6 +171,39 @@ def compiled(is_called=False):
     return step
 
 
+KERNEL = None
+
+
+def compiled_if_possible():
+    """A kernel of a library that keeps it, with torch's operators for those who cannot compile it."""
+    from torch.utils.cpp_extension import load
+
+    global KERNEL
+    if KERNEL is None:
+        try:
+            KERNEL = load("fused", sources=["fused_kernel.cu"])
+        except RuntimeError:
+            KERNEL = None
+    model = nn.Linear(256, 256).to(device)
+
+    def step():
+        found = model(torch.rand(8, 256, device=device))
+        (found.relu() if KERNEL is None else KERNEL.bias_act(found, 3)).sum().backward()
+
+    return step
+
+
+def compressed(layout="csr"):
+    """A matrix in compressed rows, which torch can multiply with."""
+    model = nn.Linear(8, 8).to(device)
+    rows, columns, numbers = torch.arange(9), torch.arange(8), torch.rand(8)
+    if layout == "csr":
+        matrix = torch.sparse_csr_tensor(rows, columns, numbers, (8, 8)).to(device)
+    else:
+        matrix = torch.eye(8).to_sparse_csc().to(device)
+    return lambda: (matrix @ model(torch.rand(8, 8, device=device))).sum().backward()
+
+
 def compiled_network():
     """A network that torch is to compile."""
     model = torch.compile(nn.Sequential(nn.Linear(256, 256), nn.ReLU()).to(device))

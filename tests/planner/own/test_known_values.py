@@ -14,6 +14,7 @@ from mpt.planner.device.fake_mode import LeanFakeMode
 from mpt.planner.own.bounds import without_values
 from mpt.planner.own.exchange import tensors_exchanged
 from mpt.planner.own.known_values import MOST_BYTES, values_known
+from mpt.planner.own.quantized import made_of_fakes
 
 
 def widths() -> Any:
@@ -125,3 +126,21 @@ def test_a_parameter_made_from_a_number_is_converted_with_its_module() -> None:
     with tensors_exchanged():
         module = nn.ParameterList([torch.tensor(0.0)]).half()
     assert module[0].dtype == torch.float16
+
+
+def test_predicted_labels_are_as_many_as_there_are_classes() -> None:
+    with LeanFakeMode(allow_non_fake_inputs=True), without_values() as asked, asked.building():
+        labels = torch.rand(16, 3).argmax(1)
+        assert len(torch.unique(labels[torch.rand(16) > 0.5].int())) == 3
+        assert len(torch.unique(torch.randint(2, 6, (16,)))) == 4
+        assert len(torch.unique(torch.rand(2, 3).argmax(1) * torch.randint(9, (2,)))) == 2
+
+
+def test_the_class_of_a_fake_tensor_is_found_in_a_dictionary_of_classes() -> None:
+    class Picture(torch.Tensor):
+        pass
+
+    with LeanFakeMode(allow_non_fake_inputs=True), made_of_fakes():
+        picture = torch.rand(2).as_subclass(Picture)
+        assert {torch.Tensor: 1, Picture: 2}[type(picture)] == 2
+        assert type(picture) not in {torch.Tensor: 1}

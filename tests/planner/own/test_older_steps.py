@@ -79,6 +79,21 @@ def test_a_kernel_that_a_script_compiles_is_refused_by_name_if_it_is_called(
         planned(session, "compiled", is_called=True)
 
 
+def test_a_script_that_can_do_without_its_kernel_is_planned_so(session: Session) -> None:
+    for _ in range(2):
+        plan = planned(session, "compiled_if_possible")
+        assert plan.by_category["parameters"] == 4 * (256 * 256 + 256)
+        assert any("where there is no compiler" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc"])
+def test_a_sparse_matrix_of_another_layout_is_refused_with_the_one_to_take(
+    session: Session, layout: str
+) -> None:
+    with pytest.raises(MptError, match=r"in COO is \(`matrix\.to_sparse\(\)`\), at .*older_steps"):
+        planned(session, "compressed", layout=layout)
+
+
 def test_a_compiled_network_has_its_own_name_and_is_planned_as_it_stands(session: Session) -> None:
     plan = planned(session, "compiled_network")
     assert {name for name, _ in plan.by_module if name[0] != "("} <= {"model", "model.0", "model.1"}
