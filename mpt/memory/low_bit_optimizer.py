@@ -109,8 +109,10 @@ class AllocatedAdam(Optimizer):
         self._tables: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Allocate the state at the first step of each parameter."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None or parameter in self.state:
@@ -134,6 +136,7 @@ class AllocatedAdam(Optimizer):
                     }
                     state |= self._tables
                 self.state[parameter] = state
+        return loss
 
 
 def choose_backend(wanted: str) -> str:

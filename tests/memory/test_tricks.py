@@ -476,6 +476,19 @@ def test_a_backend_that_wants_rates_as_tensors_gets_them_from_a_schedule(
     assert last == pytest.approx(0.5 * first)
 
 
+def test_a_planned_low_bit_step_calls_its_closure() -> None:
+    weight = torch.ones(8, requires_grad=True)
+    planned = low_bit_optimizer.AllocatedAdam([{"params": [weight]}])
+
+    def closure() -> Tensor:
+        loss = weight.sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    assert planned.step(closure) == 8
+    assert weight in planned.state
+
+
 @pytest.mark.slow
 def test_the_planned_low_bit_state_is_as_large_as_the_real_one() -> None:
     pytest.importorskip(

@@ -8,7 +8,7 @@ around it.
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from types import ModuleType, NoneType
 from typing import Any
 
@@ -21,18 +21,24 @@ CLOSED = (nn.Module, Tensor, Optimizer, ModuleType, type)
 """Values whose attributes are none of a script's own."""
 
 
-def named_networks(values: Mapping[str, Any]) -> dict[str, nn.Module]:
-    """Return the networks among a script's variables and in its own objects and collections, by name."""
-    found: dict[str, nn.Module] = {}
-    for name, value in values.items():
-        if isinstance(value, nn.Module):
-            found[name] = getattr(value, COMPILED, value)
+def named_networks(values: Mapping[str, Any], renamed: Container[str] = ()) -> dict[str, nn.Module]:
+    """Return the networks among a script's variables and in its own objects and collections, by name.
+
+    `renamed`: variables whose name counts last.
+    """
+    whole = {
+        name: getattr(one, COMPILED, one)
+        for name, one in values.items()
+        if isinstance(one, nn.Module)
+    }
+    found = {name: one for name, one in whole.items() if name not in renamed}
     known = {id(one) for one in found.values()}
     for name, value in values.items():
         for part, one in _parts(name, value):
             if isinstance(one, nn.Module) and id(one) not in known:
                 known.add(id(one))
                 found[part] = one
+    found |= {name: one for name, one in whole.items() if id(one) not in known}
     return parts_first(found)
 
 

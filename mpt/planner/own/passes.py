@@ -33,11 +33,19 @@ from mpt.planner.own.places import (
 
 Pair = tuple[str, int, int]
 """A file, the line of a forward pass and that of its backward pass."""
+HUGGING_FACE, LIGHTNING = frozenset({"transformers"}), frozenset({"lightning", "pytorch_lightning"})
+MIXED = {"float16": 'precision="16-mixed"', "bfloat16": 'precision="bf16-mixed"'}
 ARGUMENTS = {
-    "TrainingArguments": {"float16": "fp16=True", "bfloat16": "bf16=True"},
-    "Accelerator": {"float16": 'mixed_precision="fp16"', "bfloat16": 'mixed_precision="bf16"'},
+    "TrainingArguments": (HUGGING_FACE, {"float16": "fp16=True", "bfloat16": "bf16=True"}),
+    "Trainer": (LIGHTNING, MIXED),
+    "Accelerator": (
+        None,
+        {"float16": 'mixed_precision="fp16"', "bfloat16": 'mixed_precision="bf16"'},
+    ),
+    "Fabric": (None, MIXED),
 }
-"""Endings of classes whose objects say in what precision a library trains; the first of a library with its own loop."""
+"""Endings of classes whose objects say in what precision a library trains, and the libraries that have the loop in that
+case; None if it is the script's own."""
 
 
 class Passes:
@@ -48,8 +56,8 @@ class Passes:
         """What each backward pass has in common with each of the calls of networks before it."""
         self.steps: dict[tuple[str, int], None] = {}
         """File and line at which an optimizer steps."""
-        self.is_library = False
-        """A library calls both."""
+        self.libraries: set[str] = set()
+        """Those that call both."""
         self._forwards: dict[tuple[Standing, ...], None] = {}
         self._is_inside = False
 
@@ -77,10 +85,14 @@ class Passes:
         here = stack()[::-1]
         shared = [_shared(one[::-1], here) for one in self._forwards]
         self._forwards.clear()
-        self.is_library |= any(one is not None and not one[0].is_own for one in shared)
+        self.libraries |= {
+            one[0].module.partition(".")[0]
+            for one in shared
+            if one is not None and not one[0].is_own
+        }
         own = (one for one in shared if one is not None and one[0].is_own)
         pairs = tuple(dict.fromkeys((a.file, a.line, b.line) for a, b in own))
-        if pairs or not self.is_library:
+        if pairs or not self.libraries:
             self.pairs[pairs] = None
 
     def step(self, optimizer: Optimizer) -> None:
@@ -109,14 +121,15 @@ def autocast_edits(passes: Passes, dtype: str, files: Iterable[str]) -> tuple[Ed
 
     `files`: those of the script.
     """
-    words = {end: each[dtype] for end, each in ARGUMENTS.items()}
-    if not (passes.is_library and not passes.pairs):
-        del words["TrainingArguments"]
+    is_inside = bool(passes.libraries) and not passes.pairs
+    words = {
+        end: each[dtype]
+        for end, (libraries, each) in ARGUMENTS.items()
+        if libraries is None or (is_inside and libraries & passes.libraries)
+    }
     told = tuple(as_argument("autocast", words, files))
-    if told or len(words) > 1:
+    if told or passes.libraries or () in passes.pairs:
         return told
-    if passes.is_library or () in passes.pairs:
-        return ()
     found: dict[Edit, None] = {}
     files = dict.fromkeys(file for pairs in passes.pairs for file, _, _ in pairs)
     scaler = ""

@@ -130,19 +130,43 @@ def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
 def before_loop(tree: ast.Module, line: int, name: str) -> int | None:
     """Return the line before which lines about a variable can be written, of a function that stands at `line`.
 
-    It is that of the outermost loop which does not bind the variable, since the lines are to be executed once.
+    It is that of the outermost loop which does not bind the variable, since the lines are to be executed once. None if
+    a loop around it gives the variable the same values again and again.
     `name`: the variable, or an attribute of one (`self.model`).
     """
     steps = path_to(tree, line)
     for block, place in steps:
-        statement = block[place]
-        if isinstance(statement, LOOPS) and not binds(statement, name):
-            return statement.lineno
+        loop = block[place]
+        if not isinstance(loop, LOOPS):
+            continue
+        if not binds(loop, name):
+            return loop.lineno
+        goes_through = not isinstance(loop, ast.While) and binds(loop.target, name)
+        if not goes_through and name.partition(".")[0] in renamed_in(loop):
+            return None
     return steps[-1][0][steps[-1][1]].lineno if steps else None
 
 
-def binds(statement: ast.stmt, name: str) -> bool:
-    """Return whether a statement binds a variable, or an attribute of one."""
+def renamed(file: str, line: int) -> set[str]:
+    """Return the variables that loops around a line let be one and another of values that there are already."""
+    loops = [block[place] for block, place in path_to(tree_of(file), line)]
+    return {name for loop in loops if isinstance(loop, LOOPS) for name in renamed_in(loop)}
+
+
+def renamed_in(loop: ast.stmt) -> Iterator[str]:
+    """Yield the variables of a loop that are given something else than what a call makes."""
+    for one in ast.walk(loop):
+        targets: list[ast.expr] = []
+        if isinstance(one, ast.For | ast.AsyncFor):
+            targets = [one.target]
+        elif isinstance(one, ast.Assign) and not isinstance(one.value, ast.Call | ast.Await):
+            targets = one.targets
+        for target in targets:
+            yield from (part.id for part in ast.walk(target) if isinstance(part, ast.Name))
+
+
+def binds(statement: ast.AST, name: str) -> bool:
+    """Return whether a statement, or the target of a loop, binds a variable, or an attribute of one."""
     return any(
         isinstance(one, ast.Name | ast.Attribute)
         and isinstance(one.ctx, ast.Store)
@@ -207,6 +231,18 @@ def assigned_by(places: Sequence[Standing]) -> tuple[Standing, ast.stmt, str, bo
             return None
         return one, statement, ast.unparse(targets[0]), through_library
     return None
+
+
+def made_at(places: Sequence[Standing]) -> tuple[str, ast.stmt, ast.Call] | None:
+    """Return the file, the statement and the call in it by which a script makes an object; None if a library does."""
+    one = next(iter(places), None)
+    steps = path_to(tree_of(one.file), one.line) if one is not None and one.is_own else []
+    if one is None or not steps:
+        return None
+    block, place = steps[-1]
+    calls = (node for node in ast.walk(block[place]) if isinstance(node, ast.Call))
+    call = next((node for node in calls if _position(node) == one.position), None)
+    return None if call is None else (one.file, block[place], call)
 
 
 def _position(node: ast.expr) -> Position:

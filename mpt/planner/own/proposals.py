@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +29,7 @@ from mpt.planner.own.places import (
     has_text,
     imported,
     is_alone,
+    made_at,
     names_in,
     scope_of,
     text_of,
@@ -36,6 +38,8 @@ from mpt.planner.own.places import (
 )
 from mpt.planner.own.source import Made, Source
 
+COMPOUND = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef, ast.ClassDef)
+"""Statements with others inside."""
 BLOCK = ("block", "recomputed", "recomputed_block")
 """Names of a loop's variable, the first of which a function does not use."""
 
@@ -94,7 +98,7 @@ def recompute_edits(
             top = tuple(f"import {one}" for one in missing)
             found.append(Edit("recompute", file, "top", 1, 1, top))
         found.append(Edit("recompute", file, "before", line, line, tuple(lines)))
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def _spot(path: str, places: Mapping[str, Standing]) -> tuple[str, int] | None:
@@ -117,27 +121,58 @@ def optimizer_edits(
 ) -> tuple[Edit, ...]:
     """Return what gives optimizers 8-bit state, behind the lines that make them; nothing if one has no such line."""
     found: dict[Edit, None] = {}
+    inside: dict[tuple[str, ast.stmt], dict[ast.Call, str]] = {}
     for optimizer, stack in optimizers:
         if any("transformers.trainer" in one.module for one in stack):
             words = {"TrainingArguments": 'optim="adamw_bnb_8bit"'}
             found |= dict.fromkeys(as_argument("optimizer", words, files))
             continue
+        kind = f"bitsandbytes.optim.{type(optimizer).__name__}8bit"
         made = assigned_by(stack)
-        if made is None:
-            return ()
-        place, statement, name, through_library = made
-        if through_library and variables.get(name) is not optimizer:
-            return ()
+        if made is None or (made[3] and variables.get(made[2]) is not optimizer):
+            within = made_at(stack)
+            if within is None:
+                return ()
+            file, statement, call = within
+            inside.setdefault((file, statement), {})[call] = kind
+            continue
+        place, statement, name, _ = made
         if not is_alone(place.file, statement):
             return ()
         first, last = statement.lineno, statement.end_lineno or statement.lineno
-        kind = f"{type(optimizer).__name__}8bit"
-        line = f"{name} = bitsandbytes.optim.{kind}({name}.param_groups)"
-        if "bitsandbytes" not in imported(place.file):
-            top = Edit("optimizer", place.file, "top", 1, 1, ("import bitsandbytes",))
-            found[top] = None
+        line = f"{name} = {kind}({name}.param_groups)"
+        found |= dict.fromkeys(_imported(place.file))
         found[Edit("optimizer", place.file, "after", first, last, (line,))] = None
+    for (file, statement), calls in inside.items():
+        if isinstance(statement, COMPOUND) or not is_alone(file, statement):
+            return ()
+        found |= dict.fromkeys((*_imported(file), _wrapped(file, statement, calls)))
     return tuple(found)
+
+
+def _imported(file: str) -> list[Edit]:
+    """Return the import that 8-bit states need, if it is missing."""
+    if "bitsandbytes" in imported(file):
+        return []
+    return [Edit("optimizer", file, "top", 1, 1, ("import bitsandbytes",))]
+
+
+def _wrapped(file: str, statement: ast.stmt, calls: Mapping[ast.Call, str]) -> Edit:
+    """Return a statement with optimizers of 8-bit state around those that are made inside it."""
+    first, last = statement.lineno, statement.end_lineno or statement.lineno
+    lines = [line.encode() for line in text_of(file).splitlines()[first - 1 : last]]
+    marks: list[tuple[int, int, bytes]] = []
+    for call, kind in calls.items():
+        assert call.end_lineno is not None
+        assert call.end_col_offset is not None
+        marks.append((call.lineno, call.col_offset, f"{kind}(".encode()))
+        marks.append((call.end_lineno, call.end_col_offset, b".param_groups)"))
+    for line, column, text in sorted(marks, reverse=True):
+        whole = lines[line - first]
+        lines[line - first] = whole[:column] + text + whole[column:]
+    margin = lines[0][: statement.col_offset]
+    written = tuple(line.removeprefix(margin).decode() for line in lines)
+    return Edit("optimizer", file, "instead", first, last, written)
 
 
 def without_library(edit: Edit) -> Edit:

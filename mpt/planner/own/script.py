@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -44,7 +44,7 @@ from mpt.planner.own.evaluations import Evaluations
 from mpt.planner.own.names import named_networks
 from mpt.planner.own.notebooks import is_notebook, let_find, names_in_notebooks, parts_of
 from mpt.planner.own.options import Parsed, noting_options
-from mpt.planner.own.places import Standing, is_own, standing
+from mpt.planner.own.places import Standing, is_own, renamed, standing
 from mpt.planner.own.source import Made, Source
 from mpt.planner.own.written import Tail, Written
 from mpt.planner.trace.cannot_plan import is_installed, is_outside, line_of
@@ -129,7 +129,7 @@ class Script:
         variables, places = self._variables()
         return Made(
             self._continue,
-            named_networks(variables),
+            named_networks(variables, self._renamed(places)),
             variables=variables,
             places=places,
             parsed=self._parsed,
@@ -152,6 +152,14 @@ class Script:
                     seen.add(id(value))
                     places[name] = standing(frame)
         return variables, places
+
+    def _renamed(self, places: Mapping[str, Standing]) -> set[str]:
+        """Return the variables that are one network after another: of a list, which names it too."""
+        return {
+            name
+            for name, one in places.items()
+            if one.is_own and name in renamed(one.file, one.line)
+        }
 
     def notes(self) -> list[str]:
         """Return what a plan of it assumes."""

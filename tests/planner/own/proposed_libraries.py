@@ -218,6 +218,22 @@ model = transformers.T5ForConditionalGeneration(config)
     + LOOP,
     "accelerated": ACCELERATED,
     "distributed": DISTRIBUTED,
+    "lightning": "import lightning\n"
+    + NET.replace("class Net(nn.Module)", "class Net(lightning.LightningModule)")
+    + """
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.rand(48, 32, 128), torch.randint(0, 10, (48,)))
+model = Net()
+trainer = lightning.Trainer(max_epochs=1, devices=1, logger=False, enable_checkpointing=False)
+trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=16))
+""",
     "helper_module": TORCH
     + "import networks\nfrom training import fit\n"
     + DATA

@@ -311,6 +311,43 @@ for step in range(3):
     g_loss.backward()
     opt_g.step()
 """,
+    "optimizers_by_name": NET
+    + DATA
+    + """
+criterion = nn.CrossEntropyLoss()
+model, other = Net().to(device), Net(depth=2).to(device)
+
+
+def make():
+    return {
+        "one": torch.optim.Adam(model.parameters(), lr=1e-3,
+                                betas=(0.5, 0.999)),
+        "two": torch.optim.AdamW(other.parameters()),
+    }
+
+
+optimizers = make()
+for step in range(3):
+    loss = criterion(model(x) + other(x), y)
+    for one in optimizers.values():
+        one.zero_grad()
+    loss.backward()
+    for one in optimizers.values():
+        one.step()
+""",
+    "one_after_another": NET
+    + DATA
+    + """
+criterion = nn.CrossEntropyLoss()
+nets = [Net().to(device) for _ in range(2)]
+optimizers = [torch.optim.AdamW(net.parameters(), lr=1e-4) for net in nets]
+for step in range(3):
+    for net, optimizer in zip(nets, optimizers):
+        optimizer.zero_grad()
+        loss = criterion(net(x), y)
+        loss.backward()
+        optimizer.step()
+""",
     "eight_bits": "import bitsandbytes\n"
     + NET
     + DATA

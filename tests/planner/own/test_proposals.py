@@ -89,7 +89,7 @@ def proposed(answer: Mapping[str, Any]) -> set[str]:
 
 
 def test_changes_of_scripts_do_what_is_promised_when_they_are_written_in(tmp_path: Path) -> None:
-    names = ("main", "gan")
+    names = ("main", "gan", "optimizers_by_name", "one_after_another")
     for name, answer in zip(names, answers(names, tmp_path, "rtx2060", together=True), strict=True):
         assert wrong(name, answer) == []
         assert proposed(answer) == set(TOGETHER)
@@ -167,6 +167,10 @@ def test_lines_go_before_the_outermost_loop_that_does_not_make_the_network() -> 
     )
     assert before_loop(loop, 4, "self.model") == 3
     assert before_loop(loop, 4, "self.other") == 1
+    again = ast.parse("for epoch in range(2):\n    for net in nets:\n        run()\n")
+    assert before_loop(again, 3, "net") is None
+    assert before_loop(again, 3, "nets") == 1
+    assert before_loop(ast.parse("for net in nets:\n    run()\n"), 2, "net") == 2
     assert getattr(scope_of(tree, 10), "name", "") == "main"
 
 
