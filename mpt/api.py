@@ -266,6 +266,7 @@ def compare(
 def doctor(
     subject: Config | PathLike | None = None,
     *,
+    words: Sequence[str] = (),
     only: Sequence[str] = (),
     dtype: str | None = None,
     batch_size: int | None = None,
@@ -275,14 +276,14 @@ def doctor(
 ) -> list[Section]:
     """Examine a configuration, a run or a checkpoint, or without one this machine, as `mpt doctor` does.
 
-    A training step of your own is examined by the name of the function that builds it, `FILE.py:FUNCTION` or
-    `package.module:function`, without arguments.
+    A training of your own is examined by the name of its script, `train.py` with `words` for its command line, or of
+    the function that builds its step, `FILE.py:FUNCTION` or `package.module:function`, without arguments.
 
     `only` chooses among environment, data, numerics and speed. Returns a section for each, with findings (`level` is
     ok, note, warning or fault) and tables; the table `cure` of the numerics has the patch that was tried. Nothing is
     written.
     """
-    from mpt.planner.recipes.own_step import find_source, names_factory
+    from mpt.planner.recipes.own_step import find_source, is_own
     from mpt.workflows.examination import (
         BEGINNING,
         PARTS,
@@ -293,10 +294,9 @@ def doctor(
     )
     from mpt.workflows.own_examination import OwnWish, examine_own
 
-    if isinstance(subject, str) and names_factory(subject):
-        return examine_own(
-            OwnWish(subject, find_source(subject, allow), {}, dtype, runs=Path(runs)), only
-        )
+    if isinstance(subject, str) and is_own(subject):
+        source = find_source(subject, allow, words)
+        return examine_own(OwnWish(subject, source, {}, dtype, runs=Path(runs)), only)
     wanted = check_parts(
         only or (PARTS if subject is not None else ("environment",)),
         has_subject=subject is not None,

@@ -22,7 +22,7 @@ from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, NonFiniteError
-from mpt.planner.recipes.own_step import find_source, names_factory, read_arguments
+from mpt.planner.recipes.own_step import arguments_of, find_source, is_own
 from mpt.report.units import counted
 from mpt.run.process.files import write_atomically
 from mpt.run.records.layout import RunDirectory, find_run
@@ -49,13 +49,13 @@ class Command:
     subject: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CONFIG|RUN|FILE.py:FUNCTION]",
+            metavar="[CONFIG|RUN|SCRIPT.py|FILE.py:FUNCTION]",
             show_default="this machine",
             autocompletion=complete_run,
         ),
     ] = None
-    """A YAML file, a run, a checkpoint, or a function that builds a training step of your own, as `mpt plan` takes it;
-    then its arguments may follow as NAME=VALUE."""
+    """A YAML file, a run, a checkpoint, or a training of your own as `mpt plan` takes it: a script, its own options
+    after --, or a function that builds a step, its arguments as NAME=VALUE."""
     overrides: Overrides = ()
     only: Annotated[tuple[str, ...], typer.Option("--only", metavar="PART")] = ()
     """environment, data, numerics or speed; may be given several times. device checks a GPU for some minutes and writes
@@ -82,7 +82,7 @@ MARKS = {"ok": "ok", "note": "note", "warning": "WARN", "fault": "FAULT"}
 
 def run(arguments: Command) -> None:
     """Examine what is asked for. Raises NonFiniteError (exit 6) when a fault was found."""
-    if arguments.subject is not None and names_factory(arguments.subject):
+    if arguments.subject is not None and is_own(arguments.subject):
         conclude(arguments, arguments.subject, examine_own(read_own(arguments), arguments.only), [])
         return
     has_subject = arguments.subject is not None
@@ -117,13 +117,14 @@ def read_own(arguments: Command) -> OwnWish:
         if getattr(arguments, name):
             option = {"patches": "--with", "batch_size": "--batch-size"}[name]
             raise ConfigError(
-                f"{option} is of a configuration; {arguments.subject} takes its arguments as NAME=VALUE"
+                f"{option} is of a configuration; {arguments.subject} takes its arguments as NAME=VALUE, and a script "
+                "its own options after --"
             )
-    source = find_source(arguments.subject, arguments.allow)
+    given = arguments_of(arguments.subject, arguments.overrides)
     return OwnWish(
         arguments.subject,
-        source,
-        read_arguments(arguments.overrides),
+        find_source(arguments.subject, arguments.allow, given.get("words", ())),
+        given["arguments"],
         arguments.dtype,
         arguments.device or "auto",
         Path(arguments.runs),

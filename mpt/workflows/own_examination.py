@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt.config.own_code import explain
+from mpt.config.own_code import explain, first_line
+from mpt.config.registry import place
 from mpt.errors import ConfigError, MptError
 from mpt.workflows.examination import timed
 
@@ -56,7 +57,7 @@ def find_subject(wish: OwnWish) -> OwnSubject:
     from mpt.planner.own.factory import find_factory
     from mpt.planner.own.source import Source
 
-    source = Source(**wish.source)
+    source = Source.of(wish.source)
     find_factory(source)
     return OwnSubject(source, wish.arguments, choose_device(wish.device), find_gpu(DEFAULT))
 
@@ -96,6 +97,9 @@ def explained(examine: Callable[[], Section], wish: OwnWish) -> Section:
         raise
     except Exception as error:
         reason = explain(error)
+        where = Path(wish.source["where"])
+        if reason is None and not wish.source.get("function"):
+            reason = f"{first_line(error)}, at {place(error, where)}"
         if reason is None:
             raise
         raise ConfigError(f"{wish.subject}: {reason}") from error

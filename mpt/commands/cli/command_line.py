@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from difflib import get_close_matches
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -153,7 +155,8 @@ class OverridableCommand(Command):
     """A command with overrides: an option that is a setting's name is answered with the override."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as any command does. Raises ConfigError for an option that is a setting."""
+        """Parse as any command does. Raises ConfigError for an option that is a setting, or a script's."""
+        check_script_options(str(ctx.info_name), self, args)
         known = {
             "--help",
             *(option for one in self.params for option in (*one.opts, *one.secondary_opts)),
@@ -176,6 +179,22 @@ class OverridableCommand(Command):
                 f"no such option: {option}. Settings are given as overrides: {override}"
             )
         return super().parse_args(ctx, args)
+
+
+def check_script_options(command: str, takes: Any, words: Sequence[str]) -> None:
+    """Raise ConfigError if options that a command does not take follow a script without a -- before them."""
+    if not "".join(words[:1]).endswith((".py", ".ipynb")) or "--" in words:
+        return
+    own = {name for one in takes.params for name in (*one.opts, *one.secondary_opts)}
+    for place, word in enumerate(words[1:], 1):
+        option = word.partition("=")[0]
+        if option.startswith("-") and option not in (*own, "-h", "--help"):
+            near = get_close_matches(option, own, n=1, cutoff=0.75)
+            meant = f"did you mean {near[0]}? A" if near else "a"
+            corrected = shlex.join(["mpt", command, *words[:place], "--", *words[place:]])
+            raise ConfigError(
+                f"mpt {command}: {option} is none of its options; {meant} script's own follow after --: {corrected}"
+            )
 
 
 def has_option(command: Any, written: str) -> bool:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from typer.core import TyperGroup
 
-from mpt.commands.cli.command_line import OverridableCommand
+from mpt.commands.cli.command_line import OverridableCommand, check_script_options
 from mpt.errors import ConfigError
-from mpt.planner.recipes.own_step import SCRIPT, is_own
+from mpt.planner.recipes.own_step import is_own
 
 STEP = "step"
 
@@ -50,27 +49,11 @@ class PlanGroup(TyperGroup):
         own = self.commands.get(str(self.name))
         names = set(self.commands) - {str(self.name)}
         if args[:1] and is_own(args[0]):
-            check_script_options(self.commands[STEP], args)
+            check_script_options("plan", self.commands[STEP], args)
             args = [STEP, *args]
         if own is None or (args[:1] and args[0] in names):
             return super().make_context(info_name, args, parent, **extra)
         return own.make_context(info_name, args, parent, **extra)
-
-
-def check_script_options(step: Any, words: Sequence[str]) -> None:
-    """Raise ConfigError if options that are none of `mpt plan step`'s follow a script without a -- before them."""
-    if not SCRIPT.fullmatch(words[0]) or "--" in words:
-        return
-    own = {name for one in step.params for name in (*one.opts, *one.secondary_opts)}
-    for place, word in enumerate(words[1:], 1):
-        option = word.partition("=")[0]
-        if option.startswith("-") and option not in (*own, "-h", "--help"):
-            near = get_close_matches(option, own, n=1, cutoff=0.75)
-            meant = f"did you mean {near[0]}? A" if near else "a"
-            corrected = shlex.join(["mpt", "plan", *words[:place], "--", *words[place:]])
-            raise ConfigError(
-                f"mpt plan: {option} is none of its options; {meant} script's own follow after --: {corrected}"
-            )
 
 
 class PlanCommand(OverridableCommand):

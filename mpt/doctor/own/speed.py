@@ -25,6 +25,7 @@ from mpt.engine.building.build import seed_everything
 from mpt.planner.own.factory import call_factory, find_factory
 from mpt.planner.own.performed import call
 from mpt.planner.own.ranks import one_of_several
+from mpt.planner.own.script import Ended
 from mpt.report.units import show_seconds
 
 MOST_SECONDS = 60.0
@@ -48,16 +49,23 @@ def _timed(subject: OwnSubject) -> Section:
     for step in range(WARM_UP + STEPS):
         with laps(subject.device) as parts:
             now = time.perf_counter()
-            call(made.step)
+            try:
+                call(made.step)
+            except Ended:
+                if not seconds:
+                    raise
+                break
             synchronize(subject.device)
             whole = time.perf_counter() - now
         parts["forward and the rest"] = whole - sum(parts.values())
         is_late = time.perf_counter() - begun > MOST_SECONDS
-        if step >= WARM_UP or is_late:
-            for name, value in {"whole step": whole, **parts}.items():
-                seconds[name].append(value)
+        if step == WARM_UP:
+            seconds.clear()
+        for name, value in {"whole step": whole, **parts}.items():
+            seconds[name].append(value)
         if is_late:
             break
+    made.stop()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     for name, value in medians.items():
         section.tables.setdefault("step", []).append(

@@ -1,8 +1,9 @@
 """One step of somebody's own training, taken for real and watched: its losses, gradients, updates and operators.
 
-The factory is called anew for each step, from the same random numbers, so that each step sees the same weights and the
-same data, wherever the script takes them from. A phase is what ends in an optimizer's step. Its update is measured and
-taken back, so that the phases of one step all see the weights that the script began with.
+The factory is called anew for each step, or a script is executed anew up to it, from the same random numbers, so that
+each step sees the same weights and the same data, wherever the script takes them from. A phase is what ends in an
+optimizer's step. Its update is measured and taken back, so that the phases of one step all see the weights that the
+script began with.
 """
 
 from __future__ import annotations
@@ -46,12 +47,16 @@ from mpt.nn.shared.module_places import module_places, source_line
 from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.kept_modes import backward_of, has_none
 from mpt.planner.facts.gpus import Gpu
+from mpt.planner.own.caches import caches_forgotten
 from mpt.planner.own.created import noting_what_is_made
 from mpt.planner.own.factory import batch_size_of, call_factory, find_factory
+from mpt.planner.own.files import saved_by_python
 from mpt.planner.own.imports import libraries_as_ever
+from mpt.planner.own.loaders import loaded_here
 from mpt.planner.own.performed import call, name_modules
 from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.source import Made, Source
+from mpt.planner.own.switches import switches_kept
 from mpt.precision.stable.stable_forms import StableForms
 from mpt.precision.stable.stable_logs import Rewrite
 
@@ -195,6 +200,9 @@ def take(
     """
     seen, on_cpu = Seen(), subject.device.type == "cpu"
     with ExitStack() as stack:
+        if subject.source.is_script:
+            for one in (switches_kept(), caches_forgotten(), loaded_here(), saved_by_python()):
+                stack.enter_context(one)
         if on_cpu:
             stack.enter_context(libraries_as_ever())
             stack.enter_context(cuda_stands_in(subject.gpu, subject.device))
@@ -210,6 +218,7 @@ def take(
         made = call(
             lambda: call_factory(subject.source, find_factory(subject.source), subject.arguments)
         )
+        stack.callback(made.stop)
         modules = name_modules(created, made.named)
         trained = [
             one for module in modules.values() for one in module.parameters() if one.requires_grad

@@ -32,6 +32,7 @@ from unittest import mock
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -81,6 +82,10 @@ def beginning_of(source: Source) -> Callable[..., Made]:
         return Script(source, batch, batch_size).begin()
 
     return build
+
+
+class Ended(ConfigError):
+    """A script came to its end, and had no further step."""
 
 
 class Script:
@@ -155,11 +160,8 @@ class Script:
 
     def _renamed(self, places: Mapping[str, Standing]) -> set[str]:
         """Return the variables that are one network after another: of a list, which names it too."""
-        return {
-            name
-            for name, one in places.items()
-            if one.is_own and name in renamed(one.file, one.line)
-        }
+        own = ((name, one) for name, one in places.items() if one.is_own)
+        return {name for name, one in own if name in renamed(one.file, one.line)}
 
     def notes(self) -> list[str]:
         """Return what a plan of it assumes."""
@@ -194,7 +196,7 @@ class Script:
                 del sys.modules[name]
 
     def _continue(self) -> None:
-        """Let it go on to the next step, or to its end after the last. Raises ConfigError if there was none."""
+        """Let it go on to the next step, or to its end after the last. Raises Ended if there was none."""
         self._stepped.clear()
         self._updated.clear()
         self._backward = 0
@@ -206,7 +208,7 @@ class Script:
             self._is_begun = True
             return
         words = self._said.last()
-        raise ConfigError(
+        raise Ended(
             f"{self.source}: it came to its end after {self._taken or 'no'} training step{'s' * (self._taken != 1)}; a "
             f"plan takes two, in each of which its optimizers step{f'. It said last: {words}' if words else ''}"
         )
@@ -264,6 +266,7 @@ class Script:
                     nn.Module, "zero_grad", self._before_call(nn.Module.zero_grad, True)
                 ),
                 mock.patch.object(Optimizer, "zero_grad", self._before_call(Optimizer.zero_grad)),
+                mock.patch.object(GradScaler, "step", self._scaled(GradScaler.step)),
                 mock.patch.object(
                     _BaseDataLoaderIter, NEXT, self._before_call(_BaseDataLoaderIter.__next__)
                 ),
@@ -330,6 +333,19 @@ class Script:
             return function(*args, **kwargs)
 
         return call
+
+    def _scaled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function by which a loss scale steps an optimizer, or leaves it out where it overflowed."""
+
+        @functools.wraps(function)
+        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            before = self._stepped[id(optimizer)]
+            found = function(scaler, optimizer, *args, **kwargs)
+            if self._stepped[id(optimizer)] == before:
+                self._after_step(optimizer, args, kwargs)
+            return found
+
+        return step
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped[id(optimizer)] += 1

@@ -27,6 +27,11 @@ class Source:
     edits: tuple[Edit, ...] = ()
     """Lines that its files are to have in addition."""
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Source:
+        """Return a source from its fields as JSON has them."""
+        return cls(**{**fields, "words": tuple(fields.get("words", ()))})
+
     @property
     def is_script(self) -> bool:
         """Whether it is executed as it stands."""

@@ -154,17 +154,6 @@ def find_source(
     return {"where": where, "function": function, "folder": os.getcwd()}
 
 
-def names_factory(subject: str) -> bool:
-    """Return whether a word names a function that builds a step. Raises ConfigError for a whole script."""
-    if SCRIPT.fullmatch(subject):
-        file = subject if subject.endswith(".py") else "FILE.py"
-        raise ConfigError(
-            f"{subject}: the doctor repeats single steps, and a script cannot be put back; name a function that "
-            f"returns its step: {file}:FUNCTION. `mpt plan {subject}` plans it as it stands"
-        )
-    return FACTORY.fullmatch(subject) is not None
-
-
 def path_of(file: str) -> Path:
     """Return the whole path of a file. Raises ConfigError."""
     path = Path(file).absolute()

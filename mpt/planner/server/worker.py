@@ -130,7 +130,7 @@ def answer_own(asked: dict[str, Any], gpu: Any, calibration: Any, wish: Any) -> 
     from mpt.planner.own.plan import plan_own
     from mpt.planner.own.source import Source
 
-    source = Source(**{**asked["source"], "words": tuple(asked["source"].get("words", ()))})
+    source = Source.of(asked["source"])
     arguments, with_changes = asked["arguments"], asked["with_changes"]
     return plan_own(source, arguments, gpu, calibration, wish, with_changes).as_data()
 

@@ -20,6 +20,7 @@ from mpt.errors import ConfigError, NonFiniteError
 from mpt.planner.facts.gpus import DEFAULT, find_gpu
 from mpt.planner.own.source import Source
 from tests.doctor.own import strange_steps
+from tests.programs import run_mpt
 
 STEPS = Path(strange_steps.__file__)
 CPU = torch.device("cpu")
@@ -148,3 +149,85 @@ def test_the_speed_of_a_step_that_wants_a_missing_gpu_is_not_timed() -> None:
     for name in ("healthy", "on_cards"):
         sections = mpt.doctor(f"{STEPS}:{name}", only=["speed"])
         assert "no such device here" in sections[0].findings[0].text
+
+
+SCRIPT = """
+import argparse
+
+import torch
+from torch import nn
+
+from strange_steps import {loss}
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--amp", action="store_true")
+parser.add_argument("--scale", type=float, default=2.0**16)
+parser.add_argument("--steps", type=int, default=4)
+args = parser.parse_args()
+with open("begun.txt", "a") as file:
+    file.write("begun")
+device = "cuda" if torch.cuda.is_available() else "cpu"
+net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
+optimizer = torch.optim.AdamW(net.parameters())
+scaler = torch.amp.GradScaler(device, init_scale=args.scale, enabled=args.amp)
+data = torch.utils.data.TensorDataset(torch.randn(64, 32), torch.randint(0, 10, (64,)))
+loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True, num_workers=1)
+for step, (x, labels) in enumerate(loader):
+    if step == args.steps:
+        break
+    optimizer.zero_grad()
+    with torch.autocast(device, enabled=args.amp):
+        loss = {loss}(net, x.to(device), labels.to(device))
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def script_of(folder: Path, loss: str) -> Path:
+    path = folder / "train_it.py"
+    path.write_text(SCRIPT.format(loss=loss), encoding="utf-8")
+    (folder / "strange_steps.py").write_text(STEPS.read_text("utf-8"), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("loss", "worst"), [("entropy", "ok"), ("poor_loss", "fault")])
+def test_a_whole_script_is_executed_anew_for_each_step(
+    loss: str, worst: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = script_of(tmp_path, loss)
+    (section,) = mpt.doctor(path.name, words=["--amp"], only=["numerics"])
+    assert section.worst == worst
+    if worst == "fault":
+        (line,) = [row["line"] for row in section.tables["lines"]]
+        assert line.startswith("strange_steps.py:")
+        assert "logaddexp" in line
+    assert not (tmp_path / "begun.txt").exists()  # what it writes is kept apart
+
+
+def test_a_script_whose_loss_scale_overflows_has_taken_its_step(tmp_path: Path) -> None:
+    """Its optimizer does not step then, and it is not waited for."""
+    words = ("--amp", "--scale", "1e30")
+    source = Source(str(script_of(tmp_path, "entropy")), words=words)
+    taken = take(OwnSubject(source, {}, CPU, find_gpu(DEFAULT)), Arithmetic())
+    assert [len(step.losses) for step in taken.phases.values()] == [1]
+    assert taken.phases["net"].has_overflowed
+
+
+def test_a_script_is_timed_for_as_long_as_it_trains(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = str(script_of(tmp_path, "entropy"))
+    doctor.run(Command(path, ("--steps", "3"), only=("speed",), device="cpu"))
+    assert "optimizer" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="came to its end after no training step"):
+        doctor.run(Command(path, ("--steps", "0"), only=("speed",)))
+    with pytest.raises(ConfigError, match=r"ends the program: .*--step"):
+        doctor.run(Command(path, ("--step", "two"), only=("numerics",)))
+    asked = run_mpt("doctor", "train_it.py", "--amp", cwd=tmp_path)
+    assert "mpt doctor: --amp is none of its options" in asked.stderr
+    assert "mpt doctor train_it.py -- --amp" in asked.stderr
+    path = str(script_of(tmp_path, "missing"))
+    with pytest.raises(ConfigError, match=r"train_it\.py: ImportError: .*train_it\.py:7"):
+        doctor.run(Command(path, only=("numerics",)))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import mpt
 from mpt.commands.planning import plan_step
 from mpt.errors import MemoryBudgetError, MptError
 from mpt.planner.answers.own_plan import OwnPlan
@@ -217,11 +216,6 @@ def test_evaluations_before_the_first_step_are_executed_until_they_repeat_themse
     assert many.allocated == few.allocated
     assert any("94 evaluations before the first step" in note for note in many.notes)
     assert not any("evaluations" in note for note in few.notes)
-
-
-def test_the_doctor_asks_for_a_function(tmp_path: Path) -> None:
-    with pytest.raises(MptError, match=r"train\.py:FUNCTION.*mpt plan"):
-        mpt.doctor(str(script_of(tmp_path, HEAD)))
 
 
 def test_two_steps_are_enough(session: Session, tmp_path: Path) -> None:
