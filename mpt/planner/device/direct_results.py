@@ -5,6 +5,8 @@ milliseconds, a plan has hundreds of kinds of arguments. The same forms follow s
 
 - of the operators in `BY_META` from the one kernel that torch has for meta tensors;
 - of a batch norm over images that lie densely, of a group norm in float32 and of a copy from its arguments;
+- of a picture's reflected or replicated borders, which are contiguous on a card; torch's rule has them in channels_last
+  as the CPU's kernel (`aten/src/ATen/native/cuda/ReflectionPad.cu`);
 - of `torch._foreach_...` from the single operator for each element, or there is nothing to return.
 
 In a release of torch that is not among `REVIEWED` nothing is taken from here. A test compares the traces of both ways.
@@ -185,12 +187,27 @@ def copied(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device)
     return Outcome((Form(tuple(values.shape), values.stride(), dtype, place),))
 
 
+def padded(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
+    """Return a picture with borders of its own pixels; None on a CPU, and for wrong borders."""
+    values, sides = args[0], args[1]
+    if kwargs or device.type == "cpu" or len(sides) != 4 or values.dim() not in (3, 4):
+        return None
+    height, width = values.shape[-2] + sum(sides[2:]), values.shape[-1] + sum(sides[:2])
+    if min(*sides, *values.shape) < 0 or max(sides) >= min(values.shape[-2:]):
+        return None
+    shape = (*values.shape[:-2], height, width)
+    stride = torch.empty(shape, device="meta").stride()
+    return Outcome((Form(shape, stride, values.dtype, device),))
+
+
 RULES: dict[Any, Callable[[Sequence[Any], Mapping[str, Any], torch.device], Outcome | None]] = {
     _aten.native_batch_norm.default: batch_norm,
     _aten.native_batch_norm_backward.default: batch_norm_backward,
     _aten.native_group_norm.default: group_norm,
     _aten.native_group_norm_backward.default: group_norm_backward,
     _aten._to_copy.default: copied,
+    _aten.reflection_pad2d.default: padded,
+    _aten.replication_pad2d.default: padded,
 }
 """Operator -> function that computes its outcome from its arguments and their common device."""
 

@@ -208,3 +208,16 @@ def compiled_network():
     """A network that torch is to compile."""
     model = torch.compile(nn.Sequential(nn.Linear(256, 256), nn.ReLU()).to(device))
     return lambda: model(torch.rand(8, 256, device=device)).sum().backward()
+
+
+def with_borders(mode="reflect"):
+    """Pictures whose channels lie last, blurred with borders of their own pixels: in order on a card."""
+    kernel = torch.ones(1, 1, 3, 3, device=device, requires_grad=True)
+
+    def step():
+        pictures = torch.rand(2, 8, 8, 3, device=device).permute(0, 3, 1, 2)
+        rows = nn.functional.pad(pictures, (1, 1, 1, 1), mode).view(6, 1, 10, 10)
+        nn.functional.conv2d(rows, kernel).sum().backward()
+        kernel.grad = None
+
+    return step

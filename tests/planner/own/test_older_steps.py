@@ -99,3 +99,8 @@ def test_a_compiled_network_has_its_own_name_and_is_planned_as_it_stands(session
     assert {name for name, _ in plan.by_module if name[0] != "("} <= {"model", "model.0", "model.1"}
     assert any("planned as without it" in note for note in plan.notes)
     assert not any("compile" in note for note in planned(session, "compiled").notes)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_borders_of_pictures_lie_in_order_on_a_card(session: Session, mode: str) -> None:
+    assert planned(session, "with_borders", mode=mode).allocated > 0
