@@ -80,7 +80,7 @@ class Attempt(Generic[T]):
     follows_data: bool = False
     """Sizes are those of the data that it loads or draws."""
     evens_counts: bool = False
-    """Counts were taken to be even, which are those of its data perhaps."""
+    """Counts were taken to be even and read, which are those of its data perhaps."""
     asks_masks: bool = False
     """It asked whether masks have places, and went on as if they had none."""
 
@@ -100,7 +100,7 @@ class Attempt(Generic[T]):
             values.drawn_reads > 0,
             values.bounded_bytes > WEIGHS * live_peak(trace),
             values.follows_data,
-            values.totals.evened > 0,
+            values.totals.may_be_read,
             values.asked.missed > 0,
         )
 

@@ -36,7 +36,7 @@ from mpt.planner.own.draws import DRAWN, Draws, drawn_from
 from mpt.planner.own.exchange import tensors_exchanged
 from mpt.planner.own.extensions import TritonKernels, nothing_compiled
 from mpt.planner.own.files import without_files
-from mpt.planner.own.known_values import UNKNOWN, TrueValues, values_known
+from mpt.planner.own.known_values import UNKNOWN, TrueValues, are_true, values_known
 from mpt.planner.own.largest import (
     DifferentNumbers,
     all_boxes,
@@ -137,6 +137,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if are_true():
+            return func(*args, **kwargs)
         parts = parts_of(func, args) or compared.PARTS.get(func)
         if parts is not None:
             with self:
@@ -154,6 +156,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             value = known.answer(func, args, kwargs)
             if value is not UNKNOWN:
                 self.drawn_reads += func is SCALAR and self.numbers > 0
+                self.totals.note_read()
                 return value
         result = self._answer(func, types, args, kwargs)
         if is_followed or (func is _aten._to_copy.default and is_known(args[0])):
@@ -167,12 +170,10 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Keep the number that a size may follow from: the count of a mask's places, the end of a slice, a range."""
-        if func in counts.OPERATORS:
-            found = self.totals.counts(func, args, result)
-            if found is not None:
-                self.values.keep(result, found)
-                return
-        if func is _aten.add.Tensor and type(args[1]) is int and is_place(args[0]):
+        even = self.totals.counts(func, args, result) if func in counts.OPERATORS else None
+        if even is not None:
+            self.values.keep(result, even)
+        elif func is _aten.add.Tensor and type(args[1]) is int and is_place(args[0]):
             self.values.keep_number(result, args[1])
         elif func in COUNTS and args[0].dtype == torch.bool and 0 < result.numel() <= KNOWN_VALUES:
             self.bounded += 1
@@ -271,6 +272,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if self.is_built and (is_known(tensor) or self.values.follows((tensor,))):
             value = self.values.read(tensor)
             if value is not None:
+                self.totals.note_read()
                 return value
         line = line_of(sys._getframe(1))
         if not self.is_building:
@@ -311,8 +313,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def become_fake(self, real: Tensor) -> Tensor:
         """Return a fake tensor for a real one of a batch."""
-        fake = torch.empty(real.shape, dtype=real.dtype)
-        self.is_loaded = True
+        fake, self.is_loaded = torch.empty(real.shape, dtype=real.dtype), True
         if self.trusts_data:
             self.values.write(fake, real)
         return fake

@@ -17,6 +17,8 @@ from mpt.run.process.storage_trace import LiveStorages
 
 MOST_COUNTS = 4096
 """Of one tensor whose counts are known."""
+ALL = -1
+"""The total of a tensor of ones: they may be added at places."""
 _aten = torch.ops.aten
 COUNTING = {_aten.bincount.default, _aten.histc.default}
 """They count the elements of their first argument."""
@@ -39,6 +41,8 @@ class Totals:
     def __init__(self) -> None:
         self.evened = 0
         """How many tensors of counts were taken to be even."""
+        self.may_be_read = False
+        """A value that is known was read since there were some."""
         self._of: dict[int, int] = {}
         self._live = LiveStorages(self._drop)
         self._count = 0
@@ -57,23 +61,29 @@ class Totals:
             self._of[self._count] = total
         return None
 
+    def note_read(self) -> None:
+        """Note that a value was read that may be one of these counts, or follow from one."""
+        self.may_be_read |= self.evened > 0
+
     def notes(self) -> list[str]:
         """Return the plan's assumptions."""
         words = "tensors of counts, such as the tokens of each expert, were taken to be even"
-        return [f"{self.evened} {words}"] if self.evened else []
+        return [f"{self.evened} {words}"] if self.may_be_read else []
 
     def _total(self, func: Any, args: Any) -> int | None:
         if func in COUNTING:
             is_weighted = func is _aten.bincount.default and len(args) > 1 and args[1] is not None
             return None if is_weighted else args[0].numel()
         if func in ONES:
-            return -1
+            return ALL
         if func in SCATTERING:
             return args[2].numel() if args[3] == 1 else None
         source = args[ADDING.get(func, 0)]
         number = self._live.number_of(source) if isinstance(source, Tensor) else None
         total = None if number is None else self._of[number]
-        return source.numel() if total == -1 else total
+        if total != ALL:
+            return total
+        return source.numel() if func in ADDING else None  # a sum's gradient is ones too
 
     def _drop(self, number: int) -> None:
         self._of.pop(number, None)

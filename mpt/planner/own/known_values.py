@@ -39,6 +39,7 @@ MOST_FILLED = 64
 MASKS = (torch.bool, torch.uint8)
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
+_FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
 UNKNOWN = object()
 """In place of a result on values that are not known."""
 OVERWRITES = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default, _aten.copy_.default)
@@ -327,6 +328,11 @@ def _form_of(tensor: Tensor) -> Tensor:
     return torch.empty((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
 
 
+def are_true() -> bool:
+    """Return whether tensors are true for a while, and not fake, such as the places of a mesh's ranks."""
+    return torch._C._get_dispatch_mode(_FAKE) is None
+
+
 class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers questions about values that are known; others are passed on."""
 
@@ -342,6 +348,8 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is DEVICE_QUERY and isinstance(args[0], FakeTensor):
             return args[0].device  # asked many times over
         kwargs = kwargs or {}
+        if are_true():
+            return func(*args, **kwargs)
         parts = parts_of(func, args)
         if parts is not None:  # whose values are those of its parts
             with self:

@@ -15,18 +15,21 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from torch import distributed
+import torch
+from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel
 from torch.distributed.tensor import _dispatch
 from torch.distributed.tensor.parallel import style
+from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device.fake_device import DEVICE
 from mpt.planner.step.shard_trace import fake_world, of_true_numbers, watch_shards
 from mpt.planner.trace.cannot_plan import CannotPlan
 from mpt.planner.trace.overlap import OrderedWork
 from mpt.planner.trace.trace import Recorder
+from mpt.run.process.storage_trace import tensors_in
 
 NOTE = "fully_shard is planned as on the first of {} cards: its exchange takes no time, and NCCL's buffers come on top"
 SHARED = (
@@ -111,7 +114,11 @@ class Shards:
         def make(own: Any, device_type: str, *args: Any, **options: Any) -> None:
             self._open()
             assert self.recorder is not None
+            # the numbers of its ranks, which the script's own call has made as a fake tensor
+            ranks = [one.tolist() for one in tensors_in((args, options))]
             with of_true_numbers(self.recorder):
+                true = iter([torch.tensor(one, device="cpu") for one in ranks])
+                args, options = tree_map_only(Tensor, lambda _: next(true), (args, options))
                 original(own, DEVICE if device_type == "cuda" else device_type, *args, **options)
                 if own.ndim > 1:
                     raise CannotPlan(SHARED.format(f"a mesh of {own.ndim} dimensions"))

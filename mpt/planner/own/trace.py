@@ -41,6 +41,7 @@ from mpt.planner.own.factory import call_factory, find_factory, import_in_plan, 
 from mpt.planner.own.files import saved_by_python
 from mpt.planner.own.fused import functions_fused
 from mpt.planner.own.graphs import Graphs
+from mpt.planner.own.growth import growth_note
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.loaders import loaded_here
 from mpt.planner.own.names import are_compiled
@@ -54,6 +55,7 @@ from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.rewritten import noting_rewriting
 from mpt.planner.own.source import Source
 from mpt.planner.own.switches import switches_kept
+from mpt.planner.own.told_memory import memory_told
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.trace import Recorder, Trace
@@ -236,6 +238,7 @@ def _trace_on_gpu(
         ExitStack() as at_end,
         on_fake_gpu(recorder, gpu),
         cuda_stands_in(gpu, all_of_it=all_on_gpu) as stand_in,
+        memory_told(recorder.trace, gpu.usable_bytes),
         graphs.stand_in(),
         one_of_several(recorder),
         done_at_once(),
@@ -274,7 +277,7 @@ def _trace_on_gpu(
         FakeRun(
             recorder.trace,
             work,
-            [*recorder.notes, *values.notes(), *made.notes()],
+            [*recorder.notes, *values.notes(), *made.notes(), *growth_note(recorder.trace)],
             whole=recorder.trace,
             largest_convolution=convolution,
         ),

@@ -111,3 +111,78 @@ def drawn_anew():
         optimizer.step()
 
     return step
+
+
+def collected(kept="features", rows=256):
+    """A step that keeps what it computed for later, or the first batch, or the last one alone."""
+    layer = nn.Linear(256, 256).to(device)
+    optimizer = torch.optim.Adam(layer.parameters())
+    features, losses, last = [], [], {}
+
+    def step():
+        optimizer.zero_grad()
+        given = torch.rand(rows, 256, device=device)
+        found = layer(given).relu()
+        loss = found.sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+        if kept == "features":
+            features.append(found)
+        elif kept == "average" and not last:
+            last["average"] = [one.detach().clone() for one in layer.parameters()]
+        else:
+            last["found"] = found.detach()
+
+    return step
+
+
+def sized_by_the_card(batch=64):
+    """A script that looks at what it holds on the card, and divides by it."""
+    layer = nn.Linear(256, 256).to(device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    assert torch.cuda.memory_allocated() == 4 * (256 * 256 + 256)
+    free, total = torch.cuda.mem_get_info()
+    assert free == total - torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    layer(torch.rand(2, 256, device=device)).sum().backward()
+    print(torch.cuda.max_memory_allocated() / torch.cuda.max_memory_reserved())
+    each = (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()) / 2
+    assert free / each > 0
+    assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] > 2 * 256 * 256
+
+    def step():
+        optimizer.zero_grad()
+        layer(torch.rand(batch, 256, device=device)).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def shared_out(reads=True):
+    """Weights that are shared out over two cards, and read from a whole copy on each."""
+    from torch.distributed import device_mesh, fsdp
+    from torch.distributed.tensor import distribute_tensor
+
+    torch.use_deterministic_algorithms(True)  # memory that nothing was written to is no zeros
+    torch.distributed.init_process_group("nccl")
+    mesh = device_mesh.init_device_mesh("cuda", (torch.distributed.get_world_size(),))
+    layer = nn.Linear(256, 256)
+    fsdp.fully_shard(layer, mesh=mesh)
+    if reads:
+        assert mesh.get_coordinate() == (0,)
+        whole = {
+            name: torch.rand(one.shape, device="cuda") for name, one in layer.named_parameters()
+        }
+        for name, weight in layer.named_parameters():
+            with torch.no_grad():
+                weight.copy_(distribute_tensor(whole[name], mesh, weight.placements))
+        del whole
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        layer(torch.rand(64, 256, device="cuda")).sum().backward()
+        optimizer.step()
+
+    return step

@@ -65,3 +65,26 @@ def test_experts_get_the_tokens_that_a_gate_chooses(session: Session, way: str) 
 
 def test_a_loop_that_ends_when_no_number_is_out_of_bounds_ends(session: Session) -> None:
     assert planned(session, "drawn_anew").by_category["gradients"] == 4 * 64 * 64 + 512
+
+
+@pytest.mark.parametrize("kept", ["features", "average", "last"])
+def test_what_each_step_keeps_is_noted(session: Session, kept: str) -> None:
+    notes = [note for note in planned(session, "collected", kept=kept).notes if "leaves" in note]
+    assert len(notes) == (kept == "features")
+    if notes:
+        assert "leaves 256.0 KiB" in notes[0]
+        assert "250.0 MiB after 1,000 steps" in notes[0]
+
+
+def test_a_script_is_told_what_it_holds_on_the_card(session: Session) -> None:
+    plan = planned(session, "sized_by_the_card")
+    held = plan.by_category
+    assert held["parameters"] == held["gradients"] == 4 * 256 * 256 + 1024
+    assert not any("even" in note for note in plan.notes)  # the gradient of a sum is ones
+
+
+def test_weights_of_shares_are_read_from_a_whole_copy(session: Session) -> None:
+    """The place of a process in its mesh was what lay in memory by chance."""
+    alone, read = (planned(session, "shared_out", reads=each) for each in (False, True))
+    assert read.allocated == alone.allocated
+    assert read.by_category == alone.by_category
