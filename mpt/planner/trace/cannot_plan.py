@@ -42,6 +42,10 @@ LOOKS_AT_VALUES = (
     "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
 )
 
+NESTED_ASK = "shape_env must not be None"
+"""What torch says if a nested tensor is made of fake ones."""
+NESTED = "nested tensors are not planned, since their lengths are values: plan the step with a padded batch"
+
 
 class CannotPlan(MptError):
     """The model does something that has no answer without values, or without a real GPU."""
@@ -73,6 +77,8 @@ def reason_of(error: BaseException) -> str:
         if "_local_scalar_dense" in operator or "is_nonzero" in operator or "equal" in operator:
             return LOOKS_AT_VALUES
         return f"{operator} depends on tensor values"
+    if NESTED_ASK in text:
+        return NESTED
     if ".numpy()" in text or "FakeTensor.__format__" in text:
         return LOOKS_AT_VALUES
     if isinstance(error, DynamicOutputShapeException):

@@ -186,3 +186,18 @@ def shared_out(reads=True):
         optimizer.step()
 
     return step
+
+
+def of_several_lengths():
+    """Rows of different lengths in one nested tensor."""
+    layer = nn.Linear(64, 64).to(device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        rows = [torch.rand(count, 64) for count in (3, 5)]
+        nested = torch.nested.nested_tensor(rows, layout=torch.jagged, device=device)
+        layer(nested).values().sum().backward()
+        optimizer.step()
+
+    return step
