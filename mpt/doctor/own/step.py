@@ -220,9 +220,9 @@ def take(
         )
         stack.callback(made.stop)
         modules = name_modules(created, made.named)
-        trained = [
-            one for module in modules.values() for one in module.parameters() if one.requires_grad
-        ]
+        # once each: a network may be known by itself and as a part of another one
+        weights = (one for module in modules.values() for one in module.parameters())
+        trained = [*dict.fromkeys(one for one in weights if one.requires_grad)]
         seen.half_weights = {one.dtype for one in trained if one.dtype in HALVES}
         change_modules(how, modules, subject.device, scope)
         watch = _Watch(modules, seen)

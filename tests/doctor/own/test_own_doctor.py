@@ -98,6 +98,10 @@ def test_a_step_in_float32_is_tried_with_autocast_and_not_blamed() -> None:
     )
 
 
+def test_a_network_that_has_two_names_is_scaled_once() -> None:
+    assert describe_own(subject("known_twice")).worst in ("ok", "note")
+
+
 def test_updates_that_half_weights_round_away_are_a_warning() -> None:
     section = describe_own(subject("half_weights"))
     assert any("stay as they are in bfloat16" in text for text in said(section, "warning"))
