@@ -14,13 +14,19 @@ import torch
 from torch import nn
 
 from mpt.planner.trace.repeated_calls import Form, form_of, made_of
+from mpt.run.process.storage_trace import tensors_in
 
 EXECUTED = 3
 """Evaluations of the same forms that are executed, with results of the same forms."""
 
 
+def is_trained(network: nn.Module, *given: Any) -> bool:
+    """Return whether a call may record gradients: not that of a moving average, whose weights want none."""
+    return any(one.requires_grad for one in (*network.parameters(), *tensors_in(given)))
+
+
 class Evaluations:
-    """Calls of a script's networks without gradients."""
+    """Calls of a script's networks without gradients, be they recorded elsewhere."""
 
     def __init__(self) -> None:
         self.left_out = 0

@@ -41,7 +41,7 @@ from mpt.errors import ConfigError
 from mpt.planner.answers.edits import edited
 from mpt.planner.own.batch_size import BatchSize, find_batch_size
 from mpt.planner.own.created import Created, noting_what_is_made
-from mpt.planner.own.evaluations import Evaluations
+from mpt.planner.own.evaluations import Evaluations, is_trained
 from mpt.planner.own.names import named_networks
 from mpt.planner.own.notebooks import is_notebook, let_find, names_in_notebooks, parts_of
 from mpt.planner.own.options import Parsed, noting_options
@@ -320,9 +320,11 @@ class Script:
         learn = self._before_call(function)
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self._is_begun or torch.is_grad_enabled() or getcurrent() is not self._run:
+            is_asked = not self._is_begun and getcurrent() is self._run
+            if not is_asked or (torch.is_grad_enabled() and is_trained(module, args, kwargs)):
                 return learn(module, *args, **kwargs)
-            return self._evaluations.call(learn, module, args, kwargs)
+            asked = function if torch.is_grad_enabled() else learn
+            return self._evaluations.call(asked, module, args, kwargs)
 
         return call
 

@@ -218,6 +218,19 @@ def test_evaluations_before_the_first_step_are_executed_until_they_repeat_themse
     assert not any("evaluations" in note for note in few.notes)
 
 
+def test_pictures_of_a_frozen_copy_before_the_first_step_are_evaluations(
+    session: Session, tmp_path: Path
+) -> None:
+    text = HEAD + (
+        "import copy\ncalls, average = [], copy.deepcopy(layer).requires_grad_(False)\n"
+        "average.register_forward_hook(lambda *given: calls.append(1))\n"
+        "for _ in range(50):\n    average(torch.rand(4, 8))\n"
+        "assert len(calls) == 3, len(calls)\n"
+    )
+    plan = planned(session, script_of(tmp_path, text + LOOP.format(steps=5))).plan
+    assert any("47 evaluations before the first step" in note for note in plan.notes)
+
+
 def test_two_steps_are_enough(session: Session, tmp_path: Path) -> None:
     short, long = (
         planned(session, script_of(tmp_path, HEAD + LOOP.format(steps=steps))).plan
