@@ -179,7 +179,7 @@ class Instrument:
         tensors = [one.detach() for one in leaves if is_readable(one)]
         return Inputs(
             samples=tuple(sample_of(one) for one in tensors),
-            finite=all(bool(torch.isfinite(one).all()) for one in tensors),
+            finite=all(map(is_finite, tensors)),
             scalars=", ".join(repr(one) for one in leaves if isinstance(one, int | float | str)),
             fingerprint=sum(fingerprint(one) for one in tensors) if self.exact else 0,
         )
@@ -242,22 +242,35 @@ def is_readable(value: Any) -> bool:
     return value.numel() > 0 and not value._is_zerotensor() and not value.is_meta
 
 
+def is_finite(value: Tensor) -> bool:
+    """Return whether all values are. Extremes, which a NaN is too, take a twentieth of the time of a mask."""
+    if not value.numel():
+        return True
+    wide = value if value.dtype in (torch.float32, torch.float64) else value.float()
+    return all(map(math.isfinite, torch.aminmax(wide)))
+
+
 def measure(value: Tensor, *, inputs: tuple[Tensor, ...], **about: Any) -> Result:
     """Return a tensor's ranges and a sample of it."""
-    magnitude = value.float().abs()
-    finite = torch.isfinite(magnitude)
+    known = value.float().abs()
     count = value.numel()
-    non_finite = count - int(finite.sum())
-    known = magnitude[finite] if non_finite else magnitude.flatten()
-    zeros = int((known == 0).sum())
-    below = int((known < SMALLEST / 2).sum()) - zeros
-    if non_finite and value.dim():
-        bad = (~finite).reshape(len(value), -1).any(1).nonzero().flatten()
-        about["bad_rows"] = tuple(bad.tolist())
-    weak = int((known < SMALLEST_NORMAL).sum()) - zeros - below
+    non_finite = 0
+    if not is_finite(known):
+        finite = torch.isfinite(known)
+        known = known[finite]
+        non_finite = count - known.numel()
+        if value.dim():
+            bad = (~finite).reshape(len(value), -1).any(1).nonzero().flatten()
+            about["bad_rows"] = tuple(bad.tolist())
+    smallest, largest = torch.aminmax(known) if known.numel() else (known.sum(), known.sum())
+    zeros = below = weak = 0
+    if smallest < SMALLEST_NORMAL:
+        zeros = known.numel() - int(known.count_nonzero())
+        below = int((known < SMALLEST / 2).count_nonzero()) - zeros
+        weak = int((known < SMALLEST_NORMAL).count_nonzero()) - zeros - below
     return Result(
         dtype=value.dtype,
-        largest=float(known.max()) if known.numel() else 0.0,
+        largest=float(largest),
         non_finite=non_finite,
         underflow=below / count,
         subnormal=weak / count,

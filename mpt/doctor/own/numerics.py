@@ -73,16 +73,16 @@ class OwnVerdict:
         taken = take(self.subject, how, watched=watched, forms=forms)
         if not overflows(taken) or not (taken.seen.has_scaler or how.adds_scaler):
             return taken
-        low, high = SMALLEST_EXPONENT, math.floor(math.log2(taken.seen.scale))
-        best = taken
+        # unwatched, which takes a tenth of the time
+        low, high, found = SMALLEST_EXPONENT, math.floor(math.log2(taken.seen.scale)), None
         while low < high:
             middle = (low + high) // 2
-            step = take(self.subject, replace(how, scale=2.0**middle), watched=watched, forms=forms)
-            if overflows(step):
+            scaled = replace(how, scale=2.0**middle)
+            if overflows(take(self.subject, scaled, forms=forms)):
                 high = middle
             else:
-                low, best = middle + 1, step
-        return best
+                low, found = middle + 1, scaled
+        return taken if found is None else take(self.subject, found, watched=watched, forms=forms)
 
     def examine(self, taken: Taken, how: Arithmetic) -> list[Examination]:
         """Compare each phase of a step with the float32 one."""

@@ -21,6 +21,12 @@ CELL = re.compile(r"(?P<notebook>.+\.ipynb)\[(?P<number>\d+)\]", re.DOTALL)
 MAGIC = re.compile(r"(?P<margin>\s*)(?:[%!?]|[\w.]+\?{1,2}\s*$)")
 RUNNING = re.compile(r"(?P<margin>\s*)%(?:time|timeit|prun)\s+(?P<statement>[^-\s].*)")
 """Magics that execute the statement behind them."""
+FOLDER = re.compile(r"(?P<margin>\s*)%cd\s+(?P<path>\S.*?)\s*")
+STARTED = re.compile(
+    r"^\s*(?:!|%run\s)\s*(?:(?:python[\d.]*|torchrun|accelerate)\b.*?\s)?(?P<script>[^\s=]+\.py)\b(?P<words>.*)",
+    re.MULTILINE,
+)
+"""A script that a notebook starts in a process of its own."""
 VARIABLE = re.compile(r"(?P<margin>\s*)%env\s+(?P<name>\w+)[=\s]\s*(?P<value>.*\S)\s*")
 RUNNING_CELLS = ("time", "timeit", "prun", "capture")
 """Magics of a cell that execute it."""
@@ -38,6 +44,12 @@ def parts_of(path: str) -> dict[str, str]:
     """
     if not is_notebook(path):
         return {path: text_of(path)}
+    written = [text for text in cells_of(path) if text.strip()]
+    return {f"{path}[{number}]": as_python(text) for number, text in enumerate(written, 1)}
+
+
+def cells_of(path: str) -> list[str]:
+    """Return a notebook's cells of code as they are written. Raises as `parts_of`."""
     try:
         data: Any = json.loads(Path(path).read_text("utf-8"))
         language = data["metadata"].get("kernelspec", {}).get("language", "python")
@@ -48,8 +60,17 @@ def parts_of(path: str) -> dict[str, str]:
         ) from None
     if language != "python":
         raise ConfigError(f"{path}: a notebook in {language}; mpt plans Python")
-    written = [text for text in cells if text.strip()]
-    return {f"{path}[{number}]": as_python(text) for number, text in enumerate(written, 1)}
+    return cells
+
+
+def started_by(path: str) -> str:
+    """Return which script a notebook starts in a process of its own, in words; empty if there is none."""
+    cells = cells_of(path) if is_notebook(path) else []
+    found = next((one for cell in cells if (one := STARTED.search(cell))), None)
+    if found is None:
+        return ""
+    words = found["words"].strip()
+    return f"It starts a script, to be planned by itself: mpt plan {found['script']}{f' -- {words}' if words else ''}"
 
 
 def text_of(file: str) -> str:
@@ -106,6 +127,9 @@ def without_magic(line: str) -> str:
         return f"{running['margin']}{running['statement']}"
     if variable := VARIABLE.fullmatch(line):
         return f"{variable['margin']}__import__('os').environ[{variable['name']!r}] = {variable['value']!r}"
+    if folder := FOLDER.fullmatch(line):
+        path = folder["path"].strip("\"'")
+        return f"{folder['margin']}__import__('os').path.isdir({path!r}) and __import__('os').chdir({path!r})"
     margin = line[: len(line) - len(line.lstrip())]
     return f"{margin}pass"
 

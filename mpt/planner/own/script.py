@@ -43,27 +43,22 @@ from mpt.planner.own.batch_size import BatchSize, find_batch_size
 from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.evaluations import Evaluations, is_trained
 from mpt.planner.own.names import named_networks
-from mpt.planner.own.notebooks import is_notebook, let_find, names_in_notebooks, parts_of
+from mpt.planner.own.notebooks import (
+    is_notebook,
+    let_find,
+    names_in_notebooks,
+    parts_of,
+    started_by,
+)
 from mpt.planner.own.options import Parsed, noting_options
 from mpt.planner.own.places import Standing, is_own, renamed, standing
 from mpt.planner.own.source import Made, Source
+from mpt.planner.own.surroundings import LAUNCHED, PROCESSES, Surroundings
 from mpt.planner.own.written import Tail, Written
 from mpt.planner.trace.cannot_plan import is_installed, is_outside, line_of
 
 MOST_ALONE = 32
 """Steps of one optimizer after which another that has not stepped is no longer waited for."""
-PROCESSES = "WORLD_SIZE"
-LAUNCHED = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "GROUP_RANK": "0",
-    "LOCAL_WORLD_SIZE": "{count}",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "29500",
-}
-"""Variables that torchrun sets beside the number of processes."""
-QUIET = {"WANDB_MODE": "disabled", "MPLBACKEND": "Agg"}
-"""Variables by which a script reports to nobody and opens no window."""
 PATIENCE = 240.0
 """Seconds that a script may take to its next step."""
 STARTERS = (multiprocessing, torch.multiprocessing)
@@ -96,6 +91,7 @@ class Script:
         self.words = source.words if batch is None else batch.words(source.words, size)
         self.module = ModuleType("__main__")
         self._run = greenlet(self._execute)
+        self._surroundings = Surroundings()
         self._written = Written(os.getcwd(), str(Path(source.where).parent))
         self._said = Tail()
         self._created = Created()
@@ -116,9 +112,6 @@ class Script:
         above = [str(folder.parents[len(self._packages) - 1])] if self._packages else []
         # the current folder last, for a script that is started by `python -m tools.train`
         self._path = [str(folder), *above, *sys.path[1:], os.getcwd()]
-        count = os.environ.get(PROCESSES)
-        launched = {key: one.format(count=count) for key, one in LAUNCHED.items() if count}
-        self._environment = {**QUIET, **launched, **os.environ}
         self._is_begun = False
         self._taken = 0
         """Its training steps that are over."""
@@ -208,9 +201,10 @@ class Script:
             self._is_begun = True
             return
         words = self._said.last()
+        said = f"It said last: {words}" if words else started_by(self.source.where)
         raise Ended(
             f"{self.source}: it came to its end after {self._taken or 'no'} training step{'s' * (self._taken != 1)}; a "
-            f"plan takes two, in each of which its optimizers step{f'. It said last: {words}' if words else ''}"
+            f"plan takes two, in each of which its optimizers step{f'. {said}' if said else ''}"
         )
 
     def _execute(self) -> None:
@@ -249,7 +243,7 @@ class Script:
                 mock.patch.object(sys, "path", self._path),
                 mock.patch.object(sys, "stdin", nothing),
                 self._as_main(),
-                self._with_environment(),
+                self._surroundings.entered(),
                 contextlib.redirect_stdout(self._said),
                 contextlib.redirect_stderr(self._said),
                 # a script is executed several times in this process, whose signals are its own
@@ -285,15 +279,6 @@ class Script:
             yield
         finally:
             sys.modules["__main__"] = before
-
-    @contextmanager
-    def _with_environment(self) -> Iterator[None]:
-        """Let it have the variables that it set."""
-        with mock.patch.dict(os.environ, self._environment, clear=True):
-            try:
-                yield
-            finally:
-                self._environment = dict(os.environ)
 
     def _before_call(
         self, function: Callable[..., Any], without_optimizer: bool = False

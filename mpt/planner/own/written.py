@@ -66,6 +66,7 @@ class Written:
             "mkdir": self._making,
             "listdir": self._listing,
             "scandir": self._scanning,
+            "chdir": self._entering,
         }
         opens = self._opening(io.open)
         with ExitStack() as stack:
@@ -140,6 +141,9 @@ class Written:
             return Entries(found.values())
 
         return call
+
+    def _entering(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda path: function(self._both(path)[0])
 
     def _both(self, path: Any) -> list[Any]:
         """Return the folders that have a folder's entries: itself, and the place of those that were written to it."""

@@ -124,3 +124,17 @@ def test_what_is_no_notebook_of_python_is_refused_in_one_line(tmp_path: Path) ->
         parts_of(str(in_r))
     with pytest.raises(ConfigError, match=r"my\.ipynb:build: a notebook is planned as a whole"):
         find_source(f"{in_r}:build", ())
+
+
+def test_a_notebook_changes_its_folder_and_names_the_script_that_it_starts(
+    tmp_path: Path, session: Session
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mean.txt").write_text("0.5")
+    moved = f"%cd {tmp_path / 'data'}\n%cd /content/nowhere\nmean = float(open('mean.txt').read())"
+    assert planned(session, notebook(tmp_path, moved, NETWORK, MADE, TRAINED)).plan.reserved
+    started = "!pip install torch", "%cd repo\n!python3 -u train.py --batch 8"
+    with pytest.raises(MptError, match=r"mpt plan train\.py -- --batch 8"):
+        planned(session, notebook(tmp_path, *started))
+    with pytest.raises(MptError, match=r"mpt plan tools/run\.py$"):
+        planned(session, notebook(tmp_path, "!torchrun --nproc_per_node=2 tools/run.py"))

@@ -13,6 +13,8 @@ from mpt.commands.planning import plan_step
 from mpt.errors import MemoryBudgetError, MptError
 from mpt.planner.answers.own_plan import OwnPlan
 from mpt.planner.client.session import Session
+from mpt.planner.own.source import Source
+from mpt.planner.own.trace import trace_on_cpu
 from mpt.planner.recipes.own_step import find_source
 from scripts.live_bytes import live_bytes
 from tests.planner.made_plans import make_plan
@@ -360,3 +362,42 @@ def test_a_script_that_its_data_end_early_is_planned_as_if_they_were_zero(
 ) -> None:
     plan = planned(session, script_of(tmp_path, STOPPING)).plan
     assert any("integers that are read" in note for note in plan.notes)
+
+
+IN_FOLDER = """
+import os
+
+import torch
+
+os.makedirs("out", exist_ok=True)
+os.chdir("out")
+with open("log.txt", "w") as file:
+    file.write("begun")
+os.chdir(os.path.join(HERE, "data"))
+with open("rows.txt") as file:
+    rows = int(file.read())
+device = "cuda" if torch.cuda.is_available() else "cpu"
+network = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)]).to(device)
+optimizer = torch.optim.Adam(network.parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    network(torch.rand(rows, 512, device=device)).mean().backward()
+    optimizer.step()
+    os.chdir("..")
+    os.chdir("data")
+"""
+
+
+def test_a_script_that_changes_its_folder_begins_again_in_the_first_one(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.txt").write_text("512")
+    monkeypatch.chdir(tmp_path)
+    path = script_of(tmp_path, f"HERE = {str(tmp_path)!r}\n{IN_FOLDER}")
+    assert planned(session, path).ways  # each is executed anew
+    assert not (tmp_path / "out").exists()
+    source = Source.of(find_source(str(path), ()))
+    for is_fake in (True, False):
+        trace_on_cpu(source, {}, is_fake)
+        assert Path.cwd() == tmp_path
