@@ -103,19 +103,16 @@ def run(arguments: Command) -> None:
     sections = examine_parts(wanted, wish, config, points)
     written = write_cure(arguments, sections)
     if directory is not None and "numerics" in wanted:
-        write_atomically(
-            directory.doctor_path,
-            json.dumps({"sections": [one.to_record() for one in sections]}) + "\n",
-        )
+        record = {"sections": [one.to_record() for one in sections]}
+        write_atomically(directory.doctor_path, json.dumps(record) + "\n")
     conclude(arguments, subject, sections, written)
 
 
 def read_own(arguments: Command) -> OwnWish:
     """Read the options for a training step of the user's own. Raises ConfigError."""
     assert arguments.subject is not None
-    for name in ("patches", "batch_size"):
-        if getattr(arguments, name):
-            option = {"patches": "--with", "batch_size": "--batch-size"}[name]
+    for option, value in (("--with", arguments.patches), ("--batch-size", arguments.batch_size)):
+        if value:
             raise ConfigError(
                 f"{option} is of a configuration; {arguments.subject} takes its arguments as NAME=VALUE, and a script "
                 "its own options after --"
