@@ -1,7 +1,7 @@
 """The batch size of a script: where its number is written, and the script with another one.
 
-It is looked for among the script's words, then in its text: the default of an option of `argparse`, else the first
-variable, argument, default or key of that name that has a number.
+It is looked for among the script's words, then in its text: the default of an option of `argparse` or click, else the
+first variable, argument, default or key of that name that has a number.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ NAME = re.compile(
 """Names of a batch size in a text: `batch_size`, `BATCH_SIZE`, `per_device_train_batch_size`."""
 
 
+DECLARING = ("add_argument", "option")
+"""Methods that declare an option: of a parser of `argparse`, and of click."""
 OF_EVALUATION = re.compile(r"(?:.*_)?(?:test|val|valid|validation|eval|evaluation)[a-z]*(?:_.*)?")
 """Names of what is made for an evaluation, whose batch size is another one: `test_loader`, `valset`."""
 
@@ -102,11 +104,11 @@ def first_number(text: str) -> ast.Constant | None:
 
 
 def options_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield the options of `argparse` for a batch size, each with its default."""
+    """Yield the options of `argparse` or click for a batch size, each with its default."""
     for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
             continue
-        if call.func.attr != "add_argument":
+        if call.func.attr not in DECLARING:
             continue
         spoken = [one.value for one in call.args if isinstance(one, ast.Constant)]
         options = [one for one in spoken if isinstance(one, str) and OPTION.fullmatch(one)]

@@ -1,7 +1,7 @@
 """The options of a script's own command line that save memory: its author has provided for them.
 
-They are found where the script parses its words with `argparse` (so do Hugging Face's dataclasses), by their names, and
-are tried like other changes. One that is switched on already, or that saves nothing, is not proposed.
+They are found where the script parses its words with `argparse` (so do Hugging Face's dataclasses) or click, by their
+names, and are tried like other changes. One that is switched on already, or that saves nothing, is not proposed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
@@ -68,8 +70,41 @@ def noting_options(words: Iterable[str], found: list[Parsed]) -> Iterator[None]:
             found.append(Parsed(self, values[0]))
         return values
 
-    with mock.patch.object(argparse.ArgumentParser, "parse_known_args", parse):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(argparse.ArgumentParser, "parse_known_args", parse))
+        if find_spec("click") is not None:
+            stack.enter_context(_noting_click(found))
         yield
+
+
+@contextmanager
+def _noting_click(found: list[Parsed]) -> Iterator[None]:
+    command: Any = import_module("click").Command
+    original = command.parse_args
+
+    def parse(self: Any, ctx: Any, args: list[str]) -> Any:
+        rest = original(self, ctx, args)
+        found.append(Parsed(as_parser(self.params), argparse.Namespace(**ctx.params)))
+        return rest
+
+    with mock.patch.object(command, "parse_args", parse):
+        yield
+
+
+def as_parser(params: Iterable[Any]) -> argparse.ArgumentParser:
+    """Return a parser with the options of a command of click."""
+    parser = argparse.ArgumentParser(add_help=False)
+    for one in params:
+        names = [name for name in one.opts if name.startswith("--")]
+        if not names:
+            continue
+        kind: dict[str, Any] = {"choices": getattr(one.type, "choices", None)}
+        if getattr(one, "is_flag", False):
+            kind = {"action": "store_true"}
+        elif one.type.name in ("boolean", "integer"):
+            kind = {"type": bool if one.type.name == "boolean" else int}
+        parser.add_argument(*names, dest=one.name, default=one.default, **kind)
+    return parser
 
 
 def find_words(parsed: Iterable[Parsed], half: str) -> dict[str, Words]:

@@ -95,6 +95,13 @@ def test_a_script_without_a_batch_size_says_so(tmp_path: Path, session: Session)
     )
 
 
+def test_an_option_of_click_is_found() -> None:
+    text = '@click.option("--epochs", default=3)\n@click.option("--batch-size", default=8)\ndef f(batch_size): ...'
+    batch = find_batch_size((), {"a.py": text})
+    assert batch is not None
+    assert batch.words((), 16) == ("--batch-size", "16")
+
+
 def test_the_number_is_replaced_where_it_stands() -> None:
     text = 'é = 1; loader = f("ü", batch_size=4)  # 4\nbatch_size = 9\n'
     batch = find_batch_size((), {"a.py": "import b", "c.py": text})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpt.planner.client.session import Session
-from mpt.planner.own.options import Parsed, find_words
+from mpt.planner.own.options import Parsed, find_words, noting_options
 from tests.planner.own.test_scripts import planned, script_of
 
 SCRIPT = """
@@ -117,3 +117,28 @@ def test_options_are_known_by_their_names(
     parsed = [Parsed(parser, parser.parse_args(given))]
     for half, words in (("bfloat16", bfloat16), ("float16", float16)):
         assert [" ".join(one) for one in find_words(parsed, half).values()] == [words] * bool(words)
+
+
+def test_options_of_click_are_known_too() -> None:
+    click = pytest.importorskip("click")
+    command = click.Command(
+        "train",
+        params=[
+            click.Argument(["folder"]),
+            click.Option(["--fp16/--no-fp16"], default=False),
+            click.Option(["--optim"], type=click.Choice(["adam", "adam8bit"]), default="adam"),
+            click.Option(["--use-checkpoint"], type=bool, default=False),
+            click.Option(["--epochs"], type=int, default=3),
+        ],
+    )
+    noted: list[Parsed] = []
+    with noting_options((), noted):
+        command.make_context("train", ["here"])
+        command.make_context("train", ["here", "--fp16"])
+    first, second = (find_words([one], "float16") for one in noted)
+    assert first == {
+        "recompute": ("--use-checkpoint", "True"),
+        "autocast": ("--fp16",),
+        "optimizer": ("--optim", "adam8bit"),
+    }
+    assert "autocast" not in second
