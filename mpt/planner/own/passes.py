@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -58,6 +59,10 @@ class Passes:
         """File and line at which an optimizer steps."""
         self.libraries: set[str] = set()
         """Those that call both."""
+        self.has_autocast = False
+        """An autocast was on."""
+        self.switched_off: dict[str, None] = {}
+        """Lines of the script at which an autocast was off."""
         self._forwards: dict[tuple[Standing, ...], None] = {}
         self._is_inside = False
 
@@ -77,8 +82,27 @@ class Passes:
             finally:
                 self._is_inside = False
 
-        with mock.patch.object(nn.Module, "__call__", forward):
+        enter: Any = torch.autocast.__enter__
+
+        def begin(autocast: Any) -> Any:
+            own = next((one for one in stack() if one.is_own), None)
+            self.has_autocast |= autocast._enabled
+            if own is not None and not autocast._enabled:
+                self.switched_off[f"{Path(own.file).name}:{own.line}"] = None
+            return enter(autocast)
+
+        with (
+            mock.patch.object(nn.Module, "__call__", forward),
+            mock.patch.object(torch.autocast, "__enter__", begin),
+        ):
             yield
+
+    @property
+    def note(self) -> str:
+        """What is to be known of its autocasts; empty if one is on, or there is none."""
+        if self.has_autocast or not self.switched_off:
+            return ""
+        return f"its autocast is off at {', '.join(self.switched_off)}; with it on the plan may need less"
 
     def backward(self) -> None:
         """Note a backward pass, which is about to begin."""

@@ -271,6 +271,8 @@ def _trace_on_gpu(
         edits = find_edits(source, made, recomputed, modules, passes, half, made_by)
         lines = unplaced(recomputed, modules, half)
         options = find_words(made.parsed, half)
+        if passes.note and "autocast" not in options:
+            recorder.notes.append(passes.note)
         recorder.notes += [AS_EAGER] * are_compiled(created.modules)
     convolution = unseen.largest_convolution if unseen is not None else 0
     run = OwnRun(

@@ -71,6 +71,17 @@ def test_an_option_that_cannot_be_taken_is_written_into_the_text_instead(
     assert not any(way.words for way in found.ways)  # switched on already, or refused
 
 
+def test_an_autocast_that_is_off_is_named_by_its_line(session: Session, tmp_path: Path) -> None:
+    text = SCRIPT.replace('parser.add_argument("--amp", action="store_true")\n', "")
+    line = text.splitlines().index('    with torch.autocast("cuda", enabled=args.amp):') + 1
+    text = text.replace("enabled=args.amp", "enabled=False")
+    notes = planned(session, script_of(tmp_path, text)).plan.notes
+    assert any(f"its autocast is off at train.py:{line};" in one for one in notes)
+    assert not any(
+        "autocast" in one for one in planned(session, script_of(tmp_path, SCRIPT)).plan.notes
+    )
+
+
 def parser_of(**options: object) -> ArgumentParser:
     parser = ArgumentParser()
     for name, settings in options.items():
