@@ -54,6 +54,7 @@ from mpt.planner.own.files import saved_by_python
 from mpt.planner.own.imports import libraries_as_ever
 from mpt.planner.own.loaders import loaded_here
 from mpt.planner.own.performed import call, name_modules
+from mpt.planner.own.pools import done_at_once
 from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.source import Made, Source
 from mpt.planner.own.switches import switches_kept
@@ -205,6 +206,7 @@ def take(
                 stack.enter_context(one)
         if on_cpu:
             stack.enter_context(libraries_as_ever())
+            stack.enter_context(done_at_once())  # in another thread `cuda` would mean a card
             stack.enter_context(cuda_stands_in(subject.gpu, subject.device))
             stack.enter_context(one_of_several(None))
         skipped: list[Callable[[Optimizer], None]] = []

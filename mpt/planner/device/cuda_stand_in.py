@@ -36,7 +36,10 @@ from mpt.planner.device.tensor_types import TypeNames
 from mpt.planner.facts.gpus import Gpu
 
 FOREACH = "_foreach_supported_types"
+OWN = re.compile(r"/mpt/(planner|doctor|precision|engine|nn|memory)/")
 NAME = re.compile(r"(cuda|cpu)(:\d+)?")
+BY_NUMBER = (Tensor.to, torch._C._nn._parse_to)
+"""Functions of which a bare number among the arguments is a card's: those of a tensor and of a module."""
 
 
 class CudaStandIn(KeptInBackward):
@@ -47,7 +50,9 @@ class CudaStandIn(KeptInBackward):
         super().__init__()
         self.target = target
         self.kinds = ("cuda", "cpu") if all_of_it else ("cuda",)
-        self.named = torch.device("cuda", 0) if target.type == DEVICE and not all_of_it else None
+        self.named = (
+            torch.device("cuda", 0) if target.type in (DEVICE, "cpu") and not all_of_it else None
+        )
         """The device that a script sees in the place of the target."""
         self.is_used = False
         self.autocasts = 0
@@ -69,6 +74,8 @@ class CudaStandIn(KeptInBackward):
         if special is not None:
             return special(*args, **kwargs)
         args = [self.translate(one) for one in args]
+        if func in BY_NUMBER:
+            args = [self._numbered(one) for one in args]
         if getattr(kwargs.get("generator"), "is_of_card", False) and self.target.type != "cpu":
             del kwargs["generator"]  # there are no numbers to draw
         return func(*args, **{name: self._named(name, value) for name, value in kwargs.items()})
@@ -86,11 +93,15 @@ class CudaStandIn(KeptInBackward):
     def _named(self, name: str, value: Any) -> Any:
         if name == "pin_memory":
             return False
-        if name == "device" and type(value) is int:  # a bare number is a card's
-            return self.translate(f"cuda:{value}")
-        return self.translate(value)
+        return self._numbered(value) if name == "device" else self.translate(value)
+
+    def _numbered(self, value: Any) -> Any:
+        """Translate a device, which as a bare number is a card's."""
+        return self.translate(f"cuda:{value}" if type(value) is int else value)
 
     def _device(self, *args: Any, **kwargs: Any) -> torch.device:
+        if args and type(args[0]) is int:
+            args = (f"cuda:{args[0]}", *args[1:])
         is_card = self.translate(args[0] if args else kwargs.get("type")) is self.target
         if is_card and not (self.named and is_asked_by_script(sys._getframe(1))):
             return self.target
@@ -99,10 +110,12 @@ class CudaStandIn(KeptInBackward):
     @contextmanager
     def named_devices(self) -> Iterator[None]:
         """Let a script see its tensors on `cuda` inside the block, and torch on the target."""
-        own: Any = FakeTensor.device  # a property
+        kind: Any = FakeTensor if self.target.type == DEVICE else Tensor
+        own: Any = kind.device
+        get: Any = own.fget if isinstance(own, property) else own.__get__
 
-        def device_of(tensor: FakeTensor) -> Any:
-            device = own.fget(tensor)
+        def device_of(tensor: Any) -> Any:
+            device = get(tensor)
             frame = sys._getframe(1)
             while frame.f_code.co_name == "__torch_function__" and frame.f_back:  # of a subclass
                 frame = frame.f_back
@@ -112,8 +125,8 @@ class CudaStandIn(KeptInBackward):
                 self.named if is_asked and device == self.target and self._is_in_force() else device
             )
 
-        seen = property(device_of, own.fset) if self.named else own
-        with mock.patch.object(FakeTensor, "device", seen):
+        seen = property(device_of, getattr(own, "fset", None)) if self.named else own
+        with mock.patch.object(kind, "device", seen):
             yield
 
     def _is_in_force(self) -> bool:
@@ -141,7 +154,7 @@ def is_asked_by_script(frame: FrameType | None) -> bool:
 @functools.cache
 def _place_of(path: str) -> str:
     path = path.replace("\\", "/")
-    return "torch" if "/torch/" in path else "" if "/mpt/planner/" in path else "script"
+    return "torch" if "/torch/" in path else "" if OWN.search(path) else "script"
 
 
 class Generator(torch.Generator):

@@ -199,3 +199,26 @@ def known_twice():
         optimizer.step()
 
     return step
+
+
+def on_a_numbered_card():
+    """Cards by their bare numbers, and autocast by the type of a tensor's device."""
+    from concurrent import futures  # here, so that the lines above stay those that the tests name
+
+    net = nn.DataParallel(Net().to(0), [0])
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    scaler = torch.amp.GradScaler()
+    device = torch.device(0)
+    with futures.ThreadPoolExecutor() as pool:
+        moved = pool.submit(lambda: torch.zeros(1).to(device))
+    assert moved.result().device.type == device.type == "cuda"
+
+    def step():
+        with torch.autocast(net.module.first.weight.device.type):
+            loss = entropy(net, torch.randn(16, 32).to(0), torch.randint(0, 10, (16,)).to(device))
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
