@@ -15,7 +15,7 @@ from types import FrameType
 import torch
 from torch import nn
 
-from mpt.config.own_code import first_line, is_module, is_own, library_of
+from mpt.config.own_code import first_line, is_module, is_own_file, library_of
 from mpt.nn.shared.named_modules import named_modules
 
 
@@ -41,7 +41,7 @@ class Refusal:
             for frame, _ in frames
             if id(owner := frame.f_locals.get("self")) in names
         ]
-        lines = [(frame, line) for frame, line in frames if is_own(frame)]
+        lines = [(frame, line) for frame, line in frames if is_own_file(frame.f_code.co_filename)]
         lines = lines or [(frame, line) for frame, line in frames if is_model(frame)]
         place = ""
         if lines:

@@ -210,6 +210,16 @@ def test_a_whole_script_is_executed_anew_for_each_step(
     assert not (tmp_path / "begun.txt").exists()  # what it writes is kept apart
 
 
+def test_what_float16_refuses_is_named_by_the_line_of_the_script_itself(tmp_path: Path) -> None:
+    path = script_of(tmp_path, "entropy")
+    masked = "net(x.to(device)).masked_fill(labels.to(device)[:, None] > 4, -1e9).softmax(1).mean()"
+    text = path.read_text("utf-8").replace("entropy(net, x.to(device), labels.to(device))", masked)
+    path.write_text(text, encoding="utf-8")
+    (number,) = (n for n, line in enumerate(text.splitlines(), 1) if "masked_fill" in line)
+    (section,) = mpt.doctor(str(path), words=["--amp"], only=["numerics"])
+    assert f"train_it.py:{number} in <module>" in said(section, "fault")[0]
+
+
 def test_a_script_whose_loss_scale_overflows_has_taken_its_step(tmp_path: Path) -> None:
     """Its optimizer does not step then, and it is not waited for."""
     words = ("--amp", "--scale", "1e30")
