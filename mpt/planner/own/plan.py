@@ -16,6 +16,7 @@ from typing import Any
 from mpt.errors import MptError
 from mpt.planner.answers.edits import Edit
 from mpt.planner.answers.own_plan import ORDER, OwnPlan, Way
+from mpt.planner.answers.plan import Plan
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.own.changes import Changes
@@ -126,8 +127,9 @@ def plan_own(
 
     def plan_way(names: Names) -> Way | None:
         """Return a way with changes; None if it saves nothing."""
+        by_option = names & options.keys()
         try:
-            changed = trace(run, Planned.of(names, run, source, options)).fake
+            changed = trace(run, Planned.of(names, run, source, options))
         except (
             MptError
         ):  # a block that cannot be recomputed, a loss that autocast refuses: no way, then
@@ -135,7 +137,7 @@ def plan_own(
                 options.pop(min(names), None)
             return None
         planned = describe(
-            changed,
+            changed.fake,
             batch_size or 0,
             gpu,
             calibration,
@@ -144,11 +146,11 @@ def plan_own(
             False,
             None,
         )
+        if by_option and not keeps_its_name(names, run, changed, plan, planned):
+            return None
         if planned.reserved > LEAST_SAVING * plan.reserved:
             return None
-        words = {
-            name: shlex.join(options[name]) for name in ORDER if name in names & options.keys()
-        }
+        words = {name: shlex.join(options[name]) for name in ORDER if name in by_option}
         written = [name for name in ORDER if name in names - options.keys()]
         edits = [edit for name in written for edit in run.edits[name]]
         left = {name: run.unplaced[name] for name in written if not run.edits[name]}
@@ -175,6 +177,18 @@ def plan_own(
             ways.append((names, way))
     plan = replace(plan, planning_seconds=time.perf_counter() - started)
     return OwnPlan(str(source), plan, sorted(worth_their_changes(ways), key=_rank))
+
+
+def keeps_its_name(names: Names, run: OwnRun, changed: OwnRun, plan: Plan, planned: Plan) -> bool:
+    """Return whether options do what they are named for, and not something else: another network, data in half.
+
+    What is computed again takes longer, and no change here leaves weights out.
+    """
+    return (
+        changed.weights == run.weights
+        and ("autocast" not in names or changed.is_half)
+        and (names != {"recompute"} or planned.step_seconds >= plan.step_seconds)
+    )
 
 
 def worth_their_changes(ways: Sequence[tuple[Names, Way]]) -> list[Way]:

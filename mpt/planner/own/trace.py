@@ -78,6 +78,10 @@ class OwnRun:
     """A change -> its lines, for which there is no place."""
     options: Mapping[str, Words] = field(default_factory=dict)
     """A change for which the script has an option -> the words for its command line."""
+    weights: int = 0
+    """Numbers in the weights of its networks."""
+    is_half: bool = False
+    """It makes an autocast, or has weights in half."""
     has_adam: bool = False
     """All of its optimizers have an 8-bit form."""
     half: str = ""
@@ -263,6 +267,7 @@ def _trace_on_gpu(
         # what is recorded already can no longer be changed
         is_open = not graphs.is_used
         weights = updated_weights(created)
+        held = {one for module in modules.values() for one in module.parameters()}
         recomputed = find_recomputed(modules, weights, rewriting) if is_open else NOTHING
         optimizers = created.optimizers if is_open else []
         has_adam = bool(optimizers) and all(map(takes_low_bits, optimizers))
@@ -288,6 +293,8 @@ def _trace_on_gpu(
         edits=edits,
         unplaced=lines,
         options=options,
+        weights=sum(one.numel() for one in held),
+        is_half=bool(stand_in.autocasts) or any(one.dtype.itemsize < 4 for one in held),
         has_adam=has_adam,
         all_on_gpu=all_on_gpu,
         answers=answers,

@@ -82,6 +82,33 @@ def test_an_autocast_that_is_off_is_named_by_its_line(session: Session, tmp_path
     )
 
 
+OTHERWISE_NAMED = """
+import argparse
+
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--use-checkpoint", action="store_true", help="a network that is trained already")
+parser.add_argument("--half", action="store_true", help="keep the data in half")
+args = parser.parse_args()
+width = 16 if args.use_checkpoint else 512
+network = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.Linear(width, 8)).cuda()
+optimizer = torch.optim.SGD(network.parameters(), 0.1)
+data = torch.rand(2**20, 64, device="cuda", dtype=torch.half if args.half else torch.float)
+for batch in data.split(1024):
+    optimizer.zero_grad()
+    network(batch.float()).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_an_option_that_means_something_else_than_its_name_is_not_proposed(
+    session: Session, tmp_path: Path
+) -> None:
+    found = planned(session, script_of(tmp_path, OTHERWISE_NAMED))
+    assert [way.words for way in found.ways if way.words] == []
+
+
 def parser_of(**options: object) -> ArgumentParser:
     parser = ArgumentParser()
     for name, settings in options.items():
