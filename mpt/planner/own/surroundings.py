@@ -1,10 +1,12 @@
-"""The variables of the environment and the current folder of a script that is planned: its own between its steps.
+"""What a script that is planned has for its own between its steps: variables of the environment, the current folder,
+and the function `print`, which scripts for several processes replace.
 
 A script is executed several times in one process, each time from the same ones.
 """
 
 from __future__ import annotations
 
+import builtins
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,15 +34,20 @@ class Surroundings:
         launched = {key: one.format(count=count) for key, one in LAUNCHED.items() if count}
         self.variables = {**QUIET, **launched, **os.environ}
         self.folder = os.getcwd()
+        self.print = print
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Let the script have them inside the block."""
         before = os.getcwd()
         os.chdir(self.folder)
-        with mock.patch.dict(os.environ, self.variables, clear=True):
+        with (
+            mock.patch.dict(os.environ, self.variables, clear=True),
+            mock.patch.object(builtins, "print", self.print),
+        ):
             try:
                 yield
             finally:
                 self.variables, self.folder = dict(os.environ), os.getcwd()
+                self.print = builtins.print
                 os.chdir(before)

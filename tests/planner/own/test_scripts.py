@@ -365,10 +365,12 @@ def test_a_script_that_its_data_end_early_is_planned_as_if_they_were_zero(
 
 
 IN_FOLDER = """
+import builtins
 import os
 
 import torch
 
+shown, builtins.print = print, lambda *words: None
 os.makedirs("out", exist_ok=True)
 os.chdir("out")
 with open("log.txt", "w") as file:
@@ -385,10 +387,12 @@ for _ in range(3):
     optimizer.step()
     os.chdir("..")
     os.chdir("data")
+    assert builtins.print is not shown
+    builtins.print = lambda *words: None
 """
 
 
-def test_a_script_that_changes_its_folder_begins_again_in_the_first_one(
+def test_a_script_that_changes_its_folder_and_print_begins_again_with_the_first_ones(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -401,3 +405,4 @@ def test_a_script_that_changes_its_folder_begins_again_in_the_first_one(
     for is_fake in (True, False):
         trace_on_cpu(source, {}, is_fake)
         assert Path.cwd() == tmp_path
+        assert print.__module__ == "builtins"
