@@ -156,7 +156,7 @@ class OverridableCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as any command does. Raises ConfigError for an option that is a setting, or a script's."""
-        check_script_options(str(ctx.info_name), self, args)
+        check_script_options(ctx.command_path, self, args)
         known = {
             "--help",
             *(option for one in self.params for option in (*one.opts, *one.secondary_opts)),
@@ -191,9 +191,9 @@ def check_script_options(command: str, takes: Any, words: Sequence[str]) -> None
         if option.startswith("-") and option not in (*own, "-h", "--help"):
             near = get_close_matches(option, own, n=1, cutoff=0.75)
             meant = f"did you mean {near[0]}? A" if near else "a"
-            corrected = shlex.join(["mpt", command, *words[:place], "--", *words[place:]])
+            corrected = f"{command} {shlex.join([*words[:place], '--', *words[place:]])}"
             raise ConfigError(
-                f"mpt {command}: {option} is none of its options; {meant} script's own follow after --: {corrected}"
+                f"{command}: {option} is none of its options; {meant} script's own follow after --: {corrected}"
             )
 
 

@@ -49,7 +49,7 @@ class PlanGroup(TyperGroup):
         own = self.commands.get(str(self.name))
         names = set(self.commands) - {str(self.name)}
         if args[:1] and is_own(args[0]):
-            check_script_options("plan", self.commands[STEP], args)
+            check_script_options("mpt plan", self.commands[STEP], args)
             args = [STEP, *args]
         if own is None or (args[:1] and args[0] in names):
             return super().make_context(info_name, args, parent, **extra)

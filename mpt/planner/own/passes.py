@@ -7,10 +7,12 @@ statements of one function, however deep in its calls; those before the backward
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -23,6 +25,7 @@ from mpt.planner.own.places import (
     Standing,
     imported,
     is_alone,
+    is_own,
     names_in,
     path_to,
     source_of,
@@ -47,6 +50,10 @@ ARGUMENTS = {
 }
 """Endings of classes whose objects say in what precision a library trains, and the libraries that have the loop in that
 case; None if it is the script's own."""
+
+
+AUTOCAST = ("torch.amp", "torch.cuda.amp")
+"""Modules of torch's autocast, earlier names of which call the present one."""
 
 
 class Passes:
@@ -85,10 +92,13 @@ class Passes:
         enter: Any = torch.autocast.__enter__
 
         def begin(autocast: Any) -> Any:
-            own = next((one for one in stack() if one.is_own), None)
             self.has_autocast |= autocast._enabled
-            if own is not None and not autocast._enabled:
-                self.switched_off[f"{Path(own.file).name}:{own.line}"] = None
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_globals.get("__name__", "").startswith(AUTOCAST):
+                frame = frame.f_back
+            # not one of torch's own, which recomputes a block with what was on in its forward
+            if not autocast._enabled and frame is not None and is_own(frame.f_code.co_filename):
+                self.switched_off[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] = None
             return enter(autocast)
 
         with (

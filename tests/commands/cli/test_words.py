@@ -53,6 +53,10 @@ WORDS = [
     ("plan train.py --vrem 6GiB", "did you mean --vram? A script's own follow after --: mpt plan"),
     ("plan train.py --lr 1", "none of its options; a script's own follow after --: mpt plan"),
     (
+        "plan step train.py --lr 1",
+        "mpt plan step: --lr is none of its options; a script's own follow after --: mpt plan step train.py -- --lr 1",
+    ),
+    (
         "infer pictures",
         "pictures is a folder of pictures, not a run: mpt infer RUN --input pictures",
     ),

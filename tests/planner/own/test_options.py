@@ -109,6 +109,15 @@ def test_an_option_that_means_something_else_than_its_name_is_not_proposed(
     assert [way.words for way in found.ways if way.words] == []
 
 
+def test_what_torch_switches_off_when_it_recomputes_is_no_autocast_of_the_script(
+    session: Session, tmp_path: Path
+) -> None:
+    text = SCRIPT.replace('    with torch.autocast("cuda", enabled=args.amp):', "    if True:")
+    text = text.replace('parser.add_argument("--amp", action="store_true")\n', "")
+    found = planned(session, script_of(tmp_path, text), "--grad-checkpointing", "1")
+    assert not any("autocast is off" in one for one in found.plan.notes)
+
+
 def parser_of(**options: object) -> ArgumentParser:
     parser = ArgumentParser()
     for name, settings in options.items():
