@@ -63,6 +63,7 @@ def extension(name: str, *args: Any, **options: Any) -> Extension:
 @contextmanager
 def extensions_forgotten() -> Iterator[None]:
     """Let global names that hold extensions be None from here on, unless the block fails: libraries load them once."""
+    gc.unfreeze()  # what was frozen for a fork is in no list of referrers
     holders = {id(one): one for kernel in _made for one in gc.get_referrers(kernel)}
     held: list[tuple[dict[str, Any], str, Any]] = [
         (one, name, value)

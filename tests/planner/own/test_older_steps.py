@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ import torch
 from mpt.errors import MptError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
+from mpt.planner.own.extensions import extension, extensions_forgotten
 from tests.planner.own import older_steps
 from tests.planner.own.own_plans import plan_of
 
@@ -84,6 +89,18 @@ def test_a_script_that_can_do_without_its_kernel_is_planned_so(session: Session)
         plan = planned(session, "compiled_if_possible")
         assert plan.by_category["parameters"] == 4 * (256 * 256 + 256)
         assert any("where there is no compiler" in note for note in plan.notes)
+
+
+def test_a_kernel_of_a_module_that_a_fork_froze_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = ModuleType("some_library")
+    library.__spec__ = ModuleSpec("some_library", None)
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    vars(library)["kernel"] = extension("fused")
+    gc.freeze()
+    with extensions_forgotten():
+        assert vars(library)["kernel"] is None
 
 
 @pytest.mark.parametrize("layout", ["csr", "csc"])
