@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -26,6 +26,7 @@ from mpt.planner.own.factory import call_factory, find_factory
 from mpt.planner.own.performed import call
 from mpt.planner.own.ranks import one_of_several
 from mpt.planner.own.script import Ended
+from mpt.planner.own.source import Made
 from mpt.report.units import show_seconds
 
 MOST_SECONDS = 60.0
@@ -44,28 +45,10 @@ def _timed(subject: OwnSubject) -> Section:
     made = call(
         lambda: call_factory(subject.source, find_factory(subject.source), subject.arguments)
     )
-    seconds: dict[str, list[float]] = defaultdict(list)
-    begun = time.perf_counter()
-    for step in range(WARM_UP + STEPS):
-        with laps(subject.device) as parts:
-            now = time.perf_counter()
-            try:
-                call(made.step)
-            except Ended:
-                if not seconds:
-                    raise
-                break
-            synchronize(subject.device)
-            whole = time.perf_counter() - now
-        parts["forward and the rest"] = whole - sum(parts.values())
-        is_late = time.perf_counter() - begun > MOST_SECONDS
-        if step == WARM_UP:
-            seconds.clear()
-        for name, value in {"whole step": whole, **parts}.items():
-            seconds[name].append(value)
-        if is_late:
-            break
-    made.stop()
+    try:
+        seconds = measured(made, subject.device)
+    finally:
+        made.stop()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     for name, value in medians.items():
         section.tables.setdefault("step", []).append(
@@ -92,6 +75,32 @@ def _timed(subject: OwnSubject) -> Section:
             advice,
         )
     return section
+
+
+def measured(made: Made, device: torch.device) -> Mapping[str, list[float]]:
+    """Return the seconds of each part of some steps; of a script that ends before the first few are over, of these."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    begun = time.perf_counter()
+    for step in range(WARM_UP + STEPS):
+        with laps(device) as parts:
+            now = time.perf_counter()
+            try:
+                call(made.step)
+            except Ended:
+                if not seconds:
+                    raise
+                break
+            synchronize(device)
+            whole = time.perf_counter() - now
+        parts["forward and the rest"] = whole - sum(parts.values())
+        is_late = time.perf_counter() - begun > MOST_SECONDS
+        if step == WARM_UP:
+            seconds.clear()
+        for name, value in {"whole step": whole, **parts}.items():
+            seconds[name].append(value)
+        if is_late:
+            break
+    return seconds
 
 
 @contextmanager

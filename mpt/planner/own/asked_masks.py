@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpt.run.process.storage_trace import LiveStorages
+from mpt.planner.own.by_memory import ByMemory
 
 MOST = 256
 """Times in a row that yes is answered while nothing is computed that has a gradient: numbers that are drawn until none
@@ -25,19 +25,17 @@ class AskedMasks:
         """Times that no was answered."""
         self.found = 0
         """Times that yes was answered."""
-        self._count = 0
-        self._live = LiveStorages(lambda number: None)
+        self._results: ByMemory[bool] = ByMemory()
         self._node = self._since = 0
         """The last autograd node at the last answer, and the answers since there was another."""
 
     def about(self, result: Tensor) -> None:
         """Note that a tensor says whether a mask has places."""
-        self._count += 1
-        self._live.add(result, self._count)
+        self._results.keep(result, True)
 
     def is_answered_yes(self, tensor: Tensor) -> bool:
         """Return the answer for a tensor that is read; no for all that are no such answers."""
-        if tensor.dtype != torch.bool or self._live.number_of(tensor) is None:
+        if tensor.dtype != torch.bool or not self._results.of(tensor):
             return False
         node = torch._C._autograd._get_sequence_nr()
         self._since = self._since + 1 if node == self._node else 0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
-from mpt.run.process.storage_trace import LiveStorages
+from mpt.planner.own.by_memory import ByMemory
 
 MOST_COUNTS = 4096
 """Of one tensor whose counts are known."""
@@ -43,9 +43,7 @@ class Totals:
         """How many tensors of counts were taken to be even."""
         self.may_be_read = False
         """A value that is known was read since there were some."""
-        self._of: dict[int, int] = {}
-        self._live = LiveStorages(self._drop)
-        self._count = 0
+        self._of: ByMemory[int] = ByMemory()
 
     def counts(self, func: Any, args: Any, result: Tensor) -> Tensor | None:
         """Follow one of `OPERATORS`; return the values of its result if it counts."""
@@ -55,10 +53,7 @@ class Totals:
         if func in (*COUNTING, *ADDING, *SUMS) and result.numel() <= MOST_COUNTS:
             self.evened += 1
             return even(total, result)
-        if self._live.number_of(result) is None:
-            self._count += 1
-            self._live.add(result, self._count)
-            self._of[self._count] = total
+        self._of.keep(result, total)
         return None
 
     def note_read(self) -> None:
@@ -79,14 +74,10 @@ class Totals:
         if func in SCATTERING:
             return args[2].numel() if args[3] == 1 else None
         source = args[ADDING.get(func, 0)]
-        number = self._live.number_of(source) if isinstance(source, Tensor) else None
-        total = None if number is None else self._of[number]
+        total = self._of.of(source) if isinstance(source, Tensor) else None
         if total != ALL:
             return total
         return source.numel() if func in ADDING else None  # a sum's gradient is ones too
-
-    def _drop(self, number: int) -> None:
-        self._of.pop(number, None)
 
 
 def even(total: int, like: Tensor) -> Tensor:

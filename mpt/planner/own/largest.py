@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.planner.device.operator_kinds import is_known
+from mpt.planner.own.by_memory import ByMemory
 from mpt.planner.own.known_values import MASKS
-from mpt.run.process.storage_trace import LiveStorages
 
 _aten = torch.ops.aten
 
@@ -46,31 +46,19 @@ class DifferentNumbers:
     """How many different numbers integers can have that were chosen among a few, such as predicted labels."""
 
     def __init__(self) -> None:
-        self._most: dict[int, int] = {}
-        self._live = LiveStorages(self._drop)
-        self._count = 0
+        self._most: ByMemory[int] = ByMemory()
 
     def follow(self, func: Any, args: Sequence[Any], result: Any) -> None:
         """Note how many different numbers an operator's result can have."""
         count = CHOICES.get(func)
         if count is not None:
-            self._note(result[1] if isinstance(result, tuple) else result, count(args))
+            self._most.keep(result[1] if isinstance(result, tuple) else result, count(args))
         elif self._most and func in COPIES and (most := self.most(args[0])) is not None:
-            self._note(result, most)
+            self._most.keep(result, most)
 
     def most(self, tensor: Tensor) -> int | None:
         """Return how many different numbers a tensor can have, None if that is not known."""
-        number = self._live.number_of(tensor)
-        return None if number is None else self._most[number]
-
-    def _drop(self, number: int) -> None:
-        self._most.pop(number, None)
-
-    def _note(self, tensor: Tensor, most: int) -> None:
-        if self._live.number_of(tensor) is None:
-            self._count += 1
-            self._most[self._count] = most
-            self._live.add(tensor, self._count)
+        return self._most.of(tensor)
 
 
 def has_masks(indices: Sequence[Tensor | None]) -> bool:

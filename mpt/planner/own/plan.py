@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from itertools import chain, product
+from itertools import chain, compress, product
 from typing import Any
 
 from mpt.errors import MptError
@@ -54,35 +54,32 @@ class Planned:
     def of(cls, names: Names, run: OwnRun, source: Source, options: Mapping[str, Words]) -> Planned:
         """Take a script's own options, else change its text where it can be: a module's file is imported once."""
 
+        # a library's argument imports what need not be installed
+        is_there = find_spec("bitsandbytes") is not None
+        is_said = any(edit.how == "argument" for edit in run.edits["optimizer"]) and not is_there
+        low_bits = () if is_said else tuple(map(without_library, run.edits["optimizer"]))
+        texts = {**run.edits, "optimizer": low_bits}
+
         def in_text(name: str) -> bool:
-            files = {edit.file for edit in run.edits[name]}
+            files = {edit.file for edit in texts[name]}
             return bool(files) and (source.is_script or files == {source.where})
 
-        words = [word for name in ORDER if name in names for word in options.get(name, ())]
-        left = names - options.keys()
+        from_outside: dict[str, dict[str, Any]] = {
+            "autocast": {"autocast": run.half},
+            "recompute": {"recompute": run.recomputed},
+            "optimizer": {"low_bit_optimizer": True, "keeps_embeddings": is_said},
+        }
+        words: list[str] = []
         edits: list[Edit] = []
-        changes = Changes()
-        if "autocast" in left:
-            if in_text("autocast"):
-                edits += run.edits["autocast"]
+        made: dict[str, Any] = {}
+        for name in filter(names.__contains__, ORDER):
+            if name in options:
+                words += options[name]
+            elif in_text(name):
+                edits += texts[name]
             else:
-                changes = replace(changes, autocast=run.half)
-        if "recompute" in left:
-            if in_text("recompute"):
-                edits += run.edits["recompute"]
-            else:
-                changes = replace(changes, recompute=run.recomputed)
-        if "optimizer" in left:
-            # a library's argument imports what need not be installed
-            is_there = find_spec("bitsandbytes") is not None
-            is_said = (
-                any(edit.how == "argument" for edit in run.edits["optimizer"]) and not is_there
-            )
-            if in_text("optimizer") and not is_said:
-                edits += map(without_library, run.edits["optimizer"])
-            else:
-                changes = replace(changes, low_bit_optimizer=True, keeps_embeddings=is_said)
-        return cls(changes, tuple(edits), tuple(words))
+                made |= from_outside[name]
+        return cls(Changes(**made), tuple(edits), tuple(words))
 
 
 AS_IT_IS = Planned()
@@ -166,13 +163,13 @@ def plan_own(
             break
         if not names <= run.changes | options.keys():
             continue
-        words = options.get(min(names)) if len(names) == 1 else None
+        own = options.get(min(names)) if len(names) == 1 else None
         way = plan_way(names)
-        if way is None and words and names <= run.changes:
+        if way is None and own and names <= run.changes:
             options.pop(min(names), None)
             way = plan_way(names)
             if way is None:
-                options[min(names)] = words
+                options[min(names)] = own
         if way is not None:
             ways.append((names, way))
     plan = replace(plan, planning_seconds=time.perf_counter() - started)
@@ -209,13 +206,10 @@ def worth_their_changes(ways: Sequence[tuple[Names, Way]]) -> list[Way]:
 def find_changes(run: OwnRun) -> Iterator[Names]:
     """Yield possible changes of a step, each alone before it is one of several."""
     possible = run.changes | run.options.keys()
-    order = [name for name in ("optimizer", "recompute", "autocast") if name in possible]
+    order = [name for name in ("autocast", "recompute", "optimizer") if name in possible]
     for chosen in product((False, True), repeat=len(order)):
-        names = frozenset(
-            name for name, is_made in zip(order[::-1], chosen, strict=True) if is_made
-        )
-        if names:
-            yield names
+        if any(chosen):
+            yield frozenset(compress(order, chosen))
 
 
 def _rank(way: Way) -> tuple[bool, bool, float]:
