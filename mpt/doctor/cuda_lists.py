@@ -2,7 +2,7 @@
 
 Autocast for CPUs leaves `exp`, `log`, `pow`, `sum` and others in the dtype of their inputs and computes matrix
 decompositions in float32; for CUDA it is the other way round. The lists are read from the installed torch's own header.
-A call inside one of torch's composite Python functions (`functional.normalize`) keeps the CPU's rule.
+A call inside a composite function of torch keeps the CPU's rule, but for those in `COMPOSITES`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,23 @@ DECOMPOSITIONS = re.compile(
 )
 """Operators for which CUDA has no kernel in half."""
 TRANSFORMS = re.compile(r"fft_\w*fft\d?n?")
+COMPOSITES = frozenset(
+    {
+        "square",
+        "arccos",
+        "arcsin",
+        "linalg_norm",
+        "trapezoid",
+        "trapz",
+        "cumulative_trapezoid",
+        "normalize",
+        "gumbel_softmax",
+        "softmin",
+        "pairwise_distance",
+        "multilabel_soft_margin_loss",
+    }
+)
+"""Functions that torch makes of operators of the list, inside which a mode for functions sees nothing."""
 SPELLINGS = {"__pow__": "pow", "__rpow__": "pow", "float_power": "pow"}
 
 
@@ -35,7 +52,7 @@ def float32_operators() -> frozenset[str]:
     lists = read_operator_lists(header_path().read_text())
     return frozenset(
         name for policy in ("FP32", "FP32_SET_OPT_DTYPE") for name, _ in lists[policy]
-    ) | {"norm"}
+    ) | {"norm", *COMPOSITES}
 
 
 class CudaLists(KeptInBackward):

@@ -10,6 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mpt.doctor.cuda_lists import CudaLists
+from mpt.planner.device.cuda_stand_in import cuda_stands_in
+from mpt.planner.device.fake_device import fake_gpu
+from mpt.planner.facts.gpus import DEFAULT, find_gpu
+from mpt.planner.step.run_fake import on_fake_gpu
+from mpt.planner.trace.trace import Recorder
 
 X = torch.rand(4, 4, dtype=torch.float16) + 0.5
 
@@ -31,6 +36,37 @@ def test_what_cuda_lists_in_float32_is_computed_in_it(function: Callable[[Tensor
     assert len(lists.used) == 1
     with CudaLists():
         assert function(X).dtype == torch.float16, "without autocast nothing is cast"
+
+
+COMPOSITES: list[Callable[[Tensor], Tensor]] = [
+    Tensor.square,
+    torch.square,
+    torch.arccos,
+    Tensor.arcsin,
+    torch.linalg.norm,
+    torch.trapezoid,
+    torch.cumulative_trapezoid,
+    functional.normalize,
+    functional.gumbel_softmax,
+    lambda x: functional.softmin(x, 1),
+    lambda x: functional.pairwise_distance(x, x),
+    lambda x: functional.multilabel_soft_margin_loss(x, x),
+]
+
+
+def test_functions_that_call_a_listed_operator_are_computed_as_on_a_card() -> None:
+    """`x.square()` is `pow`, which torch calls inside; the planned card asks torch's own dispatcher."""
+    gpu = find_gpu(DEFAULT)
+    card = Recorder(fake_gpu().type)
+    with on_fake_gpu(card, gpu), cuda_stands_in(gpu), torch.autocast("cuda", torch.float16):
+        x = torch.rand(4, 4, device="cuda", dtype=torch.float16)
+        assert [function(x).dtype for function in COMPOSITES] == [torch.float32] * len(COMPOSITES)
+    with torch.autocast("cpu", torch.float16), CudaLists():
+        found = [function(X / 2) for function in COMPOSITES]
+    assert [one.dtype for one in found] == [torch.float32] * len(COMPOSITES)
+    large = torch.full((4,), 300.0, dtype=torch.float16)
+    with torch.autocast("cpu", torch.float16), CudaLists():
+        assert large.square().mean() == 90000.0  # more than float16 has
 
 
 def test_decompositions_stay_in_half_which_has_no_kernel_and_products_as_they_were() -> None:
