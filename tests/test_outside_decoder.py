@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 
 import mpt
+from mpt.commands.convert import Command as Convert
+from mpt.commands.convert import run as convert
+from mpt.commands.evaluate import Command as Evaluate
+from mpt.commands.evaluate import run as evaluate
+from mpt.commands.infer import Command as Infer
+from mpt.commands.infer import run as infer
+from mpt.errors import ConfigError
 
 PARTS = Path(__file__).parent / "outside_parts"
 LARGE = PARTS / "gpt2_xl.yaml"
@@ -29,6 +37,29 @@ def test_it_learns_which_tokens_may_follow(tmp_path: Path, precision: str) -> No
     config = mpt.load({**small, "precision": precision, "train": training}, parts=[PARTS])
     run = mpt.train(config, runs=tmp_path)
     assert math.log(2) < run.figures["nats"] < 0.8 * math.log(31)  # every other token is a coin's
+
+
+def test_networks_of_a_task_that_does_not_infer_are_written_and_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = mpt.load(
+        {
+            "model": "decoder",
+            "dataset": "letters",
+            "precision": "fp32",
+            "train": {"steps": 2, "batch_size": 8},
+        },
+        parts=[PARTS],
+    )
+    run = mpt.train(config, runs=tmp_path)
+    file = tmp_path / "decoder.safetensors"
+    convert(Convert(run=str(run.path), output=str(file)))
+    for measured in (run.path, file):
+        evaluate(Evaluate(run=str(measured), output=str(tmp_path / measured.stem), device="cpu"))
+        found = json.loads((tmp_path / measured.stem / "evaluation.json").read_text())
+        assert [*found["figures"].values()] == [{"nats": run.figures["nats"]}]
+    with pytest.raises(ConfigError, match=r"NextToken does not infer: `mpt evaluate` measures it"):
+        infer(Infer(run=str(run.path), device="cpu", output=str(tmp_path / "inferred")))
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ class Command:
     inside: bool = False
     """ONNX: with normalisation and softmax inside, from images in [0, 1] to probabilities."""
     dtype: str | None = None
-    """float16 or bfloat16, with --half."""
+    """float16 or bfloat16, with --half; ONNX: float16."""
     int8: bool = False
     """ONNX: convolutions and matrix products in 8 bits, calibrated on the training data."""
     gate: str | None = None
@@ -111,10 +111,10 @@ def run(arguments: Command) -> None:
 
 
 def form_of(arguments: Command) -> Form:
-    """Return how the files are to be. A graph proves itself if ONNX Runtime is here and computes in its dtype."""
+    """Return how the files are to be. A graph proves itself if ONNX Runtime is here."""
     half = (arguments.dtype or "float16") if arguments.half else None
     wishes = None
-    if importlib.util.find_spec("onnxruntime") is not None and half in (None, "float16"):
+    if importlib.util.find_spec("onnxruntime") is not None:
         gate = Margin.parse(arguments.gate or ("2%" if arguments.int8 else "1%"))
         wishes = Wishes("int8" if arguments.int8 else half or "float32", gate, arguments.samples)
     return Form(
@@ -136,6 +136,11 @@ def check_options(arguments: Command, wanted: str) -> None:
         )
     if arguments.dtype and not arguments.half:
         raise ConfigError("--dtype: it says which half; add --half")
+    if wanted == "onnx" and arguments.dtype == "bfloat16":
+        raise ConfigError(
+            "--dtype bfloat16: ONNX Runtime does not compute in it on a CPU, where a file is proved; leave it out, "
+            "which writes float16, or use --to safetensors or pt"
+        )
     if wanted != "onnx":
         given = {
             "--inside": arguments.inside,

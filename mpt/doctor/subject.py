@@ -14,7 +14,7 @@ from mpt.config.options import setting_of
 from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run
-from mpt.engine.state.state import restore_modules
+from mpt.engine.state.state import restore_trained
 from mpt.seams import Batch, DataSpec, Run
 
 Weights = Mapping[str, Any] | None
@@ -46,7 +46,7 @@ class Subject:
         """Build the run in some precision, with the weights."""
         run = build_run(config, self.device, self.data)
         if self.weights is not None:
-            restore_modules(run, self.weights)
+            restore_trained(run, self.weights)
         return run
 
     def build_reference(self) -> Run:

@@ -6,7 +6,7 @@ The figures are the task's own, those of its settings and every further metric t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mpt.config.precision_names import FLOAT32
@@ -60,8 +60,20 @@ def measure(run: Run, data: Dataset, batch_size: int, precision: str) -> Measure
 
 def measure_trained(trained: Trained, data: Dataset, batch_size: int) -> Measured:
     """Measure a run as it was trained, or an export as it is."""
-    stored = trained.loaded.manifest.get("dtype") if trained.loaded.path.is_file() else None
-    return measure(trained.run, data, batch_size, stored or trained.config.precision.mode)
+    if not trained.loaded.path.is_file():
+        return measure(trained.run, data, batch_size, trained.config.precision.mode)
+    stored = trained.loaded.manifest.get("dtype") or trained.config.precision.mode
+    return of_export(trained.run, measure(trained.run, data, batch_size, stored))
+
+
+def of_export(run: Run, found: Measured) -> Measured:
+    """Return the figures without those of the training's state, which an exported file does not hold."""
+    kept = {
+        name: value
+        for name, value in found.figures.items()
+        if name not in run.task.training_figures
+    }
+    return replace(found, figures=kept)
 
 
 def measure_in_half(
@@ -76,8 +88,9 @@ def measure_in_half(
         )
     choice = choose_half(dtype, trained.run.device)
     runs = {"float32": rebuild(trained, FLOAT32), choice.dtype: rebuild_half(trained, choice.dtype)}
-    if path.is_file():
-        there = networks_in(read_about(path))
-        for run in runs.values():
-            refuse_absent_networks(path, run.task, there)
-    return [measure(run, data, batch_size, name) for name, run in runs.items()]
+    if not path.is_file():
+        return [measure(run, data, batch_size, name) for name, run in runs.items()]
+    there = networks_in(read_about(path))
+    for run in runs.values():
+        refuse_absent_networks(path, run.task, there)
+    return [of_export(run, measure(run, data, batch_size, name)) for name, run in runs.items()]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import importlib.util
 import io
 import json
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
-from mpt.inference.exported import KEYS
+from mpt.inference.exported import KEYS, open_session
 from mpt.inference.measurement import stored_tensors
 from mpt.precision.shared.float32_modules import Float32Module, cast_floating
 from mpt.run.process.files import write_atomically
@@ -246,9 +245,7 @@ def check_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...]) -> str:
     """Run the file and the network on the same inputs if ONNX Runtime is installed; return their difference as text."""
     if importlib.util.find_spec("onnxruntime") is None:
         return "its structure was checked; install onnxruntime to have its output compared too"
-    session = importlib.import_module("onnxruntime").InferenceSession(
-        str(path), providers=["CPUExecutionProvider"]
-    )
+    session = open_session(path)
     values = [value for value in inputs if isinstance(value, Tensor)]
     feeds = {
         slot.name: value.numpy() for slot, value in zip(session.get_inputs(), values, strict=True)

@@ -180,7 +180,7 @@ def open_session(path: Path) -> Any:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common class
         raise CheckpointError(
-            f"{path}: not an ONNX file, or damaged ({str(error).splitlines()[0]})"
+            f"{path}: not an ONNX file, damaged, or not for ONNX Runtime ({str(error).splitlines()[0]})"
         ) from error
 
 

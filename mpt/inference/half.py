@@ -23,7 +23,7 @@ from mpt.config.load import change_precision
 from mpt.config.precision_names import AUTOCAST
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run
-from mpt.engine.state.state import restore_modules
+from mpt.engine.state.state import restore_trained
 from mpt.errors import ConfigError
 from mpt.inference.trained import Trained
 from mpt.nn.shared.named_modules import named_modules
@@ -97,7 +97,7 @@ def rebuild(trained: Trained, mode: str, dtype: str | None = None, folds: bool =
     """
     config = in_dtype(change_precision(trained.config, mode), dtype)
     run = build_run(config, trained.run.device, trained.train_data.spec, trains=False)
-    restore_modules(run, trained.loaded.state)
+    restore_trained(run, trained.loaded.state)
     if folds:
         fold(run.tricks, run.task.modules)
     return run

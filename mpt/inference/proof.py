@@ -7,7 +7,6 @@ file's dtype on their outputs.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mpt.errors import CheckpointError
-from mpt.inference.exported import open_exported
+from mpt.inference.exported import open_exported, open_session
 from mpt.inference.half import halve, networks
 from mpt.precision.shared.choice import DTYPES
 
@@ -72,9 +71,7 @@ def prove(file: Path, name: str, expected: Mapping[str, Expected], allow: tuple[
 
 def prove_session(file: Path, name: str, expected: Expected) -> str:
     """Do the same for an ONNX file that holds more than the network, by ONNX Runtime alone."""
-    session = importlib.import_module("onnxruntime").InferenceSession(
-        str(file), providers=["CPUExecutionProvider"]
-    )
+    session = open_session(file)
     values = [value for value in expected.inputs if isinstance(value, Tensor)]
     feeds = {
         slot.name: value.numpy() for slot, value in zip(session.get_inputs(), values, strict=True)

@@ -12,7 +12,7 @@ from mpt.config.schema import Config
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.building.devices import choose_device
-from mpt.engine.state.state import restore_modules
+from mpt.engine.state.state import restore_trained
 from mpt.errors import CheckpointError, ConfigError, DataError
 from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.choice import Wanted, load_wanted
@@ -113,7 +113,7 @@ def open_trained(
         loaded, words = load_wanted(directory, which, run.task.metric)
     others = other_classes(directory, train_data.spec.classes)
     try:
-        restore_modules(run, loaded.state)
+        restore_trained(run, loaded.state)
     except CheckpointError as error:
         if not others:
             raise

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mpt.errors import ConfigError
 from mpt.seams.phases import Phase
 from mpt.seams.samples import Batch
 
@@ -68,6 +69,8 @@ class Task:
     metric: str
     """Name of the evaluation figure that chooses the best checkpoint."""
     higher_is_better: bool
+    training_figures: tuple[str, ...] = ()
+    """Figures of `conclude` that are of the training's state, which an exported file does not hold."""
     inputs: tuple[str, ...] = ()
     """Batch fields that inference can be given; () for a task that makes samples from noise."""
     details: Mapping[str, Any] | None = None
@@ -122,7 +125,15 @@ class Task:
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return the results of inputs, or without them `count` samples."""
-        raise NotImplementedError(f"{type(self).__name__} does not infer")
+        raise ConfigError(
+            f"{type(self).__name__} does not infer: `mpt evaluate` measures it, and `mpt convert` writes its networks; "
+            "give the task an `infer` (CONTRIBUTING.md, A task)"
+        )
+
+    @property
+    def infers(self) -> bool:
+        """Return whether the task has an `infer` of its own."""
+        return type(self).infer is not Task.infer
 
     def advise(self, figures: Mapping[str, float]) -> Iterable[str]:
         """Return warnings about logged losses or figures of an evaluation."""

@@ -117,6 +117,8 @@ class Legend(Task):
 
 def default_terms(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the tensors into and out of an exported network of any task."""
+    if not task.infers:
+        return ("inputs",), ("outputs",)
     return (("images",), ("outputs",)) if task.inputs else (("latents",), ("images",))
 
 

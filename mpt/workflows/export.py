@@ -16,21 +16,24 @@ from torch import nn
 
 from mpt.config.precision_names import FLOAT32
 from mpt.data.loading.loader import to_device
+from mpt.engine.state.evaluation import apart_from_training, gather_evidence
 from mpt.errors import ConfigError
 from mpt.inference.export import in_batches_of, write_onnx, write_weights
 from mpt.inference.exported import description
 from mpt.inference.half import networks, rebuild, rebuild_half, watch_calls
-from mpt.inference.inputs import Inputs, infer_one, needs_inputs, read_inputs
+from mpt.inference.inputs import infer_one, needs_inputs, read_inputs
 from mpt.inference.measurement import stored_bytes
 from mpt.inference.proof import Calls, Expected, expect, prove, prove_session
 from mpt.inference.trained import Trained
 from mpt.precision.shared.choice import DTYPES
 from mpt.report.units import show_bytes
-from mpt.seams import Exports, Run, Task
+from mpt.seams import Batch, Exports, Run, Task
 from mpt.seams.task_kinds import default_terms
 from mpt.workflows.export_gate import Place
 from mpt.workflows.export_graphs import Wishes, finish
 
+DRAWN = 2
+"""Samples of the call by which networks are watched."""
 PROOF_BATCH = 32
 """Samples at once when a file is measured."""
 
@@ -71,24 +74,30 @@ class Export:
 
 
 def watch_inference(trained: Trained) -> Calls:
-    """Let a run infer and return the networks that were called, with their inputs; the run is in float32 after it."""
+    """Let a run infer and return the networks that were called, with their inputs; the run is in float32 after it.
+
+    A task that does not infer evaluates in its place.
+    """
     unfolded = trained.run = rebuild(trained, FLOAT32, folds=False)
     with watch_calls(unfolded.task.modules) as called:
-        if not needs_inputs(unfolded.task):
-            infer_one(trained, next(iter(read_inputs(trained, [], 2))))
-        if unfolded.task.inputs:  # an encoder is called for inputs alone
-            infer_one(trained, drawn_inputs(unfolded))
+        if not unfolded.task.infers:
+            with apart_from_training(unfolded):
+                list(gather_evidence(unfolded, [drawn_batch(unfolded)], DRAWN))
+        elif not needs_inputs(unfolded.task):
+            infer_one(trained, next(iter(read_inputs(trained, [], DRAWN))))
+        if unfolded.task.infers and unfolded.task.inputs:  # an encoder is called for inputs alone
+            infer_one(trained, (drawn_batch(unfolded), DRAWN))
     return called
 
 
-def drawn_inputs(run: Run) -> Inputs:
-    """Return two random samples of the data's layout: which networks are called does not depend on their content."""
+def drawn_batch(run: Run) -> Batch:
+    """Return random samples of the data's layout: which networks are called does not depend on their content."""
     generator = torch.Generator().manual_seed(0)
-    batch = run.data.zeros(2, "cpu")
+    batch = run.data.zeros(DRAWN, "cpu")
     for value in batch.values():
         if value.is_floating_point():
             value.uniform_(generator=generator)
-    return to_device(batch, run.device, run.data), 2
+    return to_device(batch, run.device, run.data)
 
 
 def prepare(trained: Trained, called: Calls, form: Form) -> Export:

@@ -319,6 +319,26 @@ def test_an_export_computes_what_the_run_does_or_is_not_kept(
     assert not list(tmp_path.glob("*wrong*"))
 
 
+def test_a_graph_in_a_dtype_that_nothing_here_computes_in_is_refused_before_it_is_written(
+    classifier, tmp_path
+):
+    with pytest.raises(ConfigError, match="--dtype bfloat16: ONNX Runtime does not compute in it"):
+        go(classifier, tmp_path, to="onnx", dtype="bfloat16")
+
+
+def test_a_graph_that_onnx_runtime_does_not_take_is_told_in_one_line(tmp_path):
+    onnx = pytest.importorskip("onnx", reason="it writes the graph")
+    pytest.importorskip("onnxruntime", reason="it refuses the graph")
+    images = onnx.helper.make_tensor_value_info("images", onnx.TensorProto.BFLOAT16, [1])
+    made = onnx.helper.make_tensor_value_info("made", onnx.TensorProto.BFLOAT16, [1])
+    node = onnx.helper.make_node("Sin", ["images"], ["made"])
+    graph = onnx.helper.make_graph([node], "graph", [images], [made])
+    path = tmp_path / "sine.onnx"
+    onnx.save(onnx.helper.make_model(graph), str(path))
+    with pytest.raises(CheckpointError, match=r"sine.onnx: not an ONNX file, damaged, or not for"):
+        export.check_onnx(path, torch.nn.Identity(), (torch.zeros(1),))
+
+
 def test_an_export_with_probabilities_inside_is_proved_too(
     make_classifier, tmp_path, monkeypatch, capsys
 ):

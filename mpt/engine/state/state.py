@@ -202,6 +202,16 @@ def restore_modules(run: Run, state: Mapping[str, Any]) -> None:
         load_module_state(run.precision, module, saved)
 
 
+def restore_trained(run: Run, state: Mapping[str, Any]) -> None:
+    """Put the weights and the task's own state into a run that is to infer or to be measured.
+
+    The state of an exported file is of its networks alone.
+    """
+    restore_modules(run, state)
+    if "task" in state:
+        run.task.load_state_dict(state["task"])
+
+
 def rows_of(run: Run, name: str, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a module's saved state with one row for the single numbers that are sharded here."""
     numbers = run.world.numbers

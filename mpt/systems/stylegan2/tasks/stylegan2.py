@@ -67,6 +67,7 @@ class Settings(GenerativeOptions):
 class StyleGan2(gan.Gan):
     """Train a StyleGAN2 `gen` against `disc`."""
 
+    training_figures = ("path_length", "augment_probability")
     gen: Generator
 
     def __init__(

@@ -14,9 +14,17 @@ from PIL import Image
 from mpt.cli import main
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_run
+from mpt.inference.evaluating import measure_in_half, measure_trained
+from mpt.inference.exported import open_exported
+from mpt.inference.half import rebuild
+from mpt.inference.trained import open_trained
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import open_run
 from mpt.seams import DataSpec, FieldSpec
 from mpt.systems.stylegan2.nn.weights.network_pickle import read_network_pickle
+from tests.commands.conftest import save_run
 from tests.systems.stylegan2.original import network_pickle
+from tests.tasks.generative import STYLEGAN2
 
 
 def code_of(*words: str) -> int:
@@ -171,3 +179,29 @@ def test_a_file_without_a_discriminator_is_not_trained_on(tmp_path: Path, capsys
     network = network_pickle("alias_free_t", tmp_path)
     assert code_of("stylegan2", "transfer", str(network), "--data", "x")
     assert "holds no G and D to train" in capsys.readouterr().err
+
+
+def test_figures_of_the_training_s_state_come_from_the_checkpoint_and_are_no_export_s(
+    tmp_path: Path,
+) -> None:
+    task = {"metric_samples": 8, "ada_target": 0.6}
+    data = {"name": "shapes", "size": 16}
+    words = {"model": STYLEGAN2, "task": task, "dataset": data, "precision": "fp32"}
+    folder = save_run(tmp_path, {**words, "train": {"batch_size": 8, "steps": 1}, "name": "run"})
+    loaded = checkpoint.load(open_run(folder))
+    loaded.state["task"]["path_mean"].fill_(0.75)
+    loaded.state["modules"]["augment"]["probability"].fill_(0.25)
+    checkpoint.save(open_run(folder), 2, loaded.state, keep_last=9)
+    trained = open_trained(str(folder), tmp_path, "cpu")
+    runs = [trained.run, *(rebuild(trained, mode) for mode in ("fp32", "amp"))]
+    for run in runs:
+        assert float(run.task.path_mean) == 0.75
+    found = measure_trained(trained, trained.test_data, 64).figures
+    assert (found["path_length"], found["augment_probability"]) == (0.75, 0.25)
+    assert not code_of("convert", str(folder), "-o", str(tmp_path / "gen.pt"))
+    exported = open_exported(tmp_path / "gen.pt", "cpu", (), ())
+    for measured in (
+        measure_trained(exported, trained.test_data, 64),
+        *measure_in_half(exported, trained.test_data, 64, "bfloat16"),
+    ):
+        assert set(found) - set(measured.figures) == {"path_length", "augment_probability"}
