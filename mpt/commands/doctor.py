@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,7 +126,18 @@ def read_own(arguments: Command) -> OwnWish:
         arguments.dtype,
         arguments.device or "auto",
         Path(arguments.runs),
+        say_on_terminal(arguments),
     )
+
+
+def say_on_terminal(arguments: Command) -> Callable[[str], None]:
+    """Return a function that prints on standard error, if somebody watches it, what takes a while, and since when."""
+    begun = time.monotonic()
+
+    def say(doing: str) -> None:
+        print(f"{time.monotonic() - begun:5.0f} s  {doing}", file=sys.stderr, flush=True)
+
+    return say if sys.stderr.isatty() and not arguments.json else lambda doing: None
 
 
 def conclude(

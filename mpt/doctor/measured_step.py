@@ -173,23 +173,31 @@ def rounded_step(
 def moved_weights(run: Run, amount: float) -> Iterator[Callable[[Tensor], Tensor]]:
     """Move every weight by up to a share of itself within the block; yields a function that moves other tensors so."""
     numbers = torch.Generator().manual_seed(1)
-
-    def moved(value: Tensor) -> Tensor:
-        if value.is_complex():
-            return torch.view_as_complex(moved(torch.view_as_real(value)))
-        if not value.is_floating_point():
-            return value
-        noise = torch.rand(value.shape, generator=numbers) * 2 - 1
-        return value * (1 + amount * noise.to(value.device))
-
     weights = [parameter for _, parameter in named_parameters(run)]
     kept = [parameter.detach().clone() for parameter in weights]
     try:
         with torch.no_grad():
             for parameter in weights:
-                parameter.copy_(moved(parameter))
-        yield moved
+                parameter.copy_(moved(parameter, amount, numbers))
+        yield lambda value: moved_input(value, amount, numbers)
     finally:
         with torch.no_grad():
             for parameter, value in zip(weights, kept, strict=True):
                 parameter.copy_(value)
+
+
+def moved(value: Tensor, amount: float, numbers: torch.Generator) -> Tensor:
+    """Return a tensor whose floating values are moved by up to a share of themselves."""
+    if value.is_complex():
+        return torch.view_as_complex(moved(torch.view_as_real(value), amount, numbers))
+    if not value.is_floating_point():
+        return value
+    noise = torch.rand(value.shape, generator=numbers) * 2 - 1
+    return value * (1 + amount * noise.to(value.device, value.dtype))
+
+
+def moved_input(value: Tensor, amount: float, numbers: torch.Generator) -> Tensor:
+    """Return an input that is moved so, but for whole numbers: they may be places or labels, and half holds them."""
+    if not value.is_floating_point():
+        return moved(value, amount, numbers)
+    return torch.where(value == value.round(), value, moved(value, amount, numbers))

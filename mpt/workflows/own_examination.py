@@ -33,6 +33,8 @@ class OwnWish:
     """Of its autocast, in place of its own."""
     device: str = "auto"
     runs: Path = Path("runs")
+    tell: Callable[[str], None] = lambda doing: None
+    """Called with what is done now, which may take a while."""
 
 
 def examine_own(wish: OwnWish, only: Sequence[str] = ()) -> list[Section]:
@@ -59,7 +61,8 @@ def find_subject(wish: OwnWish) -> OwnSubject:
 
     source = Source.of(wish.source)
     find_factory(source)
-    return OwnSubject(source, wish.arguments, choose_device(wish.device), find_gpu(DEFAULT))
+    device = choose_device(wish.device)
+    return OwnSubject(source, wish.arguments, device, find_gpu(DEFAULT), tell=wish.tell)
 
 
 def examine_part(part: str, wish: OwnWish, subject: OwnSubject) -> Section:
@@ -71,6 +74,7 @@ def examine_part(part: str, wish: OwnWish, subject: OwnSubject) -> Section:
     from mpt.doctor.own.numerics import describe_own
     from mpt.doctor.own.speed import own_speed
 
+    wish.tell(part)
     if part == "environment":
         return examine_environment(subject.batch_size or 8, wish.runs)
     if part == "numerics":

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from mpt.doctor.measured_step import moved, moved_input
 from mpt.nn.shared.named_modules import module_at
 from mpt.precision.shared.float32_modules import cast_floating, keep_in_float32
 
@@ -50,6 +51,19 @@ class Arithmetic:
         """Whether it is the float32 step."""
         return self.dtype == torch.float32
 
+    def describe(self, forms: Sequence[str] = ()) -> str:
+        """Return in words how a step is computed, with some formulas by stable forms."""
+        name = str(self.dtype or "as it is").removeprefix("torch.")
+        words = [
+            f"{name} with autocast added" if self.adds_autocast else name,
+            "weights and inputs moved by rounding" if self.moved else "",
+            f"a loss scale of {self.scale:g}" if self.scale else "",
+            f"{', '.join(self.float32_modules)} in float32" if self.float32_modules else "",
+            f"{', '.join(forms)} by a stable form" if forms else "",
+            "the loss in float32" if self.only_networks else "",
+        ]
+        return ", ".join(one for one in words if one)
+
 
 @dataclass
 class Seen:
@@ -62,6 +76,10 @@ class Seen:
     has_scaler: bool = False
     scale: float = 1.0
     """The loss scale in force."""
+    initial_scale: float | None = None
+    """The one that the script's own scaler begins with."""
+    asked: set[torch.dtype] = field(default_factory=set)
+    """Half dtypes of autocasts and tensors that a float32 step was asked for, and computed in float32."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,18 +88,30 @@ class Seen:
         return next((one for one in HALVES if one in halves), torch.float32)
 
 
+NAMED = {Tensor.half: torch.float16, Tensor.bfloat16: torch.bfloat16}
+"""Functions that have a half dtype in their names."""
+
+
 class InFloat32(TorchFunctionMode):
     """Takes every half dtype that is asked for as float32."""
 
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self.seen = seen
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.half, Tensor.bfloat16):
+        if func in NAMED:
+            self.raised(NAMED[func])
             func = Tensor.float
-        named = {name: _raised(value) for name, value in (kwargs or {}).items()}
-        return func(*[_raised(value) for value in args], **named)
+        named = {name: self.raised(value) for name, value in (kwargs or {}).items()}
+        return func(*[self.raised(value) for value in args], **named)
 
-
-def _raised(value: Any) -> Any:
-    return torch.float32 if isinstance(value, torch.dtype) and value in HALVES else value
+    def raised(self, value: Any) -> Any:
+        """Return float32 for a half dtype, and everything else as it is."""
+        if not isinstance(value, torch.dtype) or value not in HALVES:
+            return value
+        self.seen.asked.add(value)
+        return torch.float32
 
 
 class LossScale:
@@ -111,6 +141,7 @@ class LossScale:
         if not scaler.is_enabled():
             return outputs
         self.seen.has_scaler = True
+        self.seen.initial_scale = self.seen.initial_scale or float(scaler._init_scale)
         wanted = scaler._init_scale if self.how.scale is None else self.how.scale
         self.seen.scale = 1.0 if self.how.is_reference else float(wanted)
 
@@ -166,10 +197,10 @@ def arithmetic(
     scale = LossScale(how, seen, on_skipped)
     with ExitStack() as stack:
         if how.is_reference:
-            stack.enter_context(InFloat32())
+            mode = stack.enter_context(InFloat32(seen))
             set_dtype = torch.set_default_dtype
             replaced = mock.patch.object(
-                torch, "set_default_dtype", lambda dtype: set_dtype(_raised(dtype))
+                torch, "set_default_dtype", lambda dtype: set_dtype(mode.raised(dtype))
             )
             stack.enter_context(replaced)
         start = _autocast_start(how, seen, device, scope)
@@ -197,6 +228,8 @@ def _autocast_start(
         if kind == "cuda":
             kind = device.type
         if how.is_reference or (how.only_networks is not None and not scope.is_inside):
+            if enabled and chosen in HALVES:
+                seen.asked.add(chosen)
             enabled = False
         elif enabled and kind == device.type:
             chosen = how.dtype or chosen
@@ -245,18 +278,15 @@ def change_modules(
         return
     numbers = torch.Generator().manual_seed(1)
 
-    def moved(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.dtype.is_floating_point:
-            return value
-        noise = torch.rand(value.shape, generator=numbers) * 2 - 1
-        return value * (1 + how.moved * noise.to(value.device, value.dtype))
+    def moved_too(value: Any) -> Any:
+        return moved_input(value, how.moved, numbers) if isinstance(value, Tensor) else value
 
     with torch.no_grad():
         for module in modules.values():
             for weight in module.parameters():
-                weight.copy_(moved(weight))
+                weight.copy_(moved(weight, how.moved, numbers))
             module.register_forward_pre_hook(
-                lambda _, args, kwargs: (tree_map(moved, args), tree_map(moved, kwargs)),
+                lambda _, args, kwargs: (tree_map(moved_too, args), tree_map(moved_too, kwargs)),
                 with_kwargs=True,
             )
 

@@ -8,8 +8,9 @@ bfloat16. A step that computes in float32 is examined with autocast added; what 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -26,14 +27,13 @@ from mpt.doctor.numerics_section import (
     describe_phase,
 )
 from mpt.doctor.own.arithmetic import Arithmetic
+from mpt.doctor.own.loss_scales import SMALLEST_EXPONENT, expected_exponent, largest_finite
 from mpt.doctor.own.step import OwnSubject, Taken, take
 from mpt.doctor.refusals import Refusal
 from mpt.doctor.rewrites import Place, fewest_forms
 from mpt.doctor.weight_updates import effects
 from mpt.engine.recovery.smallest_list import smallest_list
 
-SMALLEST_EXPONENT = -8
-"""Of the loss scales that are tried."""
 ADVICE = {
     KEEP_SAFE: 'watch it: torch.autocast("cuda", enabled=False) around it, on inputs.float(), would keep it safe',
     LARGER_SCALE: "a larger init_scale of the GradScaler, where it does not overflow",
@@ -46,43 +46,91 @@ SCALER = "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
 class OwnVerdict:
     """Judges the steps of a script by its float32 step, which is taken once."""
 
-    def __init__(self, subject: OwnSubject) -> None:
+    def __init__(self, subject: OwnSubject, dtype: torch.dtype | None = None) -> None:
+        """`dtype` is that of the script's autocast in place of its own."""
         self.subject = subject
         self.tried = 0
-        self.true = finished(take(subject, Arithmetic(torch.float32), watched=True))
-        again = finished(take(subject, Arithmetic(torch.float32)))
+        self.steps = 0
+        self.true = self.finished(Arithmetic(torch.float32), watched=True)
+        self.expected = expected_exponent(self.true.phases.values())
+        has_half = bool(self.true.seen.asked or self.true.seen.half_weights)
+        # a script that computes in float32 repeats that step as it is
+        self.again = self.finished(Arithmetic(torch.float32 if has_half else dtype))
+        self.has_half = has_half or self.again.seen.dtype != torch.float32
         self.repeats = all(
-            are_same(step.losses, again.phases[name].losses) if name in again.phases else False
+            are_same(step.losses, self.again.phases[name].losses)
+            if name in self.again.phases
+            else False
             for name, step in self.true.phases.items()
         )
-        self._moved: dict[torch.dtype, Taken] = {}
+        self._moved: dict[tuple[torch.dtype, bool], Taken] = {}
 
-    def moved(self, dtype: torch.dtype) -> Taken:
+    def take(self, how: Arithmetic, *, forms: Sequence[str] = (), **options: Any) -> Taken:
+        """Take a step, and say which."""
+        self.steps += 1
+        cure = f"possible cure {self.tried}: " if self.tried else ""
+        self.subject.tell(f"step {self.steps}, {cure}{how.describe(forms)}")
+        return take(self.subject, how, forms=forms, **options)
+
+    def finished(self, how: Arithmetic, *, watched: bool = False) -> Taken:
+        """Take a step that comes to its end. Raises what it raised."""
+        taken = self.take(how, watched=watched)
+        if taken.error is not None:
+            raise taken.error
+        return taken
+
+    def moved(self, dtype: torch.dtype, *, watched: bool = False) -> Taken:
         """Return the float32 step with weights and inputs moved by a dtype's rounding."""
-        if dtype not in self._moved:
+        key = dtype, watched
+        if key not in self._moved:
             how = Arithmetic(torch.float32, moved=torch.finfo(dtype).eps / 2)
-            self._moved[dtype] = finished(take(self.subject, how, watched=True))
-        return self._moved[dtype]
+            self._moved[key] = self.finished(how, watched=watched)
+        return self._moved[key]
 
     def at_best_scale(
-        self, how: Arithmetic, *, watched: bool = False, forms: Sequence[str] = ()
+        self,
+        how: Arithmetic,
+        *,
+        watched: bool = False,
+        forms: Sequence[str] = (),
+        is_enough: Callable[[Taken], bool] = lambda taken: False,
     ) -> Taken:
-        """Take a step at the largest power of two as its loss scale, from the initial one down, that is finite."""
+        """Take a step at the largest power of two as its loss scale, from the initial one down, that is finite.
+
+        Or at the first one that is tried if that is enough.
+        """
         if how.adds_scaler and how.scale is None:
             how = replace(how, scale=DEFAULT_SCALE)
-        taken = take(self.subject, how, watched=watched, forms=forms)
-        if not overflows(taken) or not (taken.seen.has_scaler or how.adds_scaler):
-            return taken
-        # unwatched, which takes a tenth of the time
-        low, high, found = SMALLEST_EXPONENT, math.floor(math.log2(taken.seen.scale)), None
-        while low < high:
-            middle = (low + high) // 2
-            scaled = replace(how, scale=2.0**middle)
-            if overflows(take(self.subject, scaled, forms=forms)):
-                high = middle
-            else:
-                low, found = middle + 1, scaled
-        return taken if found is None else take(self.subject, found, watched=watched, forms=forms)
+        seen = self.true.seen
+        scale = how.scale if how.adds_scaler else seen.initial_scale
+        dtypes = {how.dtype} if how.dtype else seen.asked | seen.half_weights
+        if scale is None or torch.float16 not in dtypes:
+            return self.take(how, watched=watched, forms=forms)
+
+        highest = math.floor(math.log2(scale))
+        begin = min(highest, max(SMALLEST_EXPONENT, self.expected or highest))
+
+        def at(exponent: int, *, watched: bool = False) -> Taken:
+            one = how if exponent == highest else replace(how, scale=2.0**exponent)
+            return self.take(one, watched=watched, forms=forms)
+
+        first = kept = at(begin, watched=watched)  # watched, since it is the best one in most cases
+        if not is_scaled_alone(first) or is_enough(first):
+            return first
+
+        def is_finite(exponent: int) -> bool:
+            nonlocal kept
+            taken = first if exponent == begin else at(exponent)
+            if not overflows(taken):
+                kept = taken
+            return not overflows(taken)
+
+        found = largest_finite(begin, highest, is_finite)
+        if found is not None and not self.tried:
+            self.expected = found
+        if found is None:
+            return at(highest, watched=watched)
+        return kept if kept is first or not watched else at(found, watched=True)
 
     def examine(self, taken: Taken, how: Arithmetic) -> list[Examination]:
         """Compare each phase of a step with the float32 one."""
@@ -99,26 +147,29 @@ class OwnVerdict:
                 found.append(refused(name, mode, true, Refusal.of(error, taken.modules)))
                 break
             one = judge(name, mode, true, moved.phases[name], step)
-            if not one.is_healthy:
-                one.culprits = find_culprits(true.results, step.results, moved.phases[name].results)
-            else:
+            if one.is_healthy:
                 one.updates = effects(self.true.moves.get(name, {}), taken.moves.get(name, {}))
                 one.faults += faults_of(one.updates, one.dtype)
+            elif step.results:
+                watched = self.moved(dtype, watched=True).phases[name]
+                one.culprits = find_culprits(true.results, step.results, watched.results)
             found.append(one)
         return found
 
     def is_healthy(self, how: Arithmetic, forms: Sequence[str] = ()) -> bool:
         """Return whether nothing is wrong with a step."""
         self.tried += 1
-        taken = self.at_best_scale(how, forms=forms)
-        return taken.error is None and all(one.is_healthy for one in self.examine(taken, how))
+
+        def is_right(taken: Taken) -> bool:
+            return taken.error is None and all(one.is_healthy for one in self.examine(taken, how))
+
+        return is_right(self.at_best_scale(how, forms=forms, is_enough=is_right))
 
 
-def finished(taken: Taken) -> Taken:
-    """Return a step that came to its end. Raises what it raised."""
-    if taken.error is not None:
-        raise taken.error
-    return taken
+def is_scaled_alone(taken: Taken) -> bool:
+    """Return whether a smaller or larger loss scale may change a step: it came to its end with finite losses."""
+    losses = [value for step in taken.phases.values() for value in step.losses.values()]
+    return taken.error is None and all(map(math.isfinite, losses))
 
 
 def overflows(taken: Taken) -> bool:
@@ -145,7 +196,7 @@ class OwnCure:
 def describe_own(subject: OwnSubject, dtype: torch.dtype | None = None) -> Section:
     """Examine a step and look for lines that cure it; `dtype` is that of its autocast in place of its own."""
     section = Section("numerics")
-    verdict = OwnVerdict(subject)
+    verdict = OwnVerdict(subject, dtype)
     if not verdict.repeats:
         text = "two float32 steps from the same seeds differ, so that the precision's share in a difference is unknown"
         section.add(
@@ -155,19 +206,18 @@ def describe_own(subject: OwnSubject, dtype: torch.dtype | None = None) -> Secti
             "its data or random numbers do not follow the seeds of torch and numpy",
         )
         return section
-    how = Arithmetic(dtype)
-    plain = verdict.at_best_scale(how, watched=True)
-    has_half = plain.seen.dtype != torch.float32
+    how, has_half = Arithmetic(dtype), verdict.has_half
     if not has_half:
         tried = dtype if dtype not in (None, torch.float32) else torch.float16
-        how = Arithmetic(tried, adds_autocast=True, adds_scaler=tried == torch.float16)
-        plain = verdict.at_best_scale(how, watched=True)
-        name = str(tried).removeprefix("torch.")
-        section.add(
-            "note",
-            "precision",
-            f"the script computes in float32; {name} was tried with autocast added",
+        has_scaler = verdict.true.seen.has_scaler
+        how = Arithmetic(
+            tried, adds_autocast=True, adds_scaler=tried == torch.float16 and not has_scaler
         )
+    plain = verdict.at_best_scale(how, watched=True)
+    if not has_half:
+        name = str(tried).removeprefix("torch.")
+        text = f"the script computes in float32; {name} was tried with autocast added"
+        section.add("note", "precision", text)
     found = verdict.examine(plain, how)
     for one in found:
         describe_phase(section, one, subject, many=False, is_last=True)
@@ -217,7 +267,7 @@ def find_own_cure(
         return OwnCure((SCALER,), "scale the loss: gradients are lost in float16 without")
     culprits = [culprit for one in found for culprit in one.culprits]
     places: dict[Place, None] = {}
-    take(verdict.subject, how, forms=STABLE_FORMS, on_form=lambda place: places.setdefault(place))
+    verdict.take(how, forms=STABLE_FORMS, on_form=lambda place: places.setdefault(place))
     forms = (
         fewest_forms(list(places), culprits, lambda some: verdict.is_healthy(how, some))
         if places

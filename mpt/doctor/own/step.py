@@ -75,6 +75,8 @@ class OwnSubject:
     """The card that the script is told about on a machine without one."""
     step: int = 0
     indices: Sequence[int] = ()
+    tell: Callable[[str], None] = lambda doing: None
+    """Called with what is done now, which may take a while."""
 
     @property
     def batch_size(self) -> int:

@@ -222,3 +222,33 @@ def on_a_numbered_card():
         scaler.update()
 
     return step
+
+
+class Chosen(nn.Module):
+    """Takes the places of its samples, and their labels, as numbers with a point."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, batch):
+        rows = self.net(batch["x"])[batch["places"].long()]
+        return functional.cross_entropy(rows, batch["labels"].long())
+
+
+def whole_numbers_as_floats():
+    """Half holds them as they are: moved by rounding they would be other places."""
+    net = Chosen().cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step():
+        optimizer.zero_grad()
+        batch = {
+            "x": torch.randn(16, 32).cuda(),
+            "places": torch.arange(1.0, 16.0).cuda(),
+            "labels": torch.ones(15).cuda(),
+        }
+        net(batch).backward()
+        optimizer.step()
+
+    return step

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +16,9 @@ from mpt.commands import doctor
 from mpt.commands.doctor import Command
 from mpt.doctor.findings import Section
 from mpt.doctor.own.arithmetic import Arithmetic
+from mpt.doctor.own.loss_scales import largest_finite
 from mpt.doctor.own.numerics import describe_own
-from mpt.doctor.own.step import OwnSubject, take
+from mpt.doctor.own.step import OwnSubject, Taken, take
 from mpt.errors import ConfigError, NonFiniteError
 from mpt.planner.facts.gpus import DEFAULT, find_gpu
 from mpt.planner.own.source import Source
@@ -100,6 +103,71 @@ def test_a_step_in_float32_is_tried_with_autocast_and_not_blamed() -> None:
 
 def test_a_network_that_has_two_names_is_scaled_once() -> None:
     assert describe_own(subject("known_twice")).worst in ("ok", "note")
+
+
+def test_places_and_labels_that_are_floats_are_not_moved_by_rounding() -> None:
+    one = subject("whole_numbers_as_floats")
+    steps = [take(one, Arithmetic(torch.float32, moved=moved)) for moved in (0.0, 2.0**-12)]
+    losses = [list(step.phases["net"].losses.values()) for step in steps]
+    assert losses[1] == [pytest.approx(losses[0][0], rel=2e-3)]
+    assert losses[0] != losses[1]
+
+
+def test_a_doctor_at_work_names_its_steps_on_a_terminal_and_is_silent_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doctor.run(Command(f"{STEPS}:healthy", only=("numerics",)))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    doctor.run(Command(f"{STEPS}:healthy", only=("numerics",)))
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r" +[0-9]+ s  step 1, float32", lines[1])
+    assert lines[-1].endswith("float32, weights and inputs moved by rounding")
+    assert 4 < len(lines) < 9
+    doctor.run(Command(f"{STEPS}:healthy", only=("numerics",), json=True))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("true", "first", "highest", "tried"),
+    [
+        (16, 16, 16, [16]),
+        (8, 8, 16, [8, 9]),
+        (8, 11, 16, [11, 10, 8, 9]),
+        (16, 8, 16, [8, 9, 11, 15, 16]),
+        (-8, -8, 16, [-8, -7]),
+        (-99, 3, 4, [3, 2, 0, -4, -8]),
+    ],
+)
+def test_the_largest_loss_scale_that_is_finite_is_looked_for_around_the_expected_one(
+    true: int, first: int, highest: int, tried: list[int]
+) -> None:
+    asked: list[int] = []
+
+    def is_finite(exponent: int) -> bool:
+        asked.append(exponent)
+        return exponent <= true
+
+    found = largest_finite(first, highest, is_finite)
+    assert (found, asked) == (true if true > -9 else None, tried)
+
+
+def test_a_script_in_float32_repeats_the_step_to_compare_with_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[Arithmetic] = []
+
+    def noted(subject: OwnSubject, how: Arithmetic, **options: Any) -> Taken:
+        taken.append(how)
+        return take(subject, how, **options)
+
+    monkeypatch.setattr("mpt.doctor.own.numerics.take", noted)
+    describe_own(subject("in_float32"))
+    assert [one.describe() for one in taken if one.scale is None] == [
+        "float32",
+        "as it is",
+        "float32, weights and inputs moved by rounding",
+    ]
 
 
 def test_updates_that_half_weights_round_away_are_a_warning() -> None:
