@@ -32,7 +32,7 @@ from mpt.inference.half import networks
 from mpt.inference.trained import Trained
 from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
 from mpt.run.records.layout import RunDirectory
-from mpt.seams import DataSpec, Exports, Task
+from mpt.seams import DataSpec, Exports, HoldsWeights, Task
 from mpt.version import VERSION
 from mpt.weights.weights_file import load_weights_file, read_weights_file
 
@@ -66,6 +66,7 @@ def description(trained: Trained, task: Task, names: list[str], dtype: str) -> d
         "mpt_dtype": dtype,
         "mpt_networks": " ".join(names),
         "mpt_layout": json.dumps(data.to_record()),
+        **memory_text(trained),
     }
     if data.classes:
         about["mpt_classes"] = json.dumps(data.classes)
@@ -87,6 +88,19 @@ def metric_text(trained: Trained) -> dict[str, str]:
         if isinstance(value, int | float)
         else {}
     )
+
+
+def memory_text(trained: Trained) -> dict[str, str]:
+    """Return the settings of the memory tricks that stay in a network: those that narrow it, nothing that is folded."""
+    tricks = trained.config.memory.tricks
+    kept = {
+        trick.name: tricks[trick.name].model_dump()
+        for trick in trained.run.tricks
+        if isinstance(trick, HoldsWeights)
+        and type(trick).pack_weights is not HoldsWeights.pack_weights
+        and type(trick).fold is HoldsWeights.fold
+    }
+    return {"mpt_memory": json.dumps(kept)} if kept else {}
 
 
 def is_export(text: str | None) -> bool:
@@ -140,16 +154,15 @@ def networks_in(about: Mapping[str, str]) -> list[str]:
 def configuration(
     path: Path, about: Mapping[str, str], overrides: tuple[str, ...], allow: tuple[str, ...]
 ) -> Config:
-    """Return the configuration that a file was written with, in float32 and without memory tricks."""
+    """Return the configuration that a file was written with, in float32 and without what memory tricks fold."""
     if "mpt_config" not in about or "mpt_layout" not in about:
         raise CheckpointError(
             f"{path}: its metadata are missing (no mpt_config, mpt_layout in its metadata). Exports of `mpt convert` "
             "do; other weights start a training with model.weights"
         )
-    text = about["mpt_config"]
-    return change_precision(
-        load_config(text + "\n", ("memory=null", *overrides), allow=allow), FLOAT32
-    )
+    memory = ("memory=null", *(f"memory={kept}" for kept in [about.get("mpt_memory")] if kept))
+    text = about["mpt_config"] + "\n"
+    return change_precision(load_config(text, (*memory, *overrides), allow=allow), FLOAT32)
 
 
 def read_about(path: Path) -> Mapping[str, str]:

@@ -14,6 +14,8 @@ from mpt.commands import convert
 from mpt.commands.convert import Command as ConvertArguments
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.inference import export
+from mpt.inference.exported import open_exported
+from mpt.inference.inputs import infer_one
 from mpt.memory import lora
 from mpt.memory.low_bit.formats import NormalFloat4
 from mpt.run.checkpoints import checkpoint
@@ -317,6 +319,20 @@ def test_an_export_computes_what_the_run_does_or_is_not_kept(
     ):
         go(run, tmp_path, to=kind, half=half, output=str(tmp_path / f"wrong.{kind}"))
     assert not list(tmp_path.glob("*wrong*"))
+
+
+def test_an_export_of_a_pruned_run_is_narrow_and_opens_so(tmp_path):
+    run = save_run(tmp_path, GENERATOR, "memory.prune=0.5")
+    go(run, tmp_path, half=False, output=str(tmp_path / "narrow.pt"))
+    narrow = open_exported(tmp_path / "narrow.pt", "cpu", (), ())
+    whole = save_run(tmp_path, GENERATOR, "name=whole")
+    go(whole, tmp_path, half=False, output=str(tmp_path / "whole.pt"))
+    sizes = [
+        sum(value.numel() for value in load_weights_file(tmp_path / f"{name}.pt").values())
+        for name in ("narrow", "whole")
+    ]
+    assert sizes[0] < 0.7 * sizes[1]
+    assert infer_one(narrow, (None, 2)).tiles.shape == (2, 1, 16, 16)
 
 
 def test_a_graph_in_a_dtype_that_nothing_here_computes_in_is_refused_before_it_is_written(
