@@ -1,8 +1,9 @@
 """CUDA's autocast lists on a CPU: operators that a card computes in float32 are no fault of the model.
 
 Autocast for CPUs leaves `exp`, `log`, `pow`, `sum` and others in the dtype of their inputs and computes matrix
-decompositions in float32; for CUDA it is the other way round. The lists are read from the installed torch's own header.
-A call inside a composite function of torch keeps the CPU's rule, but for those in `COMPOSITES`.
+decompositions, `polar`, padding and pools of volumes in float32; for CUDA it is the other way round. The lists are read
+from the installed torch's own header. A call inside a composite function of torch keeps the CPU's rule, but for those
+in `COMPOSITES`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DECOMPOSITIONS = re.compile(
     r"ormqr|inverse|pinverse|qr|svd|triangular_solve|logdet|slogdet|det"
 )
 """Operators for which CUDA has no kernel in half."""
-TRANSFORMS = re.compile(r"fft_\w*fft\d?n?")
+TRANSFORMS = re.compile(r"fft_\w*fft\d?n?|stft")
 COMPOSITES = frozenset(
     {
         "square",
@@ -40,9 +41,20 @@ COMPOSITES = frozenset(
         "softmin",
         "pairwise_distance",
         "multilabel_soft_margin_loss",
+        "trace",
+        "interpolate",
+        "upsample",
+        "upsample_nearest",
+        "upsample_bilinear",
     }
 )
 """Functions that torch makes of operators of the list, inside which a mode for functions sees nothing."""
+LEFT = re.compile(
+    r"polar|view_as_complex|(nan)?quantile|pad|(adaptive_)?(avg|max)_pool3d|max_unpool\dd|fractional_max_pool\dd"
+)
+"""Functions that autocast for CPUs computes in float32, and CUDA's leaves in the dtype of their inputs."""
+PROMOTED = frozenset({"grid_sample", "grid_sampler"})
+"""Those that CUDA's computes in the widest dtype of their inputs."""
 SPELLINGS = {"__pow__": "pow", "__rpow__": "pow", "float_power": "pow"}
 
 
@@ -67,6 +79,8 @@ class CudaLists(KeptInBackward):
         if not torch.is_autocast_enabled("cpu"):
             return func(*args, **kwargs)
         name = operator_name(func)
+        if name == "interpolate" and "area" in (kwargs.get("mode"), *args[3:4]):
+            name = "adaptive_avg_pool"  # which is in no list
         halves = (torch.float16, torch.bfloat16)
         if name in float32_operators() and any(
             one.dtype in halves for one in tensors_of(args, kwargs)
@@ -80,7 +94,9 @@ class CudaLists(KeptInBackward):
                 next(one.dtype for one in tensors_of(args, kwargs) if one.dtype in halves)
             ):
                 return func(*args, **kwargs)  # in float32, by the CPU's list
-        elif DECOMPOSITIONS.fullmatch(name):
+        elif DECOMPOSITIONS.fullmatch(name) or LEFT.fullmatch(name) or name in PROMOTED:
+            if name in PROMOTED and len({one.dtype for one in tensors_of(args, kwargs)}) > 1:
+                args, kwargs = tree_map(raised, (args, kwargs))
             with torch.autocast("cpu", enabled=False):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)

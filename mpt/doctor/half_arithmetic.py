@@ -37,6 +37,8 @@ PRODUCTS = frozenset(
     }
 )
 """Operators that are always computed in float32; others only if the CPU has no kernel in float16."""
+ROUNDED = {torch.float32: torch.float16, torch.complex64: torch.complex32}
+"""What is computed -> what it is rounded to."""
 MISSING = (
     "not implemented for 'Half'",
     "not supported on",
@@ -79,7 +81,7 @@ def rounded(func: Any, args: Any, kwargs: Any) -> Any:
         )
 
     def down(value: Any) -> Any:
-        return value.half() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+        return value.to(ROUNDED.get(value.dtype)) if isinstance(value, Tensor) else value
 
     return tree_map(down, func(*tree_map(up, args), **tree_map(up, kwargs)))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mpt.doctor.cuda_lists import CudaLists
+from mpt.doctor.half_arithmetic import RoundedHalf
 from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, find_gpu
@@ -51,6 +52,21 @@ COMPOSITES: list[Callable[[Tensor], Tensor]] = [
     lambda x: functional.softmin(x, 1),
     lambda x: functional.pairwise_distance(x, x),
     lambda x: functional.multilabel_soft_margin_loss(x, x),
+    torch.trace,
+    lambda x: functional.interpolate(x[None], scale_factor=2, mode="linear"),
+    lambda x: functional.interpolate(x[None, None], scale_factor=2),
+]
+LEFT: list[Callable[[Tensor], Tensor]] = [
+    lambda x: torch.polar(x, x),
+    lambda x: torch.view_as_complex(x.view(8, 2)),
+    lambda x: functional.pad(x[None], (1, 1), mode="reflect"),
+    lambda x: functional.avg_pool3d(x[None, None], 1),
+    lambda x: functional.max_pool3d(x[None, None], 1),
+    lambda x: functional.interpolate(x[None, None], size=2, mode="area"),
+    lambda x: functional.grid_sample(x[None, None], x.view(1, 2, 4, 2), align_corners=False),
+    lambda x: functional.grid_sample(
+        x[None, None].float(), x.view(1, 2, 4, 2), align_corners=False
+    ),
 ]
 
 
@@ -67,6 +83,18 @@ def test_functions_that_call_a_listed_operator_are_computed_as_on_a_card() -> No
     large = torch.full((4,), 300.0, dtype=torch.float16)
     with torch.autocast("cpu", torch.float16), CudaLists():
         assert large.square().mean() == 90000.0  # more than float16 has
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_functions_that_only_a_cpu_computes_in_float32_are_left_as_on_a_card() -> None:
+    gpu = find_gpu(DEFAULT)
+    card = Recorder(fake_gpu().type)
+    with on_fake_gpu(card, gpu), cuda_stands_in(gpu), torch.autocast("cuda", torch.float16):
+        x = torch.rand(4, 4, device="cuda", dtype=torch.float16)
+        there = [function(x).dtype for function in LEFT]
+    assert there == [torch.complex32] * 2 + [torch.float16] * 5 + [torch.float32]
+    with torch.autocast("cpu", torch.float16), CudaLists(), RoundedHalf():
+        assert [function(X / 2).dtype for function in LEFT] == there
 
 
 def test_decompositions_stay_in_half_which_has_no_kernel_and_products_as_they_were() -> None:

@@ -74,7 +74,7 @@ def _start_autograd() -> None:
 
 
 def register() -> int:
-    """Register the device and its autocast kernels once; return the number of operators with an autocast rule."""
+    """Register the device and its autocast kernels once; return the number of operators with a rule of the header."""
     if _libraries:
         return 0
     _start_autograd()
@@ -101,6 +101,7 @@ def register() -> int:
     for name, overload in APPEND_DTYPE:
         kernels.impl(find_operator(name, overload), _append_dtype_kernel, "AutocastPrivateUse1")
     kernels.impl(torch.ops.aten.binary_cross_entropy.default, _banned_kernel, "AutocastPrivateUse1")
+    kernels.impl(torch.ops.aten.trace.default, _trace_kernel, "AutocastPrivateUse1")
     _hook_cache_clearing()
     setattr(torch.Tensor, "new_tensor", _new_tensor)  # noqa: B010 - the stubs call it a fixed method
     return count + len(APPEND_DTYPE) + 1
@@ -241,6 +242,11 @@ def _float32_kernel(operator: Any) -> Callable[..., Any]:
             return _cast_call(operator, args, kwargs, torch.float32)
 
     return kernel
+
+
+def _trace_kernel(tensor: Tensor) -> Tensor:
+    """As CUDA's own kernel, which calls a sum that autocast sees."""
+    return tensor.diagonal().sum()
 
 
 def _output_dtype_kernel(operator: Any) -> Callable[..., Any]:
