@@ -62,6 +62,14 @@ def test_networks_of_a_task_that_does_not_infer_are_written_and_measured(
         infer(Infer(run=str(run.path), device="cpu", output=str(tmp_path / "inferred")))
 
 
+def test_adapters_go_onto_a_model_whose_settings_name_no_weights() -> None:
+    words = {"model": "decoder", "dataset": "letters", "precision": "fp32", "memory": {"lora": 2}}
+    config = mpt.load({**words, "train": {"steps": 1}}, parts=[PARTS])
+    run = mpt.build(config, device="cpu").run
+    assert any("memory.lora: " in message for message in run.messages)
+    assert not run.notes, "it may read weights of its own"
+
+
 @pytest.mark.slow
 def test_half_weights_are_planned_once_with_the_peak_in_the_step() -> None:
     """The peak is the weights and a copy of the largest, which the shared embedding is: building takes no more."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mpt.config.options import Options
+from mpt.config.options import DatasetOptions, OptimizerOptions, Options, PrecisionOptions
 from mpt.foreign.files import LARGEST_SOURCE_BYTES, read_text
 
 ALLOWED_IMPORTS = (
@@ -64,6 +64,8 @@ SHARED = "_settings"
 """The ending of a module's name whose settings several parts share: it imports nothing but these either."""
 SETTINGS, COMMAND = "Settings", "Command"
 """The class that makes a file a part: its settings in YAML, or in the folder `commands` its arguments."""
+FAMILIES = {"data": DatasetOptions, "optim": OptimizerOptions, "precision": PrecisionOptions}
+"""Folder -> the class from which its settings derive, since the engine reads some of each; Options elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +165,11 @@ def _execute(tree: ast.Module, path: Path, module_name: str, wanted: str) -> typ
         )
         exec(code, vars(stand_in))
     declared = vars(stand_in).get(wanted)
-    if wanted == SETTINGS and not (isinstance(declared, type) and issubclass(declared, Options)):
-        raise TypeError(f"{path}: {wanted} does not derive from Options")
+    family = FAMILIES.get(path.parent.name, Options)
+    if wanted == SETTINGS and not (isinstance(declared, type) and issubclass(declared, family)):
+        raise TypeError(
+            f"{path}: {wanted} does not derive from {family.__name__}, which is in mpt.config.options"
+        )
     if wanted == COMMAND and not (
         isinstance(declared, type) and "__dataclass_fields__" in vars(declared)
     ):

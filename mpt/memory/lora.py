@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from mpt.config.options import Options
+from mpt.config.options import Options, setting_of
 from mpt.errors import ConfigError
 from mpt.memory.adapters.layers import (
     Adapted,
@@ -285,7 +285,8 @@ class Lora(HoldsWeights):
         run.messages.append(
             f"memory.lora: {trained:,} of {total:,} parameters are trained, adapters included"
         )
-        if not run.config.model.settings.weights:
+        # a model whose settings have none may read its own
+        if setting_of(run.config.model.settings, "weights", default=True) is None:
             run.notes.append(
                 "memory.lora: the weights that stay as they are were never trained; set model.weights"
             )

@@ -151,6 +151,21 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(
         INSTALLED.find("nn", "bad")
 
 
+@pytest.mark.parametrize(
+    ("kind", "family"), [("data", "DatasetOptions"), ("optim", "OptimizerOptions")]
+)
+def test_settings_without_those_that_the_engine_reads_are_refused_with_the_class_that_has_them(
+    folder: Path, kind: str, family: str
+) -> None:
+    (folder / kind).mkdir(exist_ok=True)
+    (folder / kind / "bare.py").write_text(
+        "from mpt.config.options import Options\nclass Settings(Options):\n    size: int = 1\n"
+    )
+    use_parts([folder])
+    with pytest.raises(PartError, match=rf"bare\.py: Settings does not derive from {family}, "):
+        INSTALLED.find(kind, "bare")
+
+
 def test_a_file_that_cannot_be_read_stops_only_what_uses_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
