@@ -272,6 +272,15 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
             raise
         fail(InputOutputError(f"{error.filename or 'what was to be written'}: {error.strerror}"))
     except Exception as error:
+        if (
+            isinstance(error, UnicodeEncodeError)
+            and (kind := sys.getfilesystemencoding()) != "utf-8"
+        ):
+            fail(
+                InputOutputError(
+                    f"{error.object}: no file name in {kind}, this locale's; set PYTHONUTF8=1"
+                )
+            )
         explained = None if debug else explain(error)
         if explained is None:
             raise

@@ -324,6 +324,20 @@ def test_an_error_is_a_message_and_a_code(monkeypatch, capsys, error, code, word
     assert capsys.readouterr().err == words
 
 
+def test_a_name_that_the_locale_has_no_letters_for_is_one_line(monkeypatch, capsys):
+    def fail(*_):
+        "имя".encode("ascii")
+
+    monkeypatch.setattr("mpt.cli.run_command", fail)
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["validate", "x.yaml"])
+    assert end.value.code == 5
+    assert capsys.readouterr().err == (
+        "error: имя: no file name in ascii, this locale's; set PYTHONUTF8=1\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "advice"),
     [

@@ -98,6 +98,11 @@ def refuse_beyond(
     expected: Expected, outputs: list[Tensor], name: str, end: str = "it was not kept"
 ) -> float:
     """Return how far outputs are from the run's. Raises CheckpointError if that is more than rounding."""
+    if not all(bool(one.isfinite().all()) for one in expected.outputs):
+        raise CheckpointError(
+            f"{name} cannot be compared with the run's, whose own outputs are not finite (NaN or infinity); {end}. "
+            "`mpt doctor RUN` looks for the cause; --step takes an earlier checkpoint"
+        )
     apart = distance(outputs, expected.outputs)
     if not apart <= expected.allowed:
         raise CheckpointError(

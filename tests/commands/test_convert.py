@@ -335,6 +335,17 @@ def test_an_export_of_a_pruned_run_is_narrow_and_opens_so(tmp_path):
     assert infer_one(narrow, (None, 2)).tiles.shape == (2, 1, 16, 16)
 
 
+def test_a_run_whose_own_outputs_are_not_finite_is_not_called_a_mistake_of_the_export(
+    classifier, tmp_path
+):
+    loaded = checkpoint.load(open_run(classifier))
+    loaded.state["modules"]["net"]["head.3.weight"].fill_(3e38)
+    checkpoint.save(open_run(classifier), 2, loaded.state, keep_last=9)
+    with pytest.raises(CheckpointError, match=r"whose own outputs are not finite .*doctor RUN"):
+        go(classifier, tmp_path, half=False, output=str(tmp_path / "wrong.pt"))
+    assert not list(tmp_path.glob("*wrong*"))
+
+
 def test_a_graph_in_a_dtype_that_nothing_here_computes_in_is_refused_before_it_is_written(
     classifier, tmp_path
 ):

@@ -24,5 +24,5 @@ class AbsentDataset(Dataset):
     def fetch(self, indices: Sequence[int], epoch: int) -> NoReturn:
         """Raise DataError."""
         raise DataError(
-            f"{self.reason}. The run is here and its data set is not; give --input to infer without it"
+            f"{self.reason}. The networks are here and their data set is not; give --input to infer without it"
         )
