@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -25,11 +26,28 @@ def caches_forgotten() -> Iterator[None]:
     """Put global names back at the end of the block that hold fake tensors since, and empty caches of such ones."""
     before = {name: dict(vars(module)) for name, module in modules()}
     try:
-        yield
+        with resolvers_replaced():
+            yield
     finally:
         for name, module in modules():
             forget_in(module, before.get(name))
         forget_accelerator()
+
+
+@contextmanager
+def resolvers_replaced() -> Iterator[None]:
+    """Let a script register its resolvers of OmegaConf inside the block though they are known since an earlier plan."""
+    config: Any = getattr(sys.modules.get("omegaconf"), "OmegaConf", None)
+    if config is None:
+        yield
+        return
+    original = config.register_new_resolver
+
+    def register(name: str, resolver: Any, **options: Any) -> None:
+        original(name, resolver, **{**options, "replace": True})
+
+    with mock.patch.object(config, "register_new_resolver", register):
+        yield
 
 
 def forget_accelerator() -> None:

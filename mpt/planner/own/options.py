@@ -1,21 +1,17 @@
 """The options of a script's own command line that save memory: its author has provided for them.
 
-They are found where the script parses its words with `argparse` (so do Hugging Face's dataclasses) or click, by their
-names, and are tried like other changes. One that is switched on already, or that saves nothing, is not proposed.
+They are found where the script reads its words (`mpt.planner.own.command_lines`), by their names, and are tried like
+other changes. One that is switched on already, or that saves nothing, is not proposed.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
-from unittest import mock
+
+from mpt.planner.own.command_lines import Parsed
 
 Words = tuple[str, ...]
 NAMES = {
@@ -37,8 +33,8 @@ OF_DTYPE = {
     "float16": re.compile(r".*((?<!b)fp16|(?<!b)float16|half)"),
 }
 HALVES = {
-    "bfloat16": ("bf16", "bfloat16", "amp_bf16", "bf16-mixed", "amp"),
-    "float16": ("fp16", "float16", "amp_fp16", "16-mixed", "amp"),
+    "bfloat16": ("bf16-mixed", "bf16", "bfloat16", "amp_bf16", "amp"),
+    "float16": ("16-mixed", "fp16", "float16", "amp_fp16", "amp"),
 }
 """Values of an option that names a precision, the first of which is taken that there is."""
 LOW_BITS = {
@@ -50,61 +46,18 @@ OFF = {"", "0", "no", "none", "off", "false", "fp32", "float32", "32", "32-true"
 """Values of an option that is not switched on."""
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """A parser of a script's command line, and the values that it found."""
-
-    parser: argparse.ArgumentParser
-    values: argparse.Namespace
-
-
-@contextmanager
-def noting_options(words: Iterable[str], found: list[Parsed]) -> Iterator[None]:
-    """Note the parsers that are given words of the command line, or nothing, inside the block."""
-    original, given = argparse.ArgumentParser.parse_known_args, {*words}
-
-    def parse(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
-        words = sys.argv[1:] if args is None else [*args]
-        values = original(self, args, namespace)
-        if given.issuperset(words):
-            found.append(Parsed(self, values[0]))
-        return values
-
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(argparse.ArgumentParser, "parse_known_args", parse))
-        if find_spec("click") is not None:
-            stack.enter_context(_noting_click(found))
-        yield
-
-
-@contextmanager
-def _noting_click(found: list[Parsed]) -> Iterator[None]:
-    command: Any = import_module("click").Command
-    original = command.parse_args
-
-    def parse(self: Any, ctx: Any, args: list[str]) -> Any:
-        rest = original(self, ctx, args)
-        found.append(Parsed(as_parser(self.params), argparse.Namespace(**ctx.params)))
-        return rest
-
-    with mock.patch.object(command, "parse_args", parse):
-        yield
-
-
-def as_parser(params: Iterable[Any]) -> argparse.ArgumentParser:
-    """Return a parser with the options of a command of click."""
-    parser = argparse.ArgumentParser(add_help=False)
-    for one in params:
-        names = [name for name in one.opts if name.startswith("--")]
-        if not names:
-            continue
-        kind: dict[str, Any] = {"choices": getattr(one.type, "choices", None)}
-        if getattr(one, "is_flag", False):
-            kind = {"action": "store_true"}
-        elif one.type.name in ("boolean", "integer"):
-            kind = {"type": bool if one.type.name == "boolean" else int}
-        parser.add_argument(*names, dest=one.name, default=one.default, **kind)
-    return parser
+PRECISIONS = ("precision", "mixed_precision")
+"""Options that name a precision; where its choices are not known, one is taken that is spelled like its value."""
+AS_LIGHTNING = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+SHORT = {"bfloat16": "bf16", "float16": "fp16"}
+SPELLINGS = {
+    "32": AS_LIGHTNING,
+    "32-true": AS_LIGHTNING,
+    "fp32": SHORT,
+    "no": SHORT,
+    "float32": {"bfloat16": "bfloat16", "float16": "float16"},
+}
+"""What a precision is called now -> what others are called that way."""
 
 
 def find_words(parsed: Iterable[Parsed], half: str) -> dict[str, Words]:
@@ -114,7 +67,7 @@ def find_words(parsed: Iterable[Parsed], half: str) -> dict[str, Words]:
         for change in NAMES:
             words = _words(change, _named(one, change), half)
             if words:
-                found[change] = words
+                found[change] = one.spelled(words)
     return found
 
 
@@ -122,9 +75,14 @@ def _named(parsed: Parsed, change: str) -> Iterator[tuple[str, argparse.Action, 
     """Yield the options that are named for a change, with their values."""
     for action in parsed.parser._actions:
         for name in action.option_strings:
-            if NAMES[change].fullmatch(name.removeprefix("--").replace("-", "_").lower()):
+            if NAMES[change].fullmatch(plain_name(name)):
                 yield name, action, getattr(parsed.values, action.dest, action.default)
                 break
+
+
+def plain_name(option: str) -> str:
+    """Return an option's name without hyphens, and without the groups that it is in: `--trainer.precision`."""
+    return option.removeprefix("--").rpartition(".")[2].replace("-", "_").lower()
 
 
 def _words(
@@ -136,10 +94,14 @@ def _words(
         is_choice = bool(action.choices)
         if change == "optimizer" and not _is_switch(action):
             words = _optimizer(name, action, value)
-        elif str(value).lower() not in OFF:
+        elif str(getattr(value, "value", value)).lower() not in OFF:  # of an enumeration
             return None
         elif is_choice:
             words = _choice(name, action, HALVES[half]) if change == "autocast" else ()
+        elif change == "autocast" and plain_name(name) in PRECISIONS and not _is_switch(action):
+            is_choice = True
+            spelling = SPELLINGS.get(str(value).lower(), {}).get(half)
+            words = (name, spelling) if spelling and action.type is not int else ()
         else:
             words = _switch(name, action)
         rank = _suits(name, half) if change == "autocast" and not is_choice else 0

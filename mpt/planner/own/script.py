@@ -40,6 +40,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from mpt.errors import ConfigError
 from mpt.planner.answers.edits import edited
 from mpt.planner.own.batch_size import BatchSize, find_batch_size
+from mpt.planner.own.command_lines import Parsed, noting_options
 from mpt.planner.own.created import Created, noting_what_is_made
 from mpt.planner.own.evaluations import Evaluations, is_trained
 from mpt.planner.own.names import named_networks
@@ -50,7 +51,6 @@ from mpt.planner.own.notebooks import (
     parts_of,
     started_by,
 )
-from mpt.planner.own.options import Parsed, noting_options
 from mpt.planner.own.places import Standing, is_own, renamed, standing
 from mpt.planner.own.source import Made, Source
 from mpt.planner.own.surroundings import LAUNCHED, PROCESSES, Surroundings
@@ -96,6 +96,7 @@ class Script:
         self._said = Tail()
         self._created = Created()
         self._parsed: list[Parsed] = []
+        self._texts = [*parts_of(source.where).values()]
         self._evaluations = Evaluations()
         self._stepped: Counter[int] = Counter()
         """Optimizer -> its steps in this step."""
@@ -250,7 +251,7 @@ class Script:
                 mock.patch.object(signal, "signal"),
                 *(mock.patch.object(one, "set_start_method") for one in STARTERS),
                 noting_what_is_made(self._created),
-                noting_options(self.words, self._parsed),
+                noting_options(self.words, self._parsed, self._texts),
                 self._written.elsewhere(),
                 mock.patch.object(
                     torch.autograd, "backward", self._counting(torch.autograd.backward)

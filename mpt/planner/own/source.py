@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt.planner.answers.edits import Edit
-from mpt.planner.own.options import Parsed
+from mpt.planner.own.command_lines import Parsed
 from mpt.planner.own.places import Standing
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mpt.planner.client.session import Session
-from mpt.planner.own.options import Parsed, find_words, noting_options
+from mpt.planner.own.command_lines import Parsed, noting_options
+from mpt.planner.own.options import find_words
 from tests.planner.own.test_scripts import planned, script_of
 
 SCRIPT = """
@@ -149,7 +150,9 @@ OPTIM = {"choices": ["adamw_torch", "adamw_bnb_8bit"], "default": "adamw_torch"}
         ({"amp": {"action": BooleanOptionalAction}}, [], "--amp", "--amp"),
         ({"amp": {"type": bool, "default": False}}, [], "--amp True", "--amp True"),
         ({"bf16": {"nargs": "?", "const": True, "type": bool}}, [], "--bf16", ""),
-        ({"precision": {"default": "fp32"}}, [], "", ""),  # of which the values are not known
+        ({"precision": {"default": "fp32"}}, [], "--precision bf16", "--precision fp16"),
+        ({"precision": {"default": 32, "type": int}}, [], "", ""),
+        ({"precision": {"default": "bf16"}}, [], "", ""),
         ({"optim": OPTIM}, [], "--optim adamw_bnb_8bit", "--optim adamw_bnb_8bit"),
         ({"optim": {**OPTIM, "default": "sgd"}}, [], "", ""),
         ({"checkpoint": {"default": None}, "resume": {"action": "store_true"}}, [], "", ""),
@@ -189,3 +192,114 @@ def test_options_of_click_are_known_too() -> None:
         "optimizer": ("--optim", "adam8bit"),
     }
     assert "autocast" not in second
+
+
+NETWORK = """
+import torch
+
+def train(amp, checkpointing=0, size=64):
+    linear = torch.nn.Linear
+    layers = [torch.nn.Sequential(linear(64, 256), torch.nn.GELU(), linear(256, 64)) for _ in range(6)]
+    network = torch.nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    for _ in range(4):
+        found = torch.rand(size * 64, 64, device="cuda")
+        with torch.autocast("cuda", enabled=bool(amp)):
+            for layer in network:
+                if checkpointing:
+                    found = torch.utils.checkpoint.checkpoint(layer, found, use_reentrant=False)
+                else:
+                    found = layer(found)
+            loss = found.float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+TYPER = """
+import typer
+
+def main(folder: str, amp: bool = False, gradient_checkpointing: bool = False):
+    train(amp, gradient_checkpointing)
+
+typer.run(main)
+"""
+FIRE = """
+import fire
+
+class Trainer:
+    def __init__(self, size=64):
+        self.size = size
+
+    def fit(self, folder, amp=False, gradient_checkpointing=0):
+        train(amp, gradient_checkpointing, self.size)
+
+fire.Fire(Trainer)
+"""
+HYDRA = """
+import hydra
+from omegaconf import OmegaConf
+
+OmegaConf.register_new_resolver("double", lambda x: 2 * x)
+
+@hydra.main(version_base=None, config_path="conf", config_name="config")
+def main(cfg):
+    train(cfg.trainer.precision != 32, cfg.model.use_checkpoint, cfg.size)
+
+main()
+"""
+HYDRA_CONFIG = """
+size: ${double:32}
+trainer:
+  precision: 32
+model:
+  use_checkpoint: false
+"""
+JSONARGPARSE = """
+from typing import Literal
+
+import jsonargparse
+
+def main(folder: str, precision: Literal["32", "bf16-mixed"] = "32", use_checkpoint: bool = False):
+    train(precision != "32", use_checkpoint)
+
+jsonargparse.auto_cli(main, as_positional=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "given", "autocast", "recompute"),
+    [
+        ("typer", TYPER, ["here"], "--amp", "--gradient-checkpointing"),
+        ("fire", FIRE, ["--size=32", "fit", "here"], "--amp True", "--gradient_checkpointing 1"),
+        (
+            "hydra",
+            HYDRA,
+            [],
+            "trainer.precision=bf16-mixed",
+            "model.use_checkpoint=True",
+        ),
+        (
+            "jsonargparse",
+            JSONARGPARSE,
+            ["here"],
+            "--precision bf16-mixed",
+            "--use_checkpoint True",
+        ),
+    ],
+)
+def test_other_ways_to_read_a_command_line_are_known(
+    session: Session,
+    tmp_path: Path,
+    library: str,
+    text: str,
+    given: list[str],
+    autocast: str,
+    recompute: str,
+) -> None:
+    pytest.importorskip(library)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "config.yaml").write_text(HYDRA_CONFIG, encoding="utf-8")
+    found = planned(session, script_of(tmp_path, NETWORK + text), *given)
+    words = [way.words for way in found.ways]
+    assert {"autocast": autocast} in words
+    assert {"recompute": recompute} in words
