@@ -27,7 +27,7 @@ from mpt.report.drawing import (
     label_steps,
     legend_columns,
     mark_bytes,
-    point_marker,
+    marks_alone,
     running_mean,
     set_scale,
     thin,
@@ -254,7 +254,7 @@ def paint_loss(axes: Axes, comparison: Comparison, name: str) -> None:
             values = running_mean(values, weight=min(0.98, 1 - 12 / len(steps)))
         drawn += values
         colour, label = COLOURS[at % len(COLOURS)], short(row.group.label)
-        axes.plot(steps, values, color=colour, label=label, alpha=0.8, marker=point_marker(steps))
+        axes.plot(steps, values, color=colour, label=label, alpha=0.8, **marks_alone(values))
     set_scale(axes, drawn, wanted=False)
     label_steps(axes, name)
     add_legend(axes, len(comparison.rows))

@@ -176,9 +176,15 @@ def write_numbers_out(axes: Axes) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.9g}"))
 
 
-def point_marker(steps: Sequence[int]) -> str:
-    """Return a marker for a curve of one point, which has no line."""
-    return "o" if len(steps) == 1 else ""
+def marks_alone(values: Sequence[float]) -> dict[str, Any]:
+    """Return how `plot` marks the points of a curve that no line reaches: its only one, those between NaNs."""
+    finite = [False, *map(math.isfinite, values), False]
+    alone = [
+        at
+        for at, (before, own, after) in enumerate(zip(finite, finite[1:], finite[2:], strict=False))
+        if own and not (before or after)
+    ]
+    return {"marker": "o", "markevery": alone} if alone else {}
 
 
 def add_legend(axes: Axes, count: int) -> None:

@@ -18,7 +18,7 @@ from mpt.report.drawing import (
     has_finite,
     label_steps,
     mark_bytes,
-    point_marker,
+    marks_alone,
     running_mean,
     set_scale,
     thin,
@@ -124,7 +124,7 @@ def draw_curves(
             if smooth and len(steps) > 30:
                 axes.plot(steps, values, color=colour, alpha=0.22, linewidth=0.8)
                 values = running_mean(values, weight=min(0.98, 1 - 12 / len(steps)))
-            axes.plot(steps, values, color=colour, label=line, marker=point_marker(steps))
+            axes.plot(steps, values, color=colour, label=line, **marks_alone(values))
         set_scale(
             axes, [value for _, values in found.values() for value in values], wanted=logarithmic
         )
@@ -192,7 +192,7 @@ def draw_throughput(record: RunRecord) -> str:
 
     def build(axes: Axes) -> None:
         steps, values = thin(series)
-        axes.plot(steps, values, color=COLOURS[2], marker=point_marker(steps))
+        axes.plot(steps, values, color=COLOURS[2], **marks_alone(values))
         axes.set_ylim(bottom=0)
         label_steps(axes, "samples per second")
 
@@ -207,9 +207,7 @@ def draw_device_use(record: RunRecord) -> str:
 
     def build(axes: Axes) -> None:
         steps, values = thin(series)
-        axes.plot(
-            steps, [100 * value for value in values], color=COLOURS[1], marker=point_marker(steps)
-        )
+        axes.plot(steps, [100 * value for value in values], color=COLOURS[1], **marks_alone(values))
         axes.set_ylim(0, 100)
         label_steps(axes, "device utilisation (%)")
 
@@ -224,7 +222,7 @@ def draw_memory_curve(record: RunRecord) -> str:
 
     def build(axes: Axes) -> None:
         steps, values = thin(series)
-        axes.plot(steps, values, color=COLOURS[4], marker=point_marker(steps))
+        axes.plot(steps, values, color=COLOURS[4], **marks_alone(values))
         axes.set_ylim(bottom=0)
         label_steps(axes, "peak memory")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show_bytes(value)))

@@ -28,6 +28,8 @@ class Planned:
 
 MEASURED_ON_CPU = ("live tensors", "tracked")
 """Kinds of memory figures that no allocator of a GPU has given."""
+ENDS = ("stopped", "poisoned", "rank_lost")
+"""Kinds of events that end a training, if they are its last."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,12 @@ class RunRecord:
         changes = (event for event in self.events if event.get("kind") == "settings")
         held = {whole(event.get("step")): str(event.get("message", "")) for event in changes}
         return sorted(held.items())
+
+    @property
+    def failure(self) -> str:
+        """The message of the event that ended the training, empty if it ended otherwise or went on since."""
+        last = self.events[-1] if self.events else {}
+        return str(last.get("message", "")) if last.get("kind") in ENDS else ""
 
     @property
     def planned(self) -> list[Planned]:

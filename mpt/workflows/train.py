@@ -326,6 +326,8 @@ def finish_again(training: Training, reports: bool) -> None:
     from mpt.engine.loop.summary import write_summary
 
     directory, step = training.directory, training.progress.step
+    if step > training.total_steps:  # fewer were asked for now, which is not what this run ends at
+        return
     whole = has_summary_of(directory, step)
     if not whole:
         write_summary(training)

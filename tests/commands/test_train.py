@@ -296,6 +296,17 @@ def test_resuming_a_finished_run_leaves_no_trace_whatever_was_asked_for(
     assert snapshot(trained) == before
 
 
+def test_a_run_that_stopped_gets_no_summary_of_fewer_steps_than_it_has(
+    config: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("summary.json", "report.json"):
+        (trained / name).unlink()
+    before = snapshot(trained)
+    train(config, "train.steps=4", resume="auto", quiet=False)
+    assert "it has 6 steps and 4 were asked for" in capsys.readouterr().err
+    assert snapshot(trained) == before
+
+
 def test_a_run_killed_between_its_last_checkpoint_and_its_report_gets_both_at_a_resume(
     config: Path, trained: Path
 ) -> None:

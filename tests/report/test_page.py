@@ -168,6 +168,19 @@ def test_json_holds_no_nan_and_the_numbers_of_the_run(make_run):
     assert content["curves"]["losses"]["disc/real"]["step"][0] == 0
 
 
+def test_the_page_of_a_run_that_failed_says_why_above_its_curves_until_it_goes_on(make_run):
+    path = make_run(finished=False)
+    why = "the loss of gen is not finite at step 3; first at gen.head"
+    events = [{"kind": "stopped", "step": 3, "message": why}]
+    (path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    write_report(path)
+    assert f"It ended with: {why}." in read_page(path).text.partition("Losses")[0]
+    events += [{"kind": "resume", "step": 2, "message": "resumed at step 2"}]
+    (path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    write_report(path)
+    assert "It ended with" not in read_page(path).text
+
+
 def test_a_run_cut_off_in_its_middle_still_gets_its_report(make_run):
     path = make_run(finished=False)
     for name in ("env.json", "events.jsonl", "config.yaml"):

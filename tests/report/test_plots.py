@@ -5,7 +5,7 @@ import math
 import re
 from xml.etree import ElementTree
 
-from mpt.report.drawing import INK, MOST_POINTS, draw_svg, running_mean, thin
+from mpt.report.drawing import INK, MOST_POINTS, draw_svg, marks_alone, running_mean, thin
 from mpt.report.plots import constant_rates, draw_run, skipped_steps
 from mpt.report.read_run import read_run
 
@@ -88,6 +88,13 @@ def test_a_run_that_diverged_draws_what_is_finite(make_run):
         json.dumps({"step": 0, "kind": "train", "losses": {"a": "NaN"}})
     )
     assert "losses" not in draw_run(read_run(path))
+
+
+def test_a_value_between_two_that_are_not_finite_is_marked_and_the_others_are_a_line():
+    nan = math.nan
+    assert marks_alone([1.0, 2.0, nan]) == {}
+    assert marks_alone([2.3, nan, nan])["markevery"] == [0]
+    assert marks_alone([1.0, 2.0, nan, 3.0, math.inf, 4.0, 5.0])["markevery"] == [3]
 
 
 def test_skipped_steps_come_from_events_or_from_counters(make_run):
