@@ -10,7 +10,7 @@ swapped in any case, keeps its hooks, and the old memory ends at once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -24,6 +24,9 @@ from mpt.nn.shared.mixin import become
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _swap_tensors = torch.utils.swap_tensors
 _set_data = Tensor.data.__set__  # type: ignore[attr-defined]
+_grad: Any = Tensor.grad
+ELSEWHERE = "_gradient_elsewhere"
+"""Attribute of a tensor with a gradient that its own device or size forbids."""
 
 
 def swap(first: Tensor, second: Tensor) -> None:
@@ -51,7 +54,10 @@ def swap(first: Tensor, second: Tensor) -> None:
         if kept is not None:
             setattr(first, name, kept)
     with torch.no_grad():
-        _set_data(second, torch.empty(0, dtype=second.dtype, device=second.device))
+        # of the same shape, by which autograd may still lay out a gradient
+        nothing = torch.empty(1, dtype=second.dtype, device=second.device).expand(second.shape)
+        nothing.untyped_storage().resize_(0)
+        _set_data(second, nothing)
 
 
 def is_same(first: FakeTensor, second: FakeTensor) -> bool:
@@ -77,7 +83,7 @@ def forget(fake: FakeTensor) -> None:
 
 
 def set_data(tensor: Tensor, value: Tensor) -> None:
-    """Replace a tensor's contents, be they on another device; its gradient moves along."""
+    """Replace a tensor's contents, be they on another device; its gradient stays as it is."""
     if (
         not (isinstance(tensor, FakeTensor) and isinstance(value, FakeTensor))
         or tensor.fake_device == value.fake_device
@@ -94,7 +100,49 @@ def set_data(tensor: Tensor, value: Tensor) -> None:
         kind = type(tensor)
         swap(tensor, moved)
         become(tensor, kind)
-        tensor.grad = None if gradient is None else gradient.to(value.device)
+        if moved.requires_grad and moved.is_leaf:
+            moved.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                gives_to(weakref.ref(tensor))
+            )
+        if gradient is not None:
+            keep_gradient(tensor, gradient)
+
+
+def keep_gradient(tensor: Any, gradient: Any) -> None:
+    """Let a tensor have a gradient, be it of another size or on another device, as one that has moved has."""
+    fits = tensor.shape == gradient.shape and tensor.fake_device == gradient.fake_device
+    if fits:
+        _grad.__set__(tensor, gradient)
+    else:
+        tensor.__dict__[ELSEWHERE] = gradient
+
+
+def _gradient_of(tensor: Any) -> Any:
+    if ELSEWHERE in tensor.__dict__:  # which may have moved meanwhile
+        gradient = tensor.__dict__.pop(ELSEWHERE)
+        keep_gradient(tensor, gradient)
+        return gradient
+    return _grad.__get__(tensor)
+
+
+def _set_gradient(tensor: Any, gradient: Any) -> None:
+    tensor.__dict__.pop(ELSEWHERE, None)
+    _grad.__set__(tensor, gradient)
+
+
+def gives_to(found: weakref.ref[Tensor]) -> Callable[[Tensor], None]:
+    """Return a hook by which a backward pass, of a graph from before a move, reaches the tensor that has moved."""
+
+    def give(old: Tensor) -> None:
+        tensor, gradient = found(), old.grad
+        old.grad = None
+        if tensor is None or gradient is None:
+            return
+        tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+        for hook in [*(getattr(tensor, HOOKS[1]) or {}).values()]:
+            hook(tensor)
+
+    return give
 
 
 _new_fake: Any = FakeTensor.__new__
@@ -113,5 +161,6 @@ def tensors_exchanged() -> Iterator[None]:
     with (
         mock.patch.object(torch.utils, "swap_tensors", swap),
         mock.patch.object(FakeTensor, "__new__", new_fake),
+        mock.patch.object(FakeTensor, "grad", property(_gradient_of, _set_gradient)),
     ):
         yield

@@ -50,6 +50,8 @@ def one_of_several(recorder: Recorder | None) -> Iterator[None]:
         sizes.append(max(0, options.get("world_size", 0)))
 
     def count(group: Any = None) -> int:
+        if isinstance(group, distributed.ProcessGroup):
+            return group.size()
         return (sizes[-1] or int(os.environ.get("WORLD_SIZE", FEWEST))) if groups else 1
 
     answers: dict[str, Any] = {
@@ -63,9 +65,10 @@ def one_of_several(recorder: Recorder | None) -> Iterator[None]:
     }
     c10d = distributed.distributed_c10d
     with ExitStack() as stack:
-        shards = Shards(recorder, count, stack)
+        shards = Shards(recorder, count, lambda: bool(groups), stack)
         shards.keep(distributed, [*CALLS.split(" "), *ANSWERED])
-        shards.keep(c10d, [*ANSWERED, "_get_default_group"])
+        shards.keep(c10d, ANSWERED)
+        shards.keep(c10d._World, ["default_pg"])
         stack.enter_context(mock.patch.multiple(distributed, **answers))
         stack.enter_context(
             mock.patch.object(DistributedDataParallel, "__init__", _starts(recorder))
@@ -76,8 +79,9 @@ def one_of_several(recorder: Recorder | None) -> Iterator[None]:
         for one in shards.answers():
             stack.enter_context(one)
         for_torch = {name: answers[name] for name in ("init_process_group", "is_initialized")}
+        stack.enter_context(mock.patch.multiple(c10d, **for_torch))
         found = shards.default_group()
-        stack.enter_context(mock.patch.multiple(c10d, _get_default_group=found, **for_torch))
+        stack.enter_context(mock.patch.object(c10d._World, "default_pg", found))
         stack.enter_context(mock.patch.object(nn.SyncBatchNorm, "forward", nn.BatchNorm2d.forward))
         stack.enter_context(
             mock.patch.object(nn.SyncBatchNorm, "_check_input_dim", _any_dimensions)

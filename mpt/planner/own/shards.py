@@ -1,10 +1,11 @@
-"""Weights that somebody's own step shares out over cards: torch's own FSDP2, in its fake process group.
+"""Weights that somebody's own step shares out over cards: torch's own ways, in its fake process group.
 
-`fully_shard` over one dimension of a mesh is traced as it is (`mpt.planner.step.shard_trace`): the first card's shards,
-the weights that it gathers, its reduce buffers, mixed precision and networks that were made on `meta`. The exchange
-takes no time, and NCCL's own buffers lie outside torch's allocator. Other ways to share weights are refused.
+FSDP1 and FSDP2, meshes of several dimensions, tensor parallel and what they keep on the host are traced as they are
+(`mpt.planner.step.shard_trace`): the first card's shards, the weights that it gathers, its reduce buffers, mixed
+precision and networks that were made on `meta`. The exchange takes no time, and NCCL's own buffers lie outside torch's
+allocator. Real steps on one device (the doctor's) are alone, and refuse these ways.
 
-FSDP2's modules are imported here, before functions of `torch.distributed` are replaced: they keep those that they find.
+FSDP's modules are imported here, before functions of `torch.distributed` are replaced: they keep those that they find.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ import torch
 from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import _dispatch
-from torch.distributed.tensor.parallel import style
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device.fake_device import DEVICE
@@ -31,21 +31,24 @@ from mpt.planner.trace.overlap import OrderedWork
 from mpt.planner.trace.trace import Recorder
 from mpt.run.process.storage_trace import tensors_in
 
-NOTE = "fully_shard is planned as on the first of {} cards: its exchange takes no time, and NCCL's buffers come on top"
-SHARED = (
-    "cannot plan: it shares weights out over cards by {}; FSDP2 over one dimension (fully_shard, nothing on the host) "
-    "is planned. Leave it out to plan one card"
-)
-STYLES = (style.ColwiseParallel, style.RowwiseParallel, style.SequenceParallel)
+NOTE = "weights are shared out as on the first of {} cards: the exchange takes no time, and NCCL's buffers come on top"
+SHARED = "it shares weights out over cards by {}, which steps on one device cannot. Leave that out"
+c10d = distributed.distributed_c10d
+_new_group = c10d.new_group
 
 
 class Shards:
     """Begins the fake group when a script first asks for a mesh. `kept`: functions of c10d as torch has them."""
 
     def __init__(
-        self, recorder: Recorder | None, size: Callable[[], int], stack: ExitStack
+        self,
+        recorder: Recorder | None,
+        size: Callable[[], int],
+        has_begun: Callable[[], bool],
+        stack: ExitStack,
     ) -> None:
-        self.recorder, self.size, self.stack = recorder, size, stack
+        """`size`: of the script's own group, if that has begun. No `recorder`: of real steps."""
+        self.recorder, self.size, self.has_begun, self.stack = recorder, size, has_begun, stack
         self.is_open = False
         self.kept: list[Any] = []
 
@@ -57,27 +60,27 @@ class Shards:
 
     def answers(self) -> list[Any]:
         """Return the replacements of torch's ways to share weights."""
-        refused = [
-            mock.patch.object(FullyShardedDataParallel, "__init__", _refuse("FSDP1")),
-            mock.patch.object(CPUOffloadPolicy, "__init__", _refuse("CPUOffloadPolicy")),
-        ]
-        refused += [mock.patch.object(one, "_apply", _refuse(one.__name__)) for one in STYLES]
+        is_alone = self.recorder is None
+        flat = _refuse("FSDP1") if is_alone else self._flat()
+        group = _refuse("groups of its own") if is_alone else _group_of
         return [
             mock.patch.object(DeviceMesh, "__init__", self._mesh()),
+            mock.patch.object(FullyShardedDataParallel, "__init__", flat),
+            *(mock.patch.object(one, "new_group", group) for one in (distributed, c10d)),
             # there is no state of a card's random numbers to keep alike
             mock.patch.object(_dispatch, "is_rng_supported_mesh", return_value=False),
-            *refused,
         ]
 
-    def default_group(self) -> Callable[..., Any]:
-        """Return the replacement of c10d's own look for its group."""
-        original = distributed.distributed_c10d._get_default_group
+    def default_group(self) -> Any:
+        """Return the replacement of the attribute of c10d that all of torch finds its group by."""
+        original: Any = c10d._World.default_pg
 
-        def find() -> Any:
-            self._open()
-            return original()
+        def find(world: Any) -> Any:
+            if self.recorder is not None and self.has_begun():
+                self._open()
+            return original.fget(world)
 
-        return find
+        return original.getter(find)
 
     def _open(self) -> None:
         if self.is_open:
@@ -85,9 +88,13 @@ class Shards:
         if self.recorder is None:
             raise CannotPlan(SHARED.format("a mesh"))
         self.is_open = True
-        self.recorder.notes.append(NOTE.format(self.size()))
         self.stack.enter_context(self._world())
         self.stack.enter_context(watch_shards(self.recorder, OrderedWork(ranks=self.size())))
+
+    def _note(self) -> None:
+        assert self.recorder is not None
+        note = NOTE.format(self.size())
+        self.recorder.notes += [note] * (note not in self.recorder.notes)
 
     @contextmanager
     def _world(self) -> Iterator[None]:
@@ -112,7 +119,10 @@ class Shards:
 
         @functools.wraps(original)
         def make(own: Any, device_type: str, *args: Any, **options: Any) -> None:
+            if not self.has_begun():  # a mesh begins it
+                distributed.init_process_group()
             self._open()
+            self._note()
             assert self.recorder is not None
             # the numbers of its ranks, which the script's own call has made as a fake tensor
             ranks = [one.tolist() for one in tensors_in((args, options))]
@@ -120,13 +130,37 @@ class Shards:
                 true = iter([torch.tensor(one, device="cpu") for one in ranks])
                 args, options = tree_map_only(Tensor, lambda _: next(true), (args, options))
                 original(own, DEVICE if device_type == "cuda" else device_type, *args, **options)
-                if own.ndim > 1:
-                    raise CannotPlan(SHARED.format(f"a mesh of {own.ndim} dimensions"))
 
         return make
 
+    def _flat(self) -> Callable[..., None]:
+        original = FullyShardedDataParallel.__init__
 
-def _refuse(way: str) -> Callable[..., None]:
+        def on_card(one: Any) -> Any:
+            is_card = isinstance(one, torch.device) and one.type == "cuda"
+            return torch.device(DEVICE, one.index or 0) if is_card else one
+
+        @functools.wraps(original)
+        def share(own: Any, *args: Any, **options: Any) -> None:
+            self._note()
+            given = {name: on_card(one) for name, one in options.items()}
+            original(own, *map(on_card, args), **given)
+
+        return share
+
+
+def _group_of(
+    ranks: Any = None,
+    timeout: Any = None,
+    backend: Any = None,
+    pg_options: Any = None,
+    **options: Any,
+) -> Any:
+    """Make a group of some of the ranks, in the fake backend whatever the one asked for."""
+    return _new_group(ranks, timeout, **options)
+
+
+def _refuse(way: str) -> Callable[..., Any]:
     def refuse(*args: Any, **options: Any) -> None:
         raise CannotPlan(SHARED.format(way))
 

@@ -4,14 +4,14 @@
 here: allocations remember the stream that they were made on, since each has pools of its own in the allocator, and the
 order of waits gives the time (`mpt.planner.trace.overlap`). Its collectives go to torch's fake process group, which
 leaves tensors as they are; in torch 2.13 it is registered for cpu, cuda, hpu and xpu only, and a FakeProcessGroup that
-is made directly is not dispatched to (pytorch#162129), so the fake device is added to its list. FSDP2 gives gathered
-weights back by making their storages empty, which no weak reference sees: the two functions that do so are listened to.
+is made directly is not dispatched to (pytorch#162129), so the fake device is added to its list.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +27,8 @@ from mpt.planner.trace.trace import Recorder
 
 FIRST = 2
 """The number of the first stream of FSDP2: 0 computes and 1 copies batches."""
+PER_MACHINE = 8
+"""Cards of one machine at most."""
 SHARDING = "torch.distributed.fsdp._fully_shard"
 
 
@@ -42,6 +44,14 @@ class Streams:
         """Return a new stream."""
         self.made += 1
         return Stream(self, FIRST + self.made - 1)
+
+    def use(self, tensor: Tensor, stream: Stream) -> None:
+        """Note that a stream uses a tensor (`record_stream`)."""
+        self.recorder.use_on(tensor, stream.number)
+
+    def synchronize(self, device: Any = None) -> None:
+        """Let the host wait for all streams."""
+        self.recorder.host_waited(self.recorder.later.ended)
 
     @contextlib.contextmanager
     def entered(self, stream: Stream) -> Iterator[None]:
@@ -77,6 +87,10 @@ class Stream:
         """Wait for all that another stream was given."""
         self.wait_event(other.record_event())
 
+    def synchronize(self) -> None:
+        """Let the host wait for all that it was given."""
+        self.record_event().synchronize()
+
 
 class Event:
     """An event of the fake device."""
@@ -85,11 +99,13 @@ class Event:
         self.streams = streams
         streams.events += 1
         self.number = streams.events
+        self.freed = 0
 
     def record(self, stream: Stream | None = None) -> Event:
         """Put it on a stream."""
         stream = stream or self.streams.current
         self.streams.work.record(self.number, stream.number)
+        self.freed = self.streams.recorder.later.ended
         return self
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -97,7 +113,13 @@ class Event:
         (stream or self.streams.current).wait_event(self)
 
     def synchronize(self) -> None:
-        """Do nothing: the host is not planned."""
+        """Let the host wait for it: what was freed before it was recorded can be used again."""
+        self.streams.recorder.host_waited(self.freed)
+
+
+def on_one_machine(ranks: int) -> int:
+    """Return the number of cards of one machine: all of them, or as many as divide them."""
+    return ranks if ranks <= PER_MACHINE else math.gcd(ranks, PER_MACHINE)
 
 
 class Chunks:
@@ -157,18 +179,9 @@ def watch_shards(recorder: Recorder, work: OrderedWork, as_gloo: bool = False) -
     (`ProcessGroupGloo::_reduce_scatter_base`).
     """
     parameters = importlib.import_module(f"{SHARDING}._fsdp_param")
-    groups = importlib.import_module(f"{SHARDING}._fsdp_param_group")
     collectives = importlib.import_module(f"{SHARDING}._fsdp_collectives")
     shard = importlib.import_module("mpt.parallel.shard")
     streams = Streams(recorder, work)
-
-    def resizing(original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        def resize(tensor: Tensor) -> None:
-            before = tensor.untyped_storage().size()
-            original(tensor)
-            recorder.resized(tensor, before, "gathered parameters")
-
-        return resize
 
     def marking(original: Callable[..., Tensor], category: str) -> Callable[..., Tensor]:
         def allocate(*args: Any, **kwargs: Any) -> Tensor:
@@ -205,13 +218,14 @@ def watch_shards(recorder: Recorder, work: OrderedWork, as_gloo: bool = False) -
     ).ShardingPropagator
     propagating = propagator._propagate_tensor_meta_non_cached
     scattering = scatter.__call__
+    flat = importlib.import_module("torch.distributed.fsdp._flat_param")
+    runtime = importlib.import_module("torch.distributed.fsdp._runtime_utils")
+    handle = importlib.import_module("torch.distributed.fsdp._common_utils")._FSDPDeviceHandle
     changes: list[tuple[Any, str, Any]] = [
         (propagator, "_propagate_tensor_meta_non_cached", propagate),
+        (handle, "is_available", lambda own: True),
         (shard, "init_device_mesh", make_mesh),
         (parameters, "_chunk_with_empty", Chunks),
-        (parameters, "alloc_storage", resizing(parameters.alloc_storage)),
-        (parameters, "free_storage", resizing(parameters.free_storage)),
-        (groups, "alloc_storage", resizing(groups.alloc_storage)),
         (parameters.FSDPParam, "init_all_gather_outputs", init_outputs),
         (gather, "allocate", marking(gather.allocate, "gathered parameters")),
         (scatter, "allocate", marking(scatter.allocate, "reduce buffers")),
@@ -221,10 +235,13 @@ def watch_shards(recorder: Recorder, work: OrderedWork, as_gloo: bool = False) -
     fake: Any = vars(torch).get(DEVICE)
     if fake is not None:
         changes += [
+            (fake, "device_count", lambda: on_one_machine(work.ranks)),
             (fake, "Stream", streams.make),
             (fake, "Event", lambda *args, **kwargs: Event(streams)),
             (fake, "current_stream", lambda device=None: streams.current),
             (fake, "stream", streams.entered),
+            *((one, "_no_dispatch_record_stream", streams.use) for one in (flat, runtime)),
+            *((one, "synchronize", streams.synchronize) for one in (fake, torch.cuda)),
         ]
     missing = object()
     before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in changes]

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,7 @@ from mpt.planner.device.sparse_rows import SparseRows
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, is_unknown
 from mpt.planner.trace import kept_sizes
 from mpt.planner.trace.allocator import GRAPHS
+from mpt.planner.trace.freed_later import FreedLater
 from mpt.planner.trace.gradient_sums import SUM, is_in_place, node_number
 from mpt.planner.trace.unseen import Unseen
 from mpt.run.process.storage_trace import LiveStorages, tensors_in
@@ -59,6 +61,7 @@ CATEGORIES = (
 )
 FORWARD = "forward"
 """Provisional category of a forward's results: activations if it lives until backward, else temporaries."""
+GATHERED = "gathered parameters"
 
 
 @dataclass(slots=True)
@@ -141,6 +144,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made_by: dict[int, int] = {}
         """Storages of the backward pass -> the number of the autograd node in which they were made."""
         self._workspaces: list[int] = []
+        self.later = FreedLater()
         self._closed = False
         self.is_paused = False
         """Set while torch computes shapes on tensors of its own."""
@@ -155,15 +159,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.stream = 0
         """The stream that is allocated on now; `GRAPHS` names the pool of recorded graphs."""
 
-    def resized(self, tensor: Tensor, before: int, category: str) -> None:
-        """Note that a storage was emptied, or filled again, in place; `before`: its bytes before."""
-        after, index = tensor.untyped_storage().size(), self._live.number_of(tensor)
-        if after == before:
-            return
-        if before and index is not None:
-            self._live.bury(tensor)
-        if after:
-            self._live.add(tensor, self._birth(after, category, self._owner(), "resize_"))
+    def use_on(self, tensor: Tensor, stream: int) -> None:
+        """Note that a stream uses a tensor, which may be one of another stream."""
+        index = self._live.number_of(tensor)
+        if index is not None and self.trace.storages[index].stream != stream:
+            self.later.use(index)
+
+    def host_waited(self, ended: int) -> None:
+        """Free memory of tensors that streams used: of the first `ended` ones of `later`."""
+        self.trace.events += [~index for index in self.later.release(ended)]
+
+    def _resizing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `UntypedStorage.resize_`, of a storage that is emptied in place, or filled again, too."""
+
+        def resize(storage: Any, size: int) -> Any:
+            number, before = self._live.numbers.get(storage._cdata), storage.size()
+            result = original(storage, size)
+            if number is not None and storage.size() != before:
+                old = self.trace.storages[number]
+                self._live.bury_storage(storage)
+                is_named = old.category not in (FORWARD, "temporaries")
+                category = old.category if is_named else GATHERED
+                index = self._birth(storage.size(), category, old.module, "resize_")
+                self._live.add_storage(storage, index)
+            return result
+
+        return resize
 
     @contextlib.contextmanager
     def in_graphs(self) -> Iterator[None]:
@@ -266,8 +287,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         gc.disable()
         enter = nn_module.register_module_forward_pre_hook(self._enter_module)
         leave = nn_module.register_module_forward_hook(self._leave_module, always_call=True)
+        resizing = self._resizing(torch.UntypedStorage.resize_)
         try:
-            with self:
+            with self, mock.patch.object(torch.UntypedStorage, "resize_", resizing):
                 yield self.trace
         finally:
             self._closed = True
@@ -289,6 +311,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if type(asked) is FakeTensor and not asked.fake_mode.in_kernel_invocation:
                 return asked.fake_device  # sooner than by its property
             return asked.device
+        if func is SCALAR and self.later.ended:  # the host waits for a number that it reads
+            self.host_waited(self.later.ended)
         if func is SCALAR and self.answers is not None and is_unknown(args[0]):
             return self.answers.number(args[0])
         if any(map(holds_others, types)):
@@ -398,7 +422,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _die(self, index: int) -> None:
         if self._closed:
             return
-        self.trace.events.append(~index)
+        if not self.later.ends(index):
+            self.trace.events.append(~index)
         if index in self._undecided:
             self._undecided.discard(index)
             self.trace.storages[index].category = "temporaries"

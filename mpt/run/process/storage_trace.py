@@ -46,8 +46,12 @@ class LiveStorages:
         self.numbers[reference.address] = number
 
     def bury(self, tensor: Tensor) -> None:
+        """Take a tensor's storage for dead while it lives."""
+        self.bury_storage(tensor.untyped_storage())
+
+    def bury_storage(self, storage: Any) -> None:
         """Take a storage for dead whose memory was given back while it lives."""
-        address = tensor.untyped_storage()._cdata
+        address = storage._cdata
         self._bury(self.numbers[address], address)
 
     def forget(self) -> None:

@@ -294,22 +294,15 @@ def in_parts():
 
 
 def shared_out(way="plain"):
-    """Eight layers whose weights are shared out over cards by FSDP2, with AdamW; or by something else."""
+    """Eight layers whose weights are shared out over cards by FSDP2, with AdamW."""
     from torch import distributed
     from torch.distributed import fsdp
-    from torch.distributed.device_mesh import init_device_mesh
 
     distributed.init_process_group("nccl")
     model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda()
     options = {}
     if way == "half":
         options["mp_policy"] = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    elif way == "host":
-        options["offload_policy"] = fsdp.CPUOffloadPolicy()
-    elif way == "hybrid":
-        options["mesh"] = init_device_mesh("cuda", (1, 2))
-    elif way == "flat":
-        return fsdp.FullyShardedDataParallel(model)
     for layer in model:
         fsdp.fully_shard(layer, **options)
     fsdp.fully_shard(model, **options)

@@ -201,3 +201,44 @@ def of_several_lengths():
         optimizer.step()
 
     return step
+
+
+def parked(between=True):
+    """A weight that is on the host between its forward and its backward pass, and while another one computes."""
+    first, second = (nn.Linear(512, 512, bias=False).cuda() for _ in range(2))
+    weight = first.weight
+
+    def step():
+        hidden = first(torch.rand(8, 512, device=device))
+        held = weight.data
+        if between:
+            weight.data = held.cpu()
+        loss = second(hidden).sum()
+        if between:
+            weight.data = held
+        loss.backward()
+        assert weight.grad.is_cuda
+        weight.data = weight.data.cpu()
+        assert weight.grad.is_cuda  # which does not follow
+        weight.data = held
+        weight.data.sub_(weight.grad)
+        weight.grad = None
+
+    return step
+
+
+def emptied(gives_back=True):
+    """A tensor whose memory is given back while it lives, and asked for again."""
+    kept = torch.empty(1 << 18, device=device)
+
+    def step():
+        memory = kept.untyped_storage()
+        size = memory.size()
+        if gives_back:
+            memory.resize_(0)
+        other = torch.ones(1 << 20, device=device)
+        del other
+        memory.resize_(size)
+        torch.nn.functional.relu_(kept)
+
+    return step

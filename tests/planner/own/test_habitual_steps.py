@@ -94,3 +94,15 @@ def test_nested_tensors_are_refused_by_name(session: Session) -> None:
     words = r"nested tensors are not planned.*padded.*habitual_steps.py:\d+"
     with pytest.raises(MptError, match=words):
         planned(session, "of_several_lengths")
+
+
+def test_a_weight_that_was_on_the_host_in_between_gets_its_gradient(session: Session) -> None:
+    """The gradient of a graph from before a move went to a tensor that nobody had."""
+    kept, parked = (planned(session, "parked", between=each) for each in (False, True))
+    assert parked.by_category["gradients"] == kept.by_category["gradients"] > 0
+    assert parked.allocated == kept.allocated
+
+
+def test_memory_that_a_tensor_gives_back_in_place_is_free(session: Session) -> None:
+    held, emptied = (planned(session, "emptied", gives_back=each) for each in (False, True))
+    assert held.allocated - emptied.allocated == 4 * 2**18

@@ -248,26 +248,11 @@ def test_weights_that_fsdp_shares_out_are_planned_as_real_ranks_hold_them(sessio
         assert plan.by_category["optimizer state"] == pytest.approx(layers * layer, abs=16384)
     # two gloo ranks on a CPU held so many live bytes in the same step
     assert plain.allocated - plain.by_category["workspace"] == pytest.approx(83_968_128, abs=16384)
-    assert any("fully_shard is planned as on the first of 2 cards" in note for note in plain.notes)
+    assert any("shared out as on the first of 2 cards" in note for note in plain.notes)
     # what that process keeps of operators' results is none of a mesh's numbers
     config = load_config(shipped_configs()["classify_digits"])
     (after,) = session.plan([config], placement={"nproc": 2, "strategy": "fsdp"})
     assert after.get().by_category["gathered parameters"] > 0
-
-
-@pytest.mark.parametrize(
-    ("way", "words"),
-    [
-        ("hybrid", "a mesh of 2 dimensions"),
-        pytest.param("host", "CPUOffloadPolicy", marks=pytest.mark.slow),
-        pytest.param("flat", "FSDP1", marks=pytest.mark.slow),
-    ],
-)
-def test_other_ways_to_share_weights_out_are_refused_by_name(way: str, words: str) -> None:
-    from mpt.planner.recipes.own_step import plan_own_step
-
-    with pytest.raises(MptError, match=f"shares weights out over cards by {words}; FSDP2"):
-        plan_own_step(f"{STEPS}:shared_out", {"way": way})
 
 
 def test_a_recorded_step_has_its_memory_in_a_pool_and_its_time_in_each_replay(
