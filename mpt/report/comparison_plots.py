@@ -36,6 +36,7 @@ from mpt.report.drawing import (
 from mpt.report.log_values import curves
 from mpt.report.plots import memory_parts
 from mpt.report.run_record import RunRecord
+from mpt.report.statistics import Verdict
 from mpt.report.units import show_bytes, show_seconds
 
 DARK_INK = "#1d2329"
@@ -150,13 +151,7 @@ def paint_intervals(axes: Axes, comparison: Comparison) -> None:
     ]
     axes.axvspan(-margin.size * unit, margin.size * unit, color="#2a9d74", alpha=0.16, linewidth=0)
     axes.axvline(0, color=axes.xaxis.label.get_color(), linewidth=0.8, alpha=0.6)
-    ends = [
-        end * unit
-        for _, verdict in others
-        for end in (verdict.low, verdict.high)
-        if math.isfinite(end)
-    ]
-    reach = 1.25 * max([margin.size * unit, *map(abs, ends)])
+    reach = unit * reach_of([verdict for _, verdict in others], margin.size)
     for index, (_, verdict) in enumerate(others):
         colour = OUTCOME_COLOURS[verdict.outcome]
         low, high = (max(-reach, min(reach, end * unit)) for end in (verdict.low, verdict.high))
@@ -178,6 +173,12 @@ def paint_intervals(axes: Axes, comparison: Comparison) -> None:
     shown = "% of the baseline" if margin.relative else "in the metric's unit"
     axes.set_xlabel(f"difference from {short(comparison.baseline.group.label)}, {shown}")
     axes.grid(axis="y", visible=False)
+
+
+def reach_of(verdicts: Sequence[Verdict], margin: float) -> float:
+    """Return how far from 0 a plot goes that shows the margin, and of each verdict the difference and finite ends."""
+    shown = (end for one in verdicts for end in (one.low, one.high, one.difference))
+    return 1.25 * max(margin, *(abs(end) for end in shown if math.isfinite(end)), 0.0)
 
 
 def paint_finals(axes: Axes, comparison: Comparison) -> None:

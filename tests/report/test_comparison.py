@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from mpt.errors import ConfigError, InputOutputError
 from mpt.report.comparison import Group, compare_groups, group_runs
 from mpt.report.comparison_page import say_spread, write_comparison
-from mpt.report.comparison_plots import draw_panels, draw_png, paint_metric
+from mpt.report.comparison_plots import draw_panels, draw_png, paint_intervals, paint_metric
 from mpt.report.read_run import read_run
 from mpt.report.statistics import Margin
 
@@ -192,6 +192,17 @@ def test_where_every_run_diverged_nothing_is_told_or_drawn_of_their_metric(make_
         == "fp32 has no finite accuracy for every seed, so its own spread is not known."
     )
     assert "accuracy per seed" not in draw_panels(comparison)
+
+
+def test_a_difference_is_within_the_plot_where_its_interval_has_no_end(make_run):
+    finals = {"fp32": (0.95,), "O2": (0.80,)}
+    comparison = compare_groups(make_groups(make_run, finals), MARGIN)
+    axes = Figure().add_subplot()
+    paint_intervals(axes, comparison)
+    low, high = axes.get_xlim()
+    (point,) = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "o"]
+    assert point == pytest.approx(100 * (0.80 / 0.95 - 1))
+    assert low < point < high
 
 
 def test_a_run_with_one_evaluation_is_drawn_as_a_point(make_run):
