@@ -89,12 +89,17 @@ def draw_metric(record: RunRecord) -> str:
                 (at, best),
                 xytext=(0, 8 if record.higher_is_better else -15),
                 textcoords="offset points",
-                ha="right" if at > 0.9 * steps[-1] else "center",
+                ha=aligned((at - steps[0]) / (steps[-1] - steps[0])),
             )
             axes.margins(y=0.2)
         label_steps(axes, record.metric)
 
     return draw_svg(build, f"{record.metric} by step")
+
+
+def aligned(share: float) -> str:
+    """Return how words are aligned at a place, as a share of the axis, so that they do not leave the plot."""
+    return "left" if share < 0.1 else "right" if share > 0.9 else "center"
 
 
 def draw_losses(record: RunRecord) -> str:

@@ -5,6 +5,8 @@ import math
 import re
 from xml.etree import ElementTree
 
+import pytest
+
 from mpt.report.drawing import INK, MOST_POINTS, draw_svg, marks_alone, running_mean, thin
 from mpt.report.plots import constant_rates, draw_run, skipped_steps
 from mpt.report.read_run import read_run
@@ -143,6 +145,18 @@ def test_a_learning_rate_that_never_changes_is_a_figure_and_one_evaluation_is_a_
     assert "learning_rate" not in draw_run(record)
     assert "metric" not in draw_run(record)
     assert constant_rates(record) == {"net": 1e-3}
+
+
+@pytest.mark.parametrize(("best", "anchor"), [(0, "start"), (1, "middle"), (2, "end")])
+def test_the_words_at_the_best_evaluation_stay_within_the_plot(make_run, best, anchor):
+    path = make_run(finished=False)
+    lines = [
+        {"step": 30 + at, "kind": "evaluate", "metrics": {"accuracy": float(at == best)}}
+        for at in range(3)
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    svg = draw_run(read_run(path))["metric"]
+    assert re.search(r"text-anchor: (\w+)[^>]*>best 1 at", svg)[1] == anchor
 
 
 def test_letters_have_one_size_in_all_plots(make_run):
