@@ -113,9 +113,8 @@ def print_ways(console: Console, ways: list[Way]) -> None:
     for way in ways:
         judged = judge(way.plan)
         chance = f"{judged.percent} %" if judged else ""
-        kept = (
-            "the same result, to rounding" if way.exact else "changes rounding: compare the results"
-        )
+        rounded = "changes rounding: compare the results"
+        kept = way.note or ("the same result, to rounding" if way.exact else rounded)
         change = " + ".join(sorted(letters[one] for one in way.changes))
         table.add_row(
             change,

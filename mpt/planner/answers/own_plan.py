@@ -12,10 +12,11 @@ from pydantic import ConfigDict, TypeAdapter
 from mpt.planner.answers.edits import Edit
 from mpt.planner.answers.plan import READ, Plan, without_absent
 
-ORDER = {"recompute": 0, "autocast": 1, "optimizer": 2}
+ORDER = {"recompute": 0, "autocast": 1, "optimizer": 2, "accumulate": 3}
 """Changes -> the order in which they are written down."""
 UNPLACED = "where it applies; no single place for it was found"
 AS_WORDS = "an option of its own, for its command line"
+AS_BATCHES = "options of its own, for its command line in place of its batch: as many samples for each update"
 Places = tuple[tuple[str, tuple[str, ...]], ...]
 
 
@@ -36,6 +37,8 @@ class Way:
     """A change without a place -> its lines."""
     words: dict[str, str] = field(default_factory=dict)
     """A change for which the script has an option -> the words for its command line."""
+    note: str = ""
+    """How the result differs, if it does otherwise than by rounding."""
 
     @property
     def changes(self) -> list[tuple[str, Places]]:
@@ -43,7 +46,8 @@ class Way:
         found: dict[str, Places] = {
             name: ((UNPLACED, tuple(lines)),) for name, lines in self.unplaced.items()
         }
-        found |= {name: ((AS_WORDS, (words,)),) for name, words in self.words.items()}
+        for name, words in self.words.items():
+            found[name] = ((AS_BATCHES if name == "accumulate" else AS_WORDS, (words,)),)
         for edit in sorted(self.edits, key=lambda one: (one.how == "top", one.file, one.first)):
             found[edit.change] = (*found.get(edit.change, ()), (edit.place, edit.lines))
         return [*found.items()]

@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-OPTION = re.compile(
-    r"(--?(?:train[-_]|device[-_]|per[-_](?:device|gpu)[-_](?:train[-_])?)?(?:batch[-_]?[sS]ize|batch|bs)"
-    r"(?:[-_]per[-_](?:device|gpu))?|-b)(=(\d+))?"
+_OPTION = (
+    r"(?:train[-_]|device[-_]|per[-_](?:device|gpu)[-_](?:train[-_])?)?(?:batch[-_]?[sS]ize|batch|bs)"
+    r"(?:[-_]per[-_](?:device|gpu))?"
 )
-"""The words of a batch size: `--batch-size 32`, `--batch_size=32`, `--per_device_train_batch_size 32`, `-b 32`."""
+OPTION = re.compile(rf"(?:--?(?:\w+\.)*{_OPTION}|-b)(?:=(\d+))?|(?:\w+\.)*{_OPTION}=(\d+)")
+"""The words of a batch size: `--batch-size 32`, `--batch_size=32`, `--per_device_train_batch_size 32`, `-b 32`,
+`--data.batch_size 32`, and hydra's `data.batch_size=32`."""
 NAME = re.compile(
     r"(?:train_|device_|per_(?:device|gpu)_(?:train_)?)?(?:batch_?size|bs)(?:_train|_per_(?:device|gpu))?",
     re.IGNORECASE,
@@ -76,8 +78,9 @@ def find_batch_size(words: tuple[str, ...], parts: Mapping[str, str]) -> BatchSi
         found = OPTION.fullmatch(word)
         if found is None:
             continue
-        number = place if found[3] else place + 1
-        value = found[3] or "".join(words[number : number + 1])
+        spoken = found[1] or found[2]
+        number = place if spoken else place + 1
+        value = spoken or "".join(words[number : number + 1])
         return BatchSize(int(value), word=number) if value.isdecimal() else None
     trees = {file: tree for file, text in parts.items() if (tree := parsed(text)) is not None}
     for tree in trees.values():

@@ -63,7 +63,8 @@ def noting_options(
         words = sys.argv[1:] if args is None else [*args]
         values = original(self, args, namespace)
         if given.issuperset(words):
-            found.append(Parsed(self, values[0]))
+            # as they are now: scripts divide their batch among processes
+            found.append(Parsed(self, argparse.Namespace(**vars(values[0]))))
         return values
 
     with ExitStack() as stack:

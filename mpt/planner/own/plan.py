@@ -19,6 +19,7 @@ from mpt.planner.answers.own_plan import ORDER, OwnPlan, Way
 from mpt.planner.answers.plan import Plan
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
+from mpt.planner.own.accumulation import FACTORS
 from mpt.planner.own.changes import Changes
 from mpt.planner.own.factory import batch_size_of
 from mpt.planner.own.options import Words
@@ -35,6 +36,14 @@ EXACT = {"recompute"}
 """Changes with which the training stays the same to rounding."""
 Names = frozenset[str]
 """Changes: recompute, autocast, optimizer."""
+SMALLER = frozenset({"accumulate"})
+SMALLER_BATCHES = {
+    True: "the same samples, of which BatchNorm sees fewer at a time",
+    False: "the same samples in smaller batches",
+}
+"""Whether there is a batch normalization -> what accumulation changes."""
+SAME_WORK = 0.75
+"""Share of a step's time below which a script with smaller batches trains with fewer samples."""
 LEAST_SAVING = 0.98
 """A way that still needs more than this share of the step unchanged is left out."""
 
@@ -152,7 +161,30 @@ def plan_own(
         edits = [edit for name in written for edit in run.edits[name]]
         left = {name: run.unplaced[name] for name in written if not run.edits[name]}
         lines = [*chain(*(edit.lines for edit in edits), *left.values())]
-        return Way(lines, names <= EXACT, planned, edits, left, words)
+        note = SMALLER_BATCHES[run.has_statistics] if "accumulate" in names else ""
+        return Way(lines, names <= EXACT, planned, edits, left, words, note)
+
+    def in_smaller_batches() -> list[tuple[Names, Way]]:
+        """Return the way with the largest batch that fits, with more of them for an update; the smallest if none does.
+
+        That one once more with the changes that save most.
+        """
+        found: list[tuple[Names, Way]] = []
+        for words in filter(None, map(run.accumulation.words, FACTORS) if run.accumulation else ()):
+            if time.perf_counter() - started > PATIENCE:
+                return found
+            options["accumulate"] = words
+            way = plan_way(SMALLER)
+            if way is None:
+                return found
+            found = [(SMALLER, way)]
+            if way.plan.fits is not False:
+                return found
+        if found and ways:
+            names = min(ways, key=lambda one: one[1].plan.reserved)[0] | SMALLER
+            way = plan_way(names)
+            found += [(names, way)] if way is not None else []
+        return found
 
     ways: list[tuple[Names, Way]] = []
     for number, names in enumerate(find_changes(run) if with_changes else (), 1):
@@ -172,6 +204,8 @@ def plan_own(
                 options[min(names)] = own
         if way is not None:
             ways.append((names, way))
+    if with_changes and plan.fits is False:
+        ways += in_smaller_batches()
     plan = replace(plan, planning_seconds=time.perf_counter() - started)
     return OwnPlan(str(source), plan, sorted(worth_their_changes(ways), key=_rank))
 
@@ -185,6 +219,7 @@ def keeps_its_name(names: Names, run: OwnRun, changed: OwnRun, plan: Plan, plann
         changed.weights == run.weights
         and ("autocast" not in names or changed.is_half)
         and (names != {"recompute"} or planned.step_seconds >= plan.step_seconds)
+        and (names != SMALLER or planned.step_seconds >= SAME_WORK * plan.step_seconds)
     )
 
 

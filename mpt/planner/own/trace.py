@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpt.errors import ConfigError
 from mpt.planner.answers.edits import Edit
@@ -22,6 +23,7 @@ from mpt.planner.device.card_answers import questions_answered
 from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
+from mpt.planner.own.accumulation import Accumulation, find_accumulation
 from mpt.planner.own.all_on_card import all_on_card
 from mpt.planner.own.attempts import AS_BOUNDS, Answers, Attempt, as_its_data_need
 from mpt.planner.own.bounds import without_values
@@ -78,6 +80,10 @@ class OwnRun:
     """A change -> its lines, for which there is no place."""
     options: Mapping[str, Words] = field(default_factory=dict)
     """A change for which the script has an option -> the words for its command line."""
+    accumulation: Accumulation | None = None
+    """Its options for smaller batches, of which more are accumulated."""
+    has_statistics: bool = False
+    """Networks have a batch normalization."""
     weights: int = 0
     """Numbers in the weights of its networks."""
     is_half: bool = False
@@ -293,6 +299,10 @@ def _trace_on_gpu(
         edits=edits,
         unplaced=lines,
         options=options,
+        accumulation=find_accumulation(made.parsed, source.words),
+        has_statistics=any(
+            isinstance(part, _BatchNorm) for one in modules.values() for part in one.modules()
+        ),
         weights=sum(one.numel() for one in held),
         is_half=bool(stand_in.autocasts) or any(one.dtype.itemsize < 4 for one in held),
         has_adam=has_adam,

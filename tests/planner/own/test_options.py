@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpt.planner.client.session import Session
+from mpt.planner.own.accumulation import find_accumulation
 from mpt.planner.own.command_lines import Parsed, noting_options
 from mpt.planner.own.options import find_words
 from tests.planner.own.test_scripts import planned, script_of
@@ -303,3 +304,69 @@ def test_other_ways_to_read_a_command_line_are_known(
     words = [way.words for way in found.ways]
     assert {"autocast": autocast} in words
     assert {"recompute": recompute} in words
+
+
+ACCUMULATING = """
+import argparse
+
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("-b", "--batch-size", type=int, default=64)
+parser.add_argument("--accum_iter", type=int, default=2)
+parser.add_argument("--divides", action="store_true", help="the batch among the parts that are accumulated")
+args = parser.parse_args()
+linear = torch.nn.Linear
+network = torch.nn.Sequential(linear(64, 256), torch.nn.BatchNorm1d(256), linear(256, 64)).cuda()
+optimizer = torch.optim.SGD(network.parameters(), 0.1)
+size = args.batch_size // args.accum_iter if args.divides else args.batch_size
+args.batch_size //= 2  # as many do, for each of several processes
+for step in range(100):
+    network(torch.rand(size * 1024, 64, device="cuda")).square().mean().backward()
+    if (step + 1) % args.accum_iter == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_batch_that_does_not_fit_is_divided_and_accumulated_by_the_options_of_the_script(
+    session: Session, tmp_path: Path
+) -> None:
+    script = script_of(tmp_path, ACCUMULATING)
+    source = {"where": str(script), "words": ["-b", "32"]}
+    budget = 580 * 2**20
+    found = session.plan_own(source, {}, budget_bytes=budget).get()
+    (way,) = [one for one in found.ways if "accumulate" in one.words]
+    assert found.plan.fits is False
+    assert way.plan.fits
+    assert way.words == {"accumulate": "-b 16 --accum_iter 4"}
+    assert way.note == "the same samples, of which BatchNorm sees fewer at a time"
+    written = {"where": str(script), "words": ["-b", "32", *way.words["accumulate"].split()]}
+    same = session.plan_own(written, {}, with_changes=False, budget_bytes=budget).get()
+    assert same.plan.reserved == way.plan.reserved
+    assert not any("accumulate" in one.words for one in planned(session, script).ways)
+    source["words"] += ["--divides"]
+    found = session.plan_own(source, {}, budget_bytes=500 * 2**20).get()
+    assert not any("accumulate" in one.words for one in found.ways)
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "words"),
+    [
+        (
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
+            [],
+            "--per_device_train_batch_size 4 --gradient_accumulation_steps 2",
+        ),
+        ({"bs": 8, "batch_size": 6, "accumulate": None}, ["--bs=8"], "--bs 4 --accumulate 2"),
+        ({"data.bs": 8, "trainer.accumulate_grad_batches": 2}, [], "--data.bs 4 --trainer.accumulate_grad_batches 4"),
+        ({"batch_size": 7, "update_freq": 1}, [], None),
+        ({"batch_size": 8, "accuracy": 1, "acc": 1, "accumulator": 1}, [], None),
+    ],
+)  # fmt: skip
+def test_options_for_smaller_batches_are_known_by_their_names(
+    options: dict[str, int | None], given: list[str], words: str | None
+) -> None:
+    found = find_accumulation([Parsed.of(options)], given)
+    changed = None if found is None else found.words(2)
+    assert (changed and " ".join(changed)) == words
