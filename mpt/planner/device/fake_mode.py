@@ -13,7 +13,8 @@ takes longer than making the result, and making it longer than it need be. Six t
 - Numbers (`torch.tensor(0.0)`, each weight's count of steps) are made like other tensors, not converted.
 - Calls are not guarded against `torch.compile`, which planning never uses.
 
-If torch's rules say otherwise than the CPU's kernels do, `mpt.planner.device.cpu_routes` is asked first.
+If torch's rules say otherwise than the CPU's kernels do, `mpt.planner.device.cpu_routes` is asked first, and
+`mpt.planner.device.grouped_products` where they refuse what kernels take.
 
 Anything that is not plain (symbolic sizes, sparse tensors, constants, tensors of another mode) goes torch's way.
 """
@@ -34,6 +35,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device import cpu_routes, direct_results
+from mpt.planner.device.grouped_products import GROUPED, grouped_product
 from mpt.planner.device.operator_kinds import (
     BLANK_IDS,
     NUMBERS,
@@ -62,6 +64,7 @@ _PLACE = ("device", "layout", "pin_memory")
 _STRIDED = torch.strided
 _no_dispatch, _empty = torch._C._DisableTorchDispatch, torch.empty_strided
 _subclass: Any = Tensor._make_subclass
+_routes = {**cpu_routes.ROUTES, GROUPED: grouped_product}
 _outcomes: dict[tuple[Any, ...], Outcome] = {}
 """By the description of an operator and its arguments; torch's own cache holds the same for as long as the process."""
 
@@ -322,7 +325,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return fake  # type: ignore[no-any-return]
 
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        route = cpu_routes.ROUTES.get(func)
+        route = _routes.get(func)
         result = NotImplemented if route is None else route(func, *args, **kwargs)
         if result is not NotImplemented:
             return result

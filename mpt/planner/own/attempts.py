@@ -47,18 +47,15 @@ class Answers:
     """Masks have places if it asks."""
     has_compiler: bool = True
     """Kernels that it compiles are there, and refused when they are called."""
-
-    @property
-    def asked(self) -> tuple[bool, int, bool, bool]:
-        """What `without_values` is to be given."""
-        return self.trusts_data, self.seed, self.finds, self.has_compiler
+    shares: bool = False
+    """Masks that share places out are even."""
 
 
 AS_BOUNDS = Answers()
 WITHOUT_KERNELS = "kernels that it compiles are not in this plan: it is planned as where there is no compiler of CUDA"
+LARGER = "with each size as large as it can be, the tensors would need {}"
 OF_DATA = (
-    "sizes that follow from data are those of the batches that were loaded or drawn here; with each as large as it can "
-    "be, the tensors would need {}"
+    f"sizes that follow from data are those of the batches that were loaded or drawn here; {LARGER}"
 )
 
 
@@ -81,6 +78,10 @@ class Attempt(Generic[T]):
     """Sizes are those of the data that it loads or draws."""
     evens_counts: bool = False
     """Counts were taken to be even and read, which are those of its data perhaps."""
+    shares_out: bool = False
+    """Masks that share places out were asked for."""
+    is_partial: bool = False
+    """Not all of these masks were, so that those may be larger than even."""
     asks_masks: bool = False
     """It asked whether masks have places, and went on as if they had none."""
 
@@ -101,12 +102,26 @@ class Attempt(Generic[T]):
             values.bounded_bytes > WEIGHS * live_peak(trace),
             values.follows_data,
             values.totals.may_be_read,
+            values.shared.are_asked,
+            not values.shared.are_whole,
             values.asked.missed > 0,
         )
 
     @property
     def peak(self) -> int:
         return live_peak(self.trace)
+
+    @property
+    def is_even(self) -> bool:
+        """Masks that share places out were taken to be even."""
+        return self.answers.shares and self.shares_out
+
+    @property
+    def may_be_drawn(self) -> bool:
+        """Values that it draws may decide what it holds."""
+        if self.is_even and not (self.follows_data or self.reads_integers):
+            return self.reads_draws
+        return self.answers.trusts_data or self.reads_draws
 
 
 @dataclass
@@ -134,23 +149,31 @@ def as_its_data_need(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
     except CannotPlan as error:
         if not follows_from_value(error):
             raise
-        for answers in (Answers(trusts_data=True), Answers(finds=True)):
-            with suppress(MptError):
-                return _with_draws(attempt, attempt(answers), started)
+        with suppress(MptError):
+            return _with_draws(attempt, _of_data(attempt), started)
+        with suppress(MptError):
+            return _with_draws(attempt, attempt(Answers(finds=True)), started)
         raise
-    asks = most.reads_integers or most.is_bounded or most.evens_counts
+    asks = most.reads_integers or most.is_bounded or most.evens_counts or most.shares_out
     if asks and time.perf_counter() - started < PATIENCE:
         with suppress(MptError):
-            last = attempt(Answers(trusts_data=True))
-    is_of_data = last.follows_data and most.peak > NEAR * last.peak
+            last = _of_data(attempt)
+    is_of_data = (last.follows_data or last.is_even) and most.peak > NEAR * last.peak
     first = last if is_of_data else max(most, last, key=lambda one: one.peak)
-    notes = [OF_DATA.format(describe_bytes(most.peak))] if is_of_data else []
+    words = OF_DATA if last.follows_data else LARGER
+    notes = [words.format(describe_bytes(most.peak))] if is_of_data else []
     if first.asks_masks and time.perf_counter() - started < PATIENCE:
         with suppress(MptError):
             answered_yes = attempt(replace(first.answers, finds=True))
             first = max(first, answered_yes, key=lambda one: one.peak)
     chosen = _with_draws(attempt, first, started)
     return Chosen(chosen.found, last.reads_integers, [*chosen.notes, *notes])
+
+
+def _of_data(attempt: Callable[[Answers], Attempt[T]]) -> Attempt[T]:
+    """Return an attempt with the values of its data, and with even masks if it asks for all that share places out."""
+    found = attempt(Answers(trusts_data=True, shares=True))
+    return attempt(Answers(trusts_data=True)) if found.is_partial else found
 
 
 def _without_compiler(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
@@ -167,7 +190,7 @@ def _with_draws(
     """Return the attempt, or the one with other draws that holds the most."""
     made = [first]
     trusts_data = first.answers.trusts_data or first.reads_draws
-    for seed in SEEDS if first.draws or trusts_data else ():
+    for seed in SEEDS if first.draws or first.may_be_drawn else ():
         if time.perf_counter() - started > DRAW_PATIENCE:
             break
         with suppress(MptError):

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import numpy
 import torch
@@ -28,16 +27,15 @@ from torch._subclasses import fake_tensor
 
 from mpt.planner.device.composites import parts_of
 from mpt.planner.device.operator_kinds import facts_of, is_known
-from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
+from mpt.planner.device.zero_values import SCALAR, ZeroValues
 from mpt.planner.own import compared, counts, quantized
 from mpt.planner.own.asked_masks import AskedMasks
 from mpt.planner.own.asserted import is_asserted
-from mpt.planner.own.draws import DRAWN, Draws, drawn_from
-from mpt.planner.own.exchange import tensors_exchanged
-from mpt.planner.own.extensions import TritonKernels, nothing_compiled
-from mpt.planner.own.files import without_files
+from mpt.planner.own.draws import DRAWN, Draws
+from mpt.planner.own.extensions import TritonKernels
 from mpt.planner.own.known_values import UNKNOWN, TrueValues, are_true, values_known
 from mpt.planner.own.largest import (
+    BOUNDS,
     DifferentNumbers,
     all_boxes,
     has_masks,
@@ -45,20 +43,12 @@ from mpt.planner.own.largest import (
     is_place,
     most_different,
     most_places,
-    most_slices,
     without_masks,
 )
-from mpt.planner.own.lazy import lazy_modules
-from mpt.planner.own.loaders import loaded_here, true_batches
-from mpt.planner.own.quasi_newton import QuasiNewton, quasi_newton
-from mpt.planner.own.sequences import (
-    PackedSequences,
-    alignments_gradient,
-    counted,
-    most_alignments,
-)
+from mpt.planner.own.quasi_newton import QuasiNewton
+from mpt.planner.own.sequences import PackedSequences
+from mpt.planner.own.shared_masks import SharedMasks
 from mpt.planner.own.updates import is_in_update
-from mpt.planner.own.without_memory import WithoutMemory
 from mpt.planner.trace.cannot_plan import line_of
 from mpt.run.process.storage_trace import tensors_in
 
@@ -87,8 +77,12 @@ COUNTS = {_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default}
 class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
     """Answers every read of a value with zero, and gives shapes that depend on values their bound."""
 
-    def __init__(self, trusts_data: bool = False, finds: bool = False) -> None:
-        """`finds`: masks are said to have places if a step asks (`torch.any`)."""
+    def __init__(
+        self, trusts_data: bool = False, finds: bool = False, shares: bool = False
+    ) -> None:
+        """`finds`: masks are said to have places if a step asks (`torch.any`); `shares`: those that share places out
+        are even.
+        """
         super().__init__()
         self.trusts_data = trusts_data
         self.asked = AskedMasks(finds)
@@ -119,6 +113,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.values = TrueValues(trusts_data)
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
         self.numbers_of = DifferentNumbers()
+        self.shared = SharedMasks(self.numbers_of, shares)
         self.is_built = False
         """Before, a mode of its own follows the values; if data are trusted, it does all the time."""
         self.steps = QuasiNewton()
@@ -127,12 +122,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             _aten.nonzero.default: self.places,
             _aten.masked_select.default: self.selected,
             _aten._unique2.default: self.different,
-            _aten.unique_consecutive.default: most_different,
-            _aten.unique_dim.default: most_slices,
-            _aten.unique_dim_consecutive.default: most_slices,
-            _aten._ctc_loss.Tensor: most_alignments,
-            _aten._ctc_loss_backward.Tensor: alignments_gradient,
-            _aten.bincount.default: counted,
+            **{operator: self._at_bound(rule) for operator, rule in BOUNDS.items()},
         }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -176,9 +166,13 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         elif func is _aten.add.Tensor and type(args[1]) is int and is_place(args[0]):
             self.values.keep_number(result, args[1])
         elif func in COUNTS and args[0].dtype == torch.bool and 0 < result.numel() <= KNOWN_VALUES:
-            self.bounded += 1
-            self.values.keep_number(result, args[0].numel() // result.numel())
-        elif func is _aten.any.default and args[0].dtype.is_floating_point:
+            count = self.shared.count(args[0])
+            self.bounded += count is None
+            count = args[0].numel() if count is None else count
+            self.values.keep_number(result, count // result.numel())
+        elif func is _aten.any.default and (
+            args[0].dtype.is_floating_point or self.shared.count(args[0])
+        ):
             self.values.keep_number(result, 1)  # some number is not 0
         elif func is _aten.any.default:
             self.asked.about(result)
@@ -193,6 +187,9 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         Where values are trusted these are all in their order, so that the next mask may follow from them.
         """
         value = self.values.read(mask) if self.trusts_data else None
+        even = self.shared.count(mask)
+        if value is None and even is not None:
+            return mask.new_empty((even, mask.dim()), dtype=torch.int64)
         if value is None:
             places: Tensor = self._bound(most_places(mask))
             if self.trusts_data:
@@ -202,15 +199,23 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.values.note_size(count)
         return mask.new_empty((count, mask.dim()), dtype=torch.int64)
 
+    def _at_bound(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._bound(rule(*args, **kwargs))
+
     def _bound(self, result: Any) -> Any:
         """Note how large a result at its bound is, and return it."""
+        self.bounded += 1
         sizes = (one.numel() * one.itemsize for one in tensors_in(result))
         self.bounded_bytes = max(self.bounded_bytes, *sizes)
         return result
 
     def different(self, tensor: Tensor, *options: Any, **named: Any) -> tuple[Tensor, ...]:
         """Return as many different numbers as a tensor can have, their inverse and their counts."""
-        return most_different(tensor, *options, most=self.numbers_of.most(tensor), **named)
+        most = self.numbers_of.most(tensor)
+        found: tuple[Tensor, ...] = self._bound(
+            most_different(tensor, *options, most=most, **named)
+        )
+        return found
 
     def selected(self, tensor: Tensor, mask: Tensor) -> Tensor:
         """Return as many elements as a mask selects, or can select."""
@@ -225,15 +230,13 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
     def _answer(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         rule, name = self._rules.get(func), facts_of(func).name
         if rule is None and name == NMS:  # of a library that may be imported later
-            rule = all_boxes
+            rule = self._at_bound(all_boxes)
         if rule is not None and not is_known(args[0]):
-            self.bounded += 1
-            return self._bound(rule(*args, **kwargs))
+            return rule(*args, **kwargs)
         if name in quantized.RULES:
             self.int8 += 1
             return quantized.RULES[name](*args, **kwargs)
         if func is _aten.index.Tensor and has_masks(args[1]):
-            self.bounded += 1
             result = func(args[0], without_masks(args[1], self.places), **kwargs)
             self.numbers_of.follow(func, args, result)
             return result
@@ -250,6 +253,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.integers += 1
         result = super().__torch_dispatch__(func, types, args, kwargs)
         self.numbers_of.follow(func, args, result)
+        self.shared.follow(func, args, result)
         return result
 
     def number(self, tensor: Tensor) -> Any:
@@ -359,7 +363,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             found.append(
                 f"layers in int8 were planned with {quantized.OUTLIERS} columns beyond their threshold"
             )
-        found += [*self.totals.notes(), *self.asked.notes()]
+        found += [*self.totals.notes(), *self.asked.notes(), *self.shared.notes()]
         if self.bounded:
             found.append(
                 f"{self.bounded} results whose size depends on values were taken as large as they can be"
@@ -373,27 +377,3 @@ def follows_from_value(error: BaseException) -> bool:
     if isinstance(cause, ASKING) or getattr(cause, BOUNDED, False):
         return True
     return any(note.startswith(READ) for note in getattr(cause, "__notes__", ()))
-
-
-@contextmanager
-def without_values(
-    trusts_data: bool = False, seed: int = 0, finds: bool = False, has_compiler: bool = True
-) -> Iterator[BoundedShapes]:
-    """Let a step inside the block do without values, but for those that it loads and draws if these are trusted."""
-    asked = BoundedShapes(trusts_data, finds)
-    known = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_VALUES)
-    with (
-        known,
-        loaded_here(),
-        true_batches(asked.become_fake, asked.drawn, is_known=trusts_data),
-        lazy_modules(),
-        nothing_compiled(has_compiler) as kernels,
-        quasi_newton() as steps,
-        tensors_exchanged(),
-        without_files(),
-        values_by(asked) as values,
-        WithoutMemory(values.packed),
-        drawn_from(seed, with_torch=trusts_data),
-    ):
-        values.steps, values.kernels = steps, kernels
-        yield values

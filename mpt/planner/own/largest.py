@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from mpt.planner.device.operator_kinds import is_known
 from mpt.planner.own.by_memory import ByMemory
 from mpt.planner.own.known_values import MASKS
+from mpt.planner.own.sequences import alignments_gradient, counted, most_alignments
 
 _aten = torch.ops.aten
 
@@ -119,3 +120,14 @@ def without_masks(
         else:
             found += places(index).unbind(1)
     return found
+
+
+BOUNDS: dict[Any, Callable[..., Any]] = {
+    _aten.unique_consecutive.default: most_different,
+    _aten.unique_dim.default: most_slices,
+    _aten.unique_dim_consecutive.default: most_slices,
+    _aten._ctc_loss.Tensor: most_alignments,
+    _aten._ctc_loss_backward.Tensor: alignments_gradient,
+    _aten.bincount.default: counted,
+}
+"""Operator -> the function that returns its results at their bound."""

@@ -26,7 +26,6 @@ from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
 from mpt.planner.own.accumulation import Accumulation, find_accumulation
 from mpt.planner.own.all_on_card import all_on_card
 from mpt.planner.own.attempts import AS_BOUNDS, Answers, Attempt, as_its_data_need
-from mpt.planner.own.bounds import without_values
 from mpt.planner.own.caches import caches_forgotten
 from mpt.planner.own.changes import (
     NOTHING,
@@ -58,6 +57,7 @@ from mpt.planner.own.rewritten import noting_rewriting
 from mpt.planner.own.source import Source
 from mpt.planner.own.switches import switches_kept
 from mpt.planner.own.told_memory import memory_told
+from mpt.planner.own.without_values import without_values
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.trace import Recorder, Trace
@@ -186,7 +186,7 @@ def _trace_on_cpu(
     recorder = Recorder("cpu")
     factory = find_factory(source)
     recording = on_fake_gpu(recorder, find_gpu(DEFAULT)) if is_fake else recorder.recording()
-    bounds = without_values(*answers.asked) if is_fake else nullcontext()
+    bounds = without_values(answers) if is_fake else nullcontext()
     kinds = made_of_fakes() if is_fake else nullcontext()
     with (
         caches_forgotten(),
@@ -254,7 +254,7 @@ def _trace_on_gpu(
         done_at_once(),
         made_of_fakes(),
         functions_fused(recorder),
-        without_values(*answers.asked) as values,
+        without_values(answers) as values,
         ExitStack() as stack,
     ):
         if all_on_gpu:

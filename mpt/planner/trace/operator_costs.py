@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from mpt.planner.device.grouped_products import GROUPED, count_operations
 from mpt.planner.device.outcomes import Cost, Kernel, Unit
 from mpt.run.process.storage_trace import tensors_in
 
@@ -202,4 +203,6 @@ def layout_copies(given: Tensor, moved: int) -> tuple[Kernel, ...]:
 @functools.cache
 def _costs(func: Any) -> tuple[bool, Callable[..., Any] | None]:
     """Return whether an operator launches nothing, and the counter of its floating-point operations, if it has many."""
+    if func is GROUPED:  # which torch does not count
+        return False, count_operations
     return func._schema.name.removeprefix("aten::") in FREE, flop_registry.get(func._overloadpacket)

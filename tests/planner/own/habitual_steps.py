@@ -81,8 +81,14 @@ def experts(way="bincount", tokens=64, count=4):
 
     def by_masks(rows, chosen):
         found = torch.zeros_like(rows)
+        chosen = chosen.view(-1, 2)
+        columns = functional.one_hot(chosen, count + 1).permute(2, 1, 0)
         for number, part in enumerate(parts):
-            mask = chosen.view(-1, 2)[:, 0] == number
+            if way == "columns":
+                row = torch.where(columns[number])[1]
+                found.index_add_(0, row, part(rows[row]))
+                continue
+            mask = (chosen == number).any(-1) if way == "any" else chosen[:, 0] == number
             if mask.any():
                 found[mask] = part(rows[mask])
         return found
@@ -91,7 +97,38 @@ def experts(way="bincount", tokens=64, count=4):
         optimizer.zero_grad()
         rows = torch.rand(tokens, 64, device=device)
         chosen = gate(rows).topk(2)[1].flatten()
-        (by_masks if way == "masks" else shared_out)(rows, chosen).sum().backward()
+        (shared_out if way in COUNTED else by_masks)(rows, chosen).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def one_class(tokens=64):
+    """Only the rows of one predicted class are used."""
+    gate, part = nn.Linear(64, 4).to(device), nn.Linear(64, 64).to(device)
+    optimizer = torch.optim.SGD([*gate.parameters(), *part.parameters()], lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        rows = torch.rand(tokens, 64, device=device)
+        part(rows[gate(rows).argmax(1) == 0]).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def in_groups(dtype="float32"):
+    """Experts whose products are taken in groups of rows."""
+    dtype = getattr(torch, dtype)
+    weights = nn.Parameter(torch.rand(4, 64, 128, device=device, dtype=dtype))
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        rows = torch.rand(256, 64, device=device, dtype=dtype)
+        chosen = rows.sum(1).long() % 4
+        ends = torch.bincount(chosen, minlength=4).cumsum(0).int()
+        functional.grouped_mm(rows, weights, offs=ends).sum().backward()
         optimizer.step()
 
     return step

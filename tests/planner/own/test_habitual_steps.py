@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mpt.errors import MptError
 from mpt.planner.answers.plan import Plan
@@ -51,16 +52,34 @@ def test_comparisons_of_whole_tensors_are_read_values(session: Session) -> None:
     assert any("the step reads values (10 times)" in note for note in plan.notes), plan.notes
 
 
-@pytest.mark.parametrize("way", ["bincount", "histc", "one_hot", "scattered", "masks"])
+WAYS = {"bincount": 2, "histc": 2, "one_hot": 2, "scattered": 2, "masks": 1, "any": 2, "columns": 2}
+"""Way in which tokens are shared out -> experts that each token goes to."""
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_experts_get_the_tokens_that_a_gate_chooses(session: Session, way: str) -> None:
-    """Their counts had been read as 0, and all experts were left out."""
-    few, many = (planned(session, "experts", way=way, tokens=each) for each in (64, 128))
-    rows = 64 * 64 * 4
+    """Their counts had been read as 0, and all experts were left out; each mask had all tokens."""
+    few, many = (planned(session, "experts", way=way, tokens=each) for each in (2048, 4096))
+    rows = 2048 * 64 * 4
     grown = many.allocated - few.allocated
-    assert grown > 5 * rows  # of each token twice: what goes into the experts, and what comes out
-    assert way == "masks" or grown < 18 * rows
-    words = "masks were said to have places" if way == "masks" else "were taken to be even"
-    assert any(words in note for note in many.notes)
+    # of each of their tokens what goes into the experts, and what comes out
+    assert 2 * WAYS[way] * rows < grown < (3 + 7 * WAYS[way]) * rows
+    assert any("were taken to be even" in note for note in many.notes)
+
+
+def test_rows_of_one_predicted_class_may_be_all_of_them(session: Session) -> None:
+    few, many = (planned(session, "one_class", tokens=each) for each in (2048, 4096))
+    rows = 2048 * 64 * 4
+    assert many.allocated - few.allocated >= 3 * rows  # drawn, chosen, and what comes out
+    assert not any("even" in note for note in many.notes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_products_in_groups_are_planned_in_each_dtype(session: Session, dtype: str) -> None:
+    """Torch's rule for fake tensors took bfloat16 alone."""
+    plan, size = planned(session, "in_groups", dtype=dtype), getattr(torch, dtype).itemsize
+    assert plan.by_category["parameters"] == plan.by_category["gradients"]
+    assert plan.by_category["parameters"] == 4 * 64 * 128 * size
 
 
 def test_a_loop_that_ends_when_no_number_is_out_of_bounds_ends(session: Session) -> None:

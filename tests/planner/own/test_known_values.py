@@ -11,10 +11,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from mpt.planner.device.fake_mode import LeanFakeMode
-from mpt.planner.own.bounds import without_values
+from mpt.planner.own.attempts import Answers
 from mpt.planner.own.exchange import tensors_exchanged
 from mpt.planner.own.known_values import MOST_BYTES, values_known
 from mpt.planner.own.quantized import made_of_fakes
+from mpt.planner.own.without_values import without_values
 
 
 def widths() -> Any:
@@ -113,7 +114,7 @@ def test_new_memory_by_the_form_of_known_values_holds_none(
 def test_known_values_go_through_operators_that_an_evaluation_meets_whole() -> None:
     with (
         LeanFakeMode(allow_non_fake_inputs=True),
-        without_values(trusts_data=True) as asked,
+        without_values(Answers(trusts_data=True)) as asked,
         values_known(asked.values),
         torch.inference_mode(),
     ):

@@ -189,3 +189,18 @@ def test_the_gradients_of_a_layer_normalization_are_two_kernels_that_read_both_i
     whole, of_weights = found.kernels
     assert of_weights == (0, 2 * 4 * 32 * 16 * 64)
     assert whole[1] > 3 * 4 * 32 * 16 * 64
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((48, 16), (4, 16, 32)), ((4, 32, 16), (16, 48)), ((16, 48), (48, 32))],
+)
+def test_products_in_groups_cost_what_all_groups_do_together(
+    first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    """48 tokens in four groups, forward and both gradients; torch's counter has no rule, so that they took no time."""
+    given = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (first, second)]
+    ends = torch.empty(4, dtype=torch.int32, device="meta")
+    product: Any = torch.ops.aten._grouped_mm.default
+    args = (*given, ends)
+    assert operations(cost_of(product, args, {}, product(*args)).kernels) == [2 * 48 * 16 * 32]

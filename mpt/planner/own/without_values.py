@@ -1,0 +1,44 @@
+"""A step without values: all that answers in their place, together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from torch._subclasses import fake_tensor
+
+from mpt.planner.device.zero_values import values_by
+from mpt.planner.own.attempts import AS_BOUNDS, Answers
+from mpt.planner.own.bounds import KNOWN_VALUES, BoundedShapes
+from mpt.planner.own.draws import drawn_from
+from mpt.planner.own.exchange import tensors_exchanged
+from mpt.planner.own.extensions import nothing_compiled
+from mpt.planner.own.files import without_files
+from mpt.planner.own.lazy import lazy_modules
+from mpt.planner.own.loaders import loaded_here, true_batches
+from mpt.planner.own.quasi_newton import quasi_newton
+from mpt.planner.own.without_memory import WithoutMemory
+
+
+@contextmanager
+def without_values(answers: Answers = AS_BOUNDS) -> Iterator[BoundedShapes]:
+    """Let a step inside the block do without values, but for those that it loads and draws if these are trusted."""
+    trusts_data = answers.trusts_data
+    asked = BoundedShapes(trusts_data, answers.finds, answers.shares)
+    known = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_VALUES)
+    with (
+        known,
+        loaded_here(),
+        true_batches(asked.become_fake, asked.drawn, is_known=trusts_data),
+        lazy_modules(),
+        nothing_compiled(answers.has_compiler) as kernels,
+        quasi_newton() as steps,
+        tensors_exchanged(),
+        without_files(),
+        values_by(asked) as values,
+        WithoutMemory(values.packed),
+        drawn_from(answers.seed, with_torch=trusts_data),
+    ):
+        values.steps, values.kernels = steps, kernels
+        yield values
