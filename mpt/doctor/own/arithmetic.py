@@ -79,7 +79,9 @@ class Seen:
     initial_scale: float | None = None
     """The one that the script's own scaler begins with."""
     asked: set[torch.dtype] = field(default_factory=set)
-    """Half dtypes of autocasts and tensors that a float32 step was asked for, and computed in float32."""
+    """Half dtypes of autocasts in a float32 step, which were off."""
+    named: set[torch.dtype] = field(default_factory=set)
+    """Half dtypes that were otherwise asked for in it, perhaps without being computed in."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -110,7 +112,7 @@ class InFloat32(TorchFunctionMode):
         """Return float32 for a half dtype, and everything else as it is."""
         if not isinstance(value, torch.dtype) or value not in HALVES:
             return value
-        self.seen.asked.add(value)
+        self.seen.named.add(value)
         return torch.float32
 
 

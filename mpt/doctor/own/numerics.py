@@ -53,14 +53,14 @@ class OwnVerdict:
         self.steps = 0
         self.true = self.finished(Arithmetic(torch.float32), watched=True)
         self.expected = expected_exponent(self.true.phases.values())
-        has_half = bool(self.true.seen.asked or self.true.seen.half_weights)
-        # a script that computes in float32 repeats that step as it is
-        self.again = self.finished(Arithmetic(torch.float32 if has_half else dtype))
-        self.has_half = has_half or self.again.seen.dtype != torch.float32
+        self.has_half, again = bool(self.true.seen.asked), None
+        if not self.has_half:  # as it is, a script that computes in float32 repeats that step
+            again = self.take(Arithmetic(dtype))
+            self.has_half = again.error is not None or again.seen.dtype != torch.float32
+        if again is None or self.has_half:
+            again = self.finished(Arithmetic(torch.float32))
         self.repeats = all(
-            are_same(step.losses, self.again.phases[name].losses)
-            if name in self.again.phases
-            else False
+            are_same(step.losses, again.phases[name].losses) if name in again.phases else False
             for name, step in self.true.phases.items()
         )
         self._moved: dict[tuple[torch.dtype, bool], Taken] = {}
@@ -103,7 +103,7 @@ class OwnVerdict:
             how = replace(how, scale=DEFAULT_SCALE)
         seen = self.true.seen
         scale = how.scale if how.adds_scaler else seen.initial_scale
-        dtypes = {how.dtype} if how.dtype else seen.asked | seen.half_weights
+        dtypes = {how.dtype} if how.dtype else seen.asked | seen.named
         if scale is None or torch.float16 not in dtypes:
             return self.take(how, watched=watched, forms=forms)
 

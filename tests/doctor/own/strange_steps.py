@@ -252,3 +252,20 @@ def whole_numbers_as_floats():
         optimizer.step()
 
     return step
+
+
+def in_float32_with_a_look_at_half():
+    def loss(net, x, labels):
+        torch.zeros(1, dtype=torch.bfloat16)
+        return entropy(net, x, labels)
+
+    return trained(loss, scaled=False, on=False)
+
+
+def refused_by_half_weights():
+    def loss(net, x, labels):
+        if x.dtype != torch.float32:
+            raise TypeError("only float32 is known here")
+        return entropy(net, x, labels)
+
+    return trained(loss, scaled=False, on=False, weights=torch.bfloat16)

@@ -89,8 +89,9 @@ def test_a_step_into_which_its_cure_was_written_has_no_fault(name: str) -> None:
     assert said(section, "fault") + said(section, "warning") == []
 
 
-def test_a_step_in_float32_is_tried_with_autocast_and_not_blamed() -> None:
-    section = describe_own(subject("in_float32"))
+@pytest.mark.parametrize("name", ["in_float32", "in_float32_with_a_look_at_half"])
+def test_a_step_in_float32_is_tried_with_autocast_and_not_blamed(name: str) -> None:
+    section = describe_own(subject(name))
     assert (
         said(section, "note")[0]
         == "precision: the script computes in float32; float16 was tried with autocast added"
@@ -174,6 +175,13 @@ def test_updates_that_half_weights_round_away_are_a_warning() -> None:
     section = describe_own(subject("half_weights"))
     assert any("stay as they are in bfloat16" in text for text in said(section, "warning"))
     assert not any("optimizer.lr" in text for text in said(section, "warning"))
+
+
+def test_what_half_weights_refuse_is_a_fault() -> None:
+    assert (
+        "only float32 is known here"
+        in said(describe_own(subject("refused_by_half_weights")), "fault")[0]
+    )
 
 
 def test_a_step_that_its_seeds_do_not_repeat_is_not_judged() -> None:
