@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
+from mpt.engine.building.initial_weights import load_initial_weights
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
 from mpt.errors import CheckpointError, ConfigError
@@ -177,6 +179,18 @@ def test_adapters_beside_weights_that_were_never_trained_are_warned_of(tmp_path:
     assert any("were never trained" in note for note in run.notes)
     assert any("parameters are trained, adapters included" in message for message in run.messages)
     assert update(run, run.phases[0], parts.batch()).finite
+
+
+def test_a_checkpoint_with_adapters_is_no_start_that_leaves_them_out(tmp_path: Path) -> None:
+    adapted = parts.classifier(memory={"lora": {"rank": 2, "full": []}})
+    file = tmp_path / "adapted.safetensors"
+    save_file(capture(adapted)["modules"]["net"], str(file))
+    with pytest.raises(CheckpointError, match=r"has adapters .*mpt convert RUN --to safetensors"):
+        load_initial_weights(dict(parts.classifier().task.modules), file)
+    own = dict(adapted.task.modules)
+    assert "all" in load_initial_weights(own, file).message, (
+        "a network with such weights of its own"
+    )
 
 
 class Tied(nn.Module):

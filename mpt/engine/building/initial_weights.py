@@ -99,6 +99,7 @@ def load_initial_weights(
     )
     match = best_match(modules, given)
     refuse_misfit(modules, match, path, LEAST_SHARE if translated is None else LEAST_TRANSLATED)
+    refuse_adapters(path, match)
     check(modules, match.found, path)
     own = own_tensors(modules)
     with torch.no_grad():
@@ -154,6 +155,15 @@ def refuse_packed(path: Path, file: WeightsFile) -> None:
         raise CheckpointError(
             f"model.weights: frozen weights of {path} are packed (memory.low_bit_base); write them plain with "
             "`mpt convert RUN --to safetensors`, and name that file"
+        )
+
+
+def refuse_adapters(path: Path, match: Match) -> None:
+    """Raise CheckpointError for the checkpoint of a run with adapters, which would be left out: all that it learnt."""
+    if any(name.endswith(".lora_b") for name in match.unused):
+        raise CheckpointError(
+            f"model.weights: {path} has adapters (memory.lora), which would be left out; add them into its weights "
+            "with `mpt convert RUN --to safetensors`, and name that file"
         )
 
 
