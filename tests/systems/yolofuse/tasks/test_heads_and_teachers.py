@@ -17,6 +17,7 @@ from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import back_propagate, update
 from mpt.errors import CheckpointError, ConfigError
+from mpt.inference.trained import open_trained
 from mpt.seams.phase_losses import draw_batch
 from mpt.systems.yolofuse.losses.shared.detection import ONE_TO_MANY, ONE_TO_ONE, detection_sums
 from mpt.systems.yolofuse.losses.shared.distillation import teacher_sums
@@ -160,6 +161,22 @@ def test_a_teachers_box_counts_by_its_likeliest_class_and_as_the_mean_of_four_si
     sums = teacher_sums([raw], [taught], (8,), 2, 2)
     assert float(sums.box) == pytest.approx(0.5108256 * 0.75, rel=1e-5)
     assert float(sums.kind) == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("trick", [{"lora": {"rank": 2, "full": []}}, {"prune": 0.5}])
+def test_a_teacher_that_was_trained_with_other_weights_in_its_network_teaches_as_it_infers(
+    tmp_path: Path, trick: dict[str, Any]
+) -> None:
+    path = trained(tmp_path, "teacher", model=STACKED, memory=trick)
+    task, batch = built(task={"name": "detect", "teacher": path})
+    assert task.teacher is not None
+    run = open_trained(path, tmp_path, "cpu").run
+    network = run.task.modules["net"].eval()
+    network.head.answers_once = False
+    with torch.no_grad():
+        pictures = task.pictures(batch)
+        for own, taught in zip(network(*pictures), task.teacher(batch), strict=True):
+            assert torch.allclose(own, taught, atol=1e-4)
 
 
 def test_a_planned_student_reads_no_weights_of_its_teacher(teacher: str, tmp_path: Path) -> None:

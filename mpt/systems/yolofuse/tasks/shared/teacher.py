@@ -6,7 +6,7 @@ run must be there to continue a training. It may be larger, of another family or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mpt.config.load import load_config
-from mpt.engine.building.build import build_networks
+from mpt.config.load import change_precision, load_config
+from mpt.config.precision_names import FLOAT32
+from mpt.config.schema import Config
+from mpt.engine.building.build import build_networks, build_run
 from mpt.engine.state.moving_averages import SUFFIX
+from mpt.engine.state.state import restore_modules
 from mpt.errors import ConfigError
 from mpt.nn.shared.devices import place
 from mpt.run.checkpoints.checkpoint import load
 from mpt.run.checkpoints.choice import load_wanted
 from mpt.run.records.data_layout import read_layout
 from mpt.run.records.layout import find_run
-from mpt.seams import Batch
+from mpt.seams import Batch, DataSpec
+from mpt.seams.trick_kinds import fold
 from mpt.systems.yolofuse.nn.yolofuse import YoloFuse
 
 
@@ -68,12 +72,13 @@ def open_teacher(
         )
     weight = next(student.parameters())
     is_planned = isinstance(weight, FakeTensor)
-    network = build_networks(config, layout, is_planned)["net"]
+    if is_planned:
+        network = build_networks(config, layout, is_planned)["net"]
+    else:
+        loaded = load(chosen) if chosen is not None else load_wanted(directory, None, "map50")[0]
+        network = trained_network(config, layout, loaded.state)
     assert isinstance(network, YoloFuse)
     check_fit(wanted, network, student, fields)
-    if not is_planned:
-        loaded = load(chosen) if chosen is not None else load_wanted(directory, None, "map50")[0]
-        load_weights(network, loaded.state["modules"])
     return Teacher(place(network, weight.device, is_planned))  # type: ignore[arg-type]
 
 
@@ -91,6 +96,10 @@ def check_fit(wanted: str, network: YoloFuse, student: Any, fields: Sequence[str
         )
 
 
-def load_weights(network: nn.Module, modules: dict[str, dict[str, Tensor]]) -> None:
-    """Copy a checkpoint's weights, its average if it has one."""
-    network.load_state_dict(modules.get(f"net{SUFFIX}", modules["net"]))
+def trained_network(config: Config, layout: DataSpec, state: Mapping[str, Any]) -> nn.Module:
+    """Return a checkpoint's network in float32, its average if it has one, as it is without memory tricks."""
+    alone = load_config(config.to_data(), ("task.teacher=null",))
+    run = build_run(change_precision(alone, FLOAT32), torch.device("cpu"), layout, trains=False)
+    restore_modules(run, state)
+    fold(run.tricks, run.task.modules)
+    return run.task.modules.get(f"net{SUFFIX}", run.task.modules["net"])
