@@ -259,11 +259,9 @@ def optimizer_arrays(
     by_name = {}
     for (name, parameter), index in zip(module.named_parameters(), order, strict=True):
         # A part that was never trained (all before the first step, inter_AB without random warp) has no state yet;
-        # DeepFaceLab has zeros.
-        zeros = (
-            {kind: torch.zeros(parameter.shape) for kind in kinds} if index not in tensors else {}
-        )
-        by_name[name] = tensors.get(index) or zeros
+        # DeepFaceLab has zeros. What a precision mode keeps there, the remainder of its rounding, has no place in it.
+        state = tensors.get(index) or {kind: torch.zeros(parameter.shape) for kind in kinds}
+        by_name[name] = {kind: state[kind] for kind in kinds}
     states: dict[str, dict[str, Mapping[str, Tensor]]] = {}
     networks = networks_of(trained, module)
     for scope, network in networks.items():

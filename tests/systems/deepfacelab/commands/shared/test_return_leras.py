@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from mpt import cli
+from mpt.config.load import change_precision
 from mpt.errors import CheckpointError
 from mpt.systems.deepfacelab.commands.shared.return_leras import torch_to_leras
 from tests.systems.deepfacelab.commands.shared.test_convert_leras import config_of, train
@@ -126,3 +127,12 @@ def test_an_optimizer_without_state_yet_goes_with_zeros(tmp_path, capsys):
     assert {key.partition("_")[0] for key in state} == {"iters:0", "ms", "vs"}
     assert not any(value.any() for key, value in state.items() if key != "iters:0")
     assert not returned(fresh, folder)  # is there at iteration 1
+
+
+def test_what_a_precision_mode_keeps_of_its_rounding_does_not_go_along(tmp_path):
+    config = change_precision(config_of(), "bf16-kahan")
+    run = train(tmp_path / "kahan", config, steps=1)
+    folder = torch_to_leras(str(run.path), tmp_path / "dfl")
+    state = pickle.loads((folder / "new_SAEHD_src_dst_opt.npy").read_bytes())
+    assert {key.partition("_")[0] for key in state} == {"iters:0", "ms", "vs"}
+    assert any(value.any() for key, value in state.items() if key.startswith("vs_"))
