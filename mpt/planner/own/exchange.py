@@ -92,7 +92,7 @@ def set_data(tensor: Tensor, value: Tensor) -> None:
         return
     gradient, tensor.grad = tensor.grad, None
     with torch.no_grad():
-        moved = value.detach()
+        moved = value.data  # and counts its changes by itself
         if isinstance(tensor, nn.Parameter):
             moved = nn.Parameter(moved, tensor.requires_grad)
         else:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpt.planner.device.kept_modes import KeptInBackward
@@ -15,6 +19,7 @@ from mpt.planner.own.files import tensor_in_file
 from mpt.planner.own.sequences import PackedSequences, ctc_loss
 from mpt.run.process.storage_trace import tensors_in
 
+ADDRESS_BITS = 16
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 COMPRESSED = {
@@ -34,6 +39,8 @@ class WithoutMemory(KeptInBackward):
         """Answer a read, or call the function."""
         if func == SET_DATA:
             return set_data(*args)
+        if func is Tensor.data_ptr and isinstance(args[0], FakeTensor):
+            return address_of(args[0])
         if func is Tensor.__deepcopy__:
             return copy_deeply(*args)
         if func in (torch.isfinite, Tensor.isfinite) and not args[0].dim():
@@ -59,6 +66,33 @@ class WithoutMemory(KeptInBackward):
         if self.packed.handles(func, args):
             return self.packed.call(func, args)
         return func(*args, **kwargs)
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return a number in place of a fake tensor's address, which scripts tell tensors apart by."""
+    start = address_of_memory(tensor.untyped_storage()) if not tensor.is_meta else 0
+    return start + int(tensor.storage_offset()) * tensor.itemsize if start and tensor.numel() else 0
+
+
+def address_of_memory(storage: Any) -> int:
+    """Return a number of a storage that no other one has, nor any tensor in another one; 0 if it is empty."""
+    return storage._cdata << ADDRESS_BITS if storage.nbytes() else 0
+
+
+_address: Callable[[Any], int] = torch.UntypedStorage.data_ptr
+
+
+def _address_in_plan(storage: Any) -> int:
+    is_fake = storage.device.type == "meta"
+    return address_of_memory(storage) if is_fake else _address(storage)
+
+
+@contextmanager
+def without_memory(packed: PackedSequences) -> Iterator[None]:
+    """Answer reads of a tensor's memory inside the block."""
+    addresses = mock.patch.object(torch.UntypedStorage, "data_ptr", _address_in_plan)
+    with addresses, WithoutMemory(packed):
+        yield
 
 
 def number_of_classes(labels: Tensor, num_classes: int = -1) -> int:

@@ -18,7 +18,7 @@ from mpt.planner.own.files import without_files
 from mpt.planner.own.lazy import lazy_modules
 from mpt.planner.own.loaders import loaded_here, true_batches
 from mpt.planner.own.quasi_newton import quasi_newton
-from mpt.planner.own.without_memory import WithoutMemory
+from mpt.planner.own.without_memory import without_memory
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def without_values(answers: Answers = AS_BOUNDS) -> Iterator[BoundedShapes]:
         tensors_exchanged(),
         without_files(),
         values_by(asked) as values,
-        WithoutMemory(values.packed),
+        without_memory(values.packed),
         drawn_from(answers.seed, with_torch=trusts_data),
     ):
         values.steps, values.kernels = steps, kernels

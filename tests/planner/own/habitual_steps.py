@@ -279,3 +279,23 @@ def emptied(gives_back=True):
         torch.nn.functional.relu_(kept)
 
     return step
+
+
+def told_apart():
+    """A step that updates those of its weights that it knows by their addresses, tied ones once."""
+    model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False)).cuda()
+    model.append(nn.Linear(256, 256, bias=False))
+    model[2].weight = model[0].weight
+    by_address = {one.data_ptr(): one for one in model.state_dict(keep_vars=True).values()}
+    by_memory = {one.untyped_storage().data_ptr() for one in by_address.values()}
+    assert len(by_address) == len(by_memory) == 2
+    rows = model[0].weight.data[1:]
+    assert rows.data_ptr() - model[0].weight.data_ptr() == 256 * 4
+    optimizer = torch.optim.AdamW(by_address.values())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.rand(8, 256, device=device)).sum().backward()
+        optimizer.step()
+
+    return step

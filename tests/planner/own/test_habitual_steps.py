@@ -125,3 +125,9 @@ def test_a_weight_that_was_on_the_host_in_between_gets_its_gradient(session: Ses
 def test_memory_that_a_tensor_gives_back_in_place_is_free(session: Session) -> None:
     held, emptied = (planned(session, "emptied", gives_back=each) for each in (False, True))
     assert held.allocated - emptied.allocated == 4 * 2**18
+
+
+def test_tensors_are_told_apart_by_their_addresses(session: Session) -> None:
+    """Accelerate finds the shards of an optimizer's weights so; one shard was updated in the place of all."""
+    plan = planned(session, "told_apart")
+    assert plan.by_category["optimizer state"] == 2 * 2 * 4 * 256 * 256
