@@ -26,7 +26,6 @@ from mpt.config.schema import Config
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_run
 from mpt.engine.building.devices import choose_device
-from mpt.engine.building.initial_weights import own_tensors
 from mpt.errors import CheckpointError, ConfigError
 from mpt.inference.half import networks
 from mpt.inference.trained import Trained
@@ -34,6 +33,7 @@ from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
 from mpt.run.records.layout import RunDirectory
 from mpt.seams import DataSpec, Exports, HoldsWeights, Task
 from mpt.version import VERSION
+from mpt.weights.matching import own_tensors
 from mpt.weights.weights_file import load_weights_file, read_weights_file
 
 SUFFIXES = (".onnx", ".safetensors", ".pt")
