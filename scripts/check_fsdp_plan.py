@@ -33,8 +33,8 @@ from mpt.planner.facts.links import find_cluster
 from mpt.planner.step.compiled import PlannedNetwork
 from mpt.planner.step.shard_trace import fake_world, watch_shards
 from mpt.planner.trace.overlap import OrderedWork, step_time
+from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.replay import replay, split_at
-from mpt.planner.trace.trace import Recorder
 from mpt.planner.trace.unseen import Unseen
 
 WIDTH, HEADS, KEYS, HIDDEN, WORDS, LAYERS = 4096, 32, 8, 14336, 128256, 32

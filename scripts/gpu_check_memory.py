@@ -192,7 +192,8 @@ def measure(config: Any, data: Any, device: Any) -> dict[str, Any]:
     """Take a few true steps and return the peaks in bytes: the CUDA allocator's, or the live tensors' on a CPU."""
     import torch
 
-    from mpt.planner.trace.trace import Recorder, live_peak
+    from mpt.planner.trace.recorder import Recorder
+    from mpt.planner.trace.trace import live_peak
 
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = (
         config.train.deterministic,

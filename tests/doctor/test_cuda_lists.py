@@ -15,7 +15,7 @@ from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, find_gpu
 from mpt.planner.step.run_fake import on_fake_gpu
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 
 X = torch.rand(4, 4, dtype=torch.float16) + 0.5
 

@@ -21,7 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 from mpt.engine.building.build import build_run
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.step.run_fake import perform_steps, trace_config
-from mpt.planner.trace.trace import Recorder, live_peak
+from mpt.planner.trace.recorder import Recorder
+from mpt.planner.trace.trace import live_peak
 from tests.planner.against_real import MOBILENET, RESNET, prepare
 from tests.planner.configs import UNET, VIT
 from tests.planner.cpu_truth import CPU, OPERATOR, read_record

@@ -27,7 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run
 from mpt.planner.step.run_fake import perform_steps
-from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.recorder import Recorder
+from mpt.planner.trace.trace import Trace
 from mpt.seams import DataSpec
 
 CPU = torch.device("cpu")

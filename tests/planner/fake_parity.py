@@ -26,7 +26,7 @@ from mpt.planner.device import (
 from mpt.planner.device.fake_mode import LeanFakeMode, TorchFakeMode
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.step import run_fake
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 from tests.planner.configs import DIGITS, VIT, make
 
 HALF, FULL = torch.float16, torch.float32

@@ -24,7 +24,8 @@ from mpt.planner.step.rank_trace import trace_rank
 from mpt.planner.step.run_fake import perform_steps
 from mpt.planner.step.shard_trace import watch_shards
 from mpt.planner.trace.overlap import OrderedWork
-from mpt.planner.trace.trace import Recorder, Trace, live_peak
+from mpt.planner.trace.recorder import Recorder
+from mpt.planner.trace.trace import Trace, live_peak
 from tests.parallel.forked import run_ranks
 from tests.planner.configs import DIGITS, UNET, VIT, make
 

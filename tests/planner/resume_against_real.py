@@ -20,7 +20,8 @@ from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.state.state import restore_tensors
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.step.run_fake import trace_config
-from mpt.planner.trace.trace import Recorder, live_peak
+from mpt.planner.trace.recorder import Recorder
+from mpt.planner.trace.trace import live_peak
 from mpt.run.checkpoints import checkpoint
 from mpt.workflows.train import train
 from tests.planner.cpu_truth import profiled

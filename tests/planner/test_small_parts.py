@@ -30,10 +30,11 @@ from mpt.planner.facts.calibration import (
 from mpt.planner.facts.capacity import find_capacity
 from mpt.planner.facts.gpus import TABLE, find_gpu, installed_gpu
 from mpt.planner.trace.batch_fit import fit, largest_batch
+from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.replay import peak_live, replay, split_at, timeline
 from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.timeline import AXIS, write_timeline
-from mpt.planner.trace.trace import Recorder, Span, Storage, Trace
+from mpt.planner.trace.trace import Span, Storage, Trace
 from mpt.planner.trace.unseen import Unseen
 
 GIB = 2**30

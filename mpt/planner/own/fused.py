@@ -17,7 +17,8 @@ from unittest import mock
 import torch
 from torch import nn
 
-from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.recorder import Recorder
+from mpt.planner.trace.trace import Trace
 
 FUSED = {
     "__and__", "__lshift__", "__or__", "__rshift__", "__xor__",

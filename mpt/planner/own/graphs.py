@@ -14,8 +14,8 @@ from typing import Any
 from unittest import mock
 
 from mpt.planner.trace.cannot_plan import CannotPlan
+from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.time_model import Work
-from mpt.planner.trace.trace import Recorder
 
 CALLABLES = (
     "cannot plan: torch.cuda.make_graphed_callables is not followed; record the whole step with torch.cuda.graph, or "

@@ -30,7 +30,7 @@ from mpt.planner.own.names import COMPILED, named_networks
 from mpt.planner.own.passes import Passes
 from mpt.planner.own.source import Made
 from mpt.planner.step.run_fake import STEPS
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.watched_run import owners_of, watch_updates
 from mpt.run.process.storage_trace import tensors_in
 

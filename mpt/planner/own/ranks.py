@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device.card_answers import Inert
 from mpt.planner.own.shards import Shards
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 
 NOTE = "DistributedDataParallel is planned as on one of several cards, with its buckets and without NCCL's own buffers"
 CALLS = (

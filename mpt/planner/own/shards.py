@@ -28,7 +28,7 @@ from mpt.planner.device.fake_device import DEVICE
 from mpt.planner.step.shard_trace import fake_world, of_true_numbers, watch_shards
 from mpt.planner.trace.cannot_plan import CannotPlan
 from mpt.planner.trace.overlap import OrderedWork
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 from mpt.run.process.storage_trace import tensors_in
 
 NOTE = "weights are shared out as on the first of {} cards: the exchange takes no time, and NCCL's buffers come on top"

@@ -59,8 +59,9 @@ from mpt.planner.own.switches import switches_kept
 from mpt.planner.own.told_memory import memory_told
 from mpt.planner.own.without_values import without_values
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
+from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.time_model import Work
-from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.trace import Trace
 from mpt.planner.trace.unseen import Unseen
 
 T = TypeVar("T")

@@ -32,9 +32,10 @@ from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.step.run_fake import on_fake_gpu
 from mpt.planner.trace import batch_fit
+from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.replay import fits_at_all_and_surely, replay, split_at
 from mpt.planner.trace.time_model import Work
-from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.trace import Trace
 from mpt.planner.trace.unseen import Unseen
 from mpt.precision.shared.choice import DTYPES
 from mpt.seams import Batch, DataSpec, Inference, Run, Tiles

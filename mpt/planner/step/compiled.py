@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from mpt.memory.compile import GRAPHED
 from mpt.planner.device import fake_device
 from mpt.planner.trace.allocator import GRAPHS
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 
 _aten = torch.ops.aten
 VIEWS = frozenset({_aten.unsqueeze.default, _aten._unsafe_view.default, _aten.reshape.default})

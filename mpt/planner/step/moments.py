@@ -17,9 +17,10 @@ from mpt.engine.state.evaluation import apart_from_training, preview
 from mpt.engine.state.state import capture
 from mpt.planner.answers.plan import PlannedMoment
 from mpt.planner.device.zero_values import values_as_zeros
+from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.repeated_calls import RepeatedCalls
 from mpt.planner.trace.replay import peak_live, replay
-from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.trace import Trace
 from mpt.run.checkpoints.state_checks import first_non_finite
 from mpt.run.process.storage_trace import tensors_in
 from mpt.seams import Batch, Run, Samples

@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from mpt.engine.state.state import capture, restore_tensors
 from mpt.planner.answers.plan import RESUME, PlannedMoment
 from mpt.planner.device.zero_values import values_as_zeros
+from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.replay import replay
-from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.trace import Trace
 from mpt.seams import Run
 
 

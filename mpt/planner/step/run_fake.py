@@ -38,8 +38,9 @@ from mpt.planner.step.resume import Resume, outline, trace_resume
 from mpt.planner.step.shard_trace import watch_shards
 from mpt.planner.trace.cannot_plan import explained, reason_of
 from mpt.planner.trace.overlap import OrderedWork
+from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.time_model import Work
-from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.trace import Trace
 from mpt.planner.trace.unseen import Unseen
 from mpt.planner.trace.watched_run import watch_run
 from mpt.seams import NOTHING, Batch, DataSpec, Phase, Run

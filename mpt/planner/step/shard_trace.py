@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from mpt.planner.device.fake_device import DEVICE, register
 from mpt.planner.trace.overlap import OrderedWork
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 
 FIRST = 2
 """The number of the first stream of FSDP2: 0 computes and 1 copies batches."""

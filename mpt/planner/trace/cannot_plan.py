@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import (
 from mpt.errors import MptError
 from mpt.planner.device import fake_device
 from mpt.planner.device.device_guard import lost_error
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 
 DEVICES_MEET = ("found at least two devices", "found two different devices")
 """Words of torch from 2.12 on, and before."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 
 PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device)
 Form = tuple[TreeSpec, tuple[Any, ...]]

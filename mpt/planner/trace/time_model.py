@@ -73,7 +73,7 @@ class Work:
         result: Any,
         outcome: Outcome | None = None,
     ) -> None:
-        """Add one operator. A `mpt.planner.trace.trace.Observer`. `outcome` keeps its cost for the next like it."""
+        """Add one operator. A `mpt.planner.trace.recorder.Observer`. `outcome` keeps its cost for the next like it."""
         cost = None if outcome is None else outcome.cost
         if cost is None:
             cost = cost_of(func, args, kwargs, result)

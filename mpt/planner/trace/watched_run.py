@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 from mpt.run.process.storage_trace import tensors_in
 from mpt.seams import MemoryTrick, Phase, Run, TakesUpdates
 

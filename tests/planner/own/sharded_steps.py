@@ -149,7 +149,7 @@ def measure(step, built):
 if __name__ == "__main__":
     from mpt.planner.step.shard_trace import watch_shards
     from mpt.planner.trace.overlap import OrderedWork
-    from mpt.planner.trace.trace import Recorder
+    from mpt.planner.trace.recorder import Recorder
 
     RECORDER = Recorder("cpu")
     distributed.init_process_group("gloo")

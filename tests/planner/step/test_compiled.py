@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from mpt.planner.client.session import Session
 from mpt.planner.step.compiled import GraphRun, find_fused
 from mpt.planner.trace.allocator import MIB
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 from tests.planner.configs import UNET, make
 from tests.programs import run_program
 

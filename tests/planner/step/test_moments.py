@@ -18,7 +18,7 @@ from mpt.planner.client.session import Session
 from mpt.planner.recipes.beside import make_room, moments_that_do_not_fit
 from mpt.planner.recipes.words import describe_too_large
 from mpt.planner.step.moments import Moment, trace_moments
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 from mpt.tasks.classify import Classify
 from tests.engine import parts
 from tests.planner.configs import UNET, make

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.recorder import Recorder
+from mpt.planner.trace.trace import Trace
 from mpt.planner.trace.unseen import Unseen
 
 COUNT = 2**16

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 
 COUNT = 2**12
 

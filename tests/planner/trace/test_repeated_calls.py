@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.repeated_calls import RepeatedCalls
-from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.trace import Trace
 
 
 class Counted(nn.Module):

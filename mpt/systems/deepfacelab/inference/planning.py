@@ -13,7 +13,7 @@ from mpt.errors import MemoryBudgetError
 from mpt.inference.half import halve, in_dtype
 from mpt.inference.trained import Trained
 from mpt.planner.device.fake_mode import LeanFakeMode
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.recorder import Recorder
 from mpt.precision.shared.choice import DTYPES
 
 MOST = 64
