@@ -33,6 +33,10 @@ from mpt.run.process.storage_trace import tensors_in
 
 NOTE = "weights are shared out as on the first of {} cards: the exchange takes no time, and NCCL's buffers come on top"
 SHARED = "it shares weights out over cards by {}, which steps on one device cannot. Leave that out"
+RECEIVED = (
+    "cannot plan: it waits for what another process sends (recv_object_list), as stages of a pipeline do. Plan a stage "
+    "as a step of its own"
+)
 c10d = distributed.distributed_c10d
 _new_group = c10d.new_group
 
@@ -67,6 +71,7 @@ class Shards:
             mock.patch.object(DeviceMesh, "__init__", self._mesh()),
             mock.patch.object(FullyShardedDataParallel, "__init__", flat),
             *(mock.patch.object(one, "new_group", group) for one in (distributed, c10d)),
+            mock.patch.object(distributed, "recv_object_list", _receive),
             # there is no state of a card's random numbers to keep alike
             mock.patch.object(_dispatch, "is_rng_supported_mesh", return_value=False),
         ]
@@ -158,6 +163,10 @@ def _group_of(
 ) -> Any:
     """Make a group of some of the ranks, in the fake backend whatever the one asked for."""
     return _new_group(ranks, timeout, **options)
+
+
+def _receive(*args: Any, **options: Any) -> None:
+    raise CannotPlan(RECEIVED)
 
 
 def _refuse(way: str) -> Callable[..., Any]:

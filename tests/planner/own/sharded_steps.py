@@ -137,6 +137,17 @@ def columns(way="", ranks=2):
     return steps_of(model)
 
 
+def stages(way="", ranks=2):
+    """The first stage of a pipeline."""
+    from torch.distributed import pipelining
+
+    begin(ranks)
+    part = nn.Sequential(nn.Linear(WIDTH, WIDTH)).to(DEVICE)
+    stage = pipelining.PipelineStage(part, 0, ranks, torch.device(DEVICE, 0))
+    schedule = pipelining.ScheduleGPipe(stage, 4, loss_fn=nn.MSELoss())
+    return lambda: schedule.step(torch.rand(BATCH, WIDTH, device=DEVICE))
+
+
 def measure(step, built):
     """Print the most live bytes of two steps of this rank."""
     from mpt.planner.trace.trace import live_peak

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mpt.errors import MptError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
 from tests.planner.own import sharded_steps
@@ -71,3 +72,10 @@ def test_what_is_on_the_host_is_not_on_the_card(session: Session, name: str, way
     plan = planned(session, name, f"host {way}")
     assert not {"parameters", "optimizer state"} & plan.by_category.keys()
     assert plan.by_category["gathered parameters"] >= (LAYER if "half" in way else 2 * LAYER)
+
+
+@pytest.mark.slow
+def test_a_stage_of_a_pipeline_is_refused_by_name(session: Session) -> None:
+    """The reason given was a version of NCCL's that is not there."""
+    with pytest.raises(MptError, match=r"waits for what another process sends .* as stages of a"):
+        planned(session, "stages")
