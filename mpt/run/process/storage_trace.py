@@ -2,7 +2,7 @@
 
 A dispatch mode sees every operator's tensors; a weak reference reports each storage's death. A storage counts once,
 however many tensors view it. The meaning of births and deaths (bytes by category, events to replay through an
-allocator) is for `mpt.run.process.memory_meter` and `mpt.planner.trace.trace`.
+allocator) is for `mpt.run.process.memory_meter` and `mpt.planner.trace.recorder`.
 """
 
 from __future__ import annotations
