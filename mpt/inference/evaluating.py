@@ -25,7 +25,7 @@ from mpt.inference.exported import networks_in, read_about, refuse_absent_networ
 from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import Trained
 from mpt.metrics.shared.choice import measure_possible
-from mpt.seams import Dataset, Run
+from mpt.seams import Dataset, Exports, Run
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,8 @@ def measure_trained(trained: Trained, data: Dataset, batch_size: int) -> Measure
 
 def of_export(run: Run, found: Measured) -> Measured:
     """Return the figures without those of the training's state, which an exported file does not hold."""
-    kept = {
-        name: value
-        for name, value in found.figures.items()
-        if name not in run.task.training_figures
-    }
+    left_out = run.task.training_figures if isinstance(run.task, Exports) else ()
+    kept = {name: value for name, value in found.figures.items() if name not in left_out}
     return replace(found, figures=kept)
 
 

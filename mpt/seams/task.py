@@ -69,8 +69,6 @@ class Task:
     metric: str
     """Name of the evaluation figure that chooses the best checkpoint."""
     higher_is_better: bool
-    training_figures: tuple[str, ...] = ()
-    """Figures of `conclude` that are of the training's state, which an exported file does not hold."""
     inputs: tuple[str, ...] = ()
     """Batch fields that inference can be given; () for a task that makes samples from noise."""
     details: Mapping[str, Any] | None = None
@@ -129,11 +127,6 @@ class Task:
             f"{type(self).__name__} does not infer: `mpt evaluate` measures it, and `mpt convert` writes its networks; "
             "give the task an `infer` (CONTRIBUTING.md, A task)"
         )
-
-    @property
-    def infers(self) -> bool:
-        """Return whether the task has an `infer` of its own."""
-        return type(self).infer is not Task.infer
 
     def advise(self, figures: Mapping[str, float]) -> Iterable[str]:
         """Return warnings about logged losses or figures of an evaluation."""

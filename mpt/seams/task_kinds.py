@@ -63,6 +63,9 @@ class SecondOrder(Task):
 class Exports(Task):
     """A task that says more of an exported network than its weights."""
 
+    training_figures: tuple[str, ...] = ()
+    """Figures of `conclude` that are of the training's state, which an exported file does not hold."""
+
     def export_terms(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of the tensors into and out of an exported network."""
         return default_terms(self)
@@ -115,9 +118,14 @@ class Legend(Task):
     """Columns of the preview's grid, as square as can be if None."""
 
 
+def infers(task: Task) -> bool:
+    """Return whether a task has an `infer` of its own."""
+    return type(task).infer is not Task.infer
+
+
 def default_terms(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the tensors into and out of an exported network of any task."""
-    if not task.infers:
+    if not infers(task):
         return ("inputs",), ("outputs",)
     return (("images",), ("outputs",)) if task.inputs else (("latents",), ("images",))
 

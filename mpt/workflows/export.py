@@ -28,7 +28,7 @@ from mpt.inference.trained import Trained
 from mpt.precision.shared.choice import DTYPES
 from mpt.report.units import show_bytes
 from mpt.seams import Batch, Exports, Run, Task
-from mpt.seams.task_kinds import default_terms
+from mpt.seams.task_kinds import default_terms, infers
 from mpt.workflows.export_gate import Place
 from mpt.workflows.export_graphs import Wishes, finish
 
@@ -80,12 +80,12 @@ def watch_inference(trained: Trained) -> Calls:
     """
     unfolded = trained.run = rebuild(trained, FLOAT32, folds=False)
     with watch_calls(unfolded.task.modules) as called:
-        if not unfolded.task.infers:
+        if not infers(unfolded.task):
             with apart_from_training(unfolded):
                 list(gather_evidence(unfolded, [drawn_batch(unfolded)], DRAWN))
         elif not needs_inputs(unfolded.task):
             infer_one(trained, next(iter(read_inputs(trained, [], DRAWN))))
-        if unfolded.task.infers and unfolded.task.inputs:  # an encoder is called for inputs alone
+        if infers(unfolded.task) and unfolded.task.inputs:  # an encoder is called for inputs alone
             infer_one(trained, (drawn_batch(unfolded), DRAWN))
     return called
 
