@@ -113,7 +113,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.values = TrueValues(trusts_data)
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
         self.numbers_of = DifferentNumbers()
-        self.shared = SharedMasks(self.numbers_of, shares)
+        self.shared = SharedMasks(self.numbers_of, self.values.read, shares)
         self.is_built = False
         """Before, a mode of its own follows the values; if data are trusted, it does all the time."""
         self.steps = QuasiNewton()
@@ -187,16 +187,14 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         Where values are trusted these are all in their order, so that the next mask may follow from them.
         """
         value = self.values.read(mask) if self.trusts_data else None
-        even = self.shared.count(mask)
-        if value is None and even is not None:
-            return mask.new_empty((even, mask.dim()), dtype=torch.int64)
-        if value is None:
+        count = self.shared.count(mask) if value is None else int(numpy.count_nonzero(value))
+        if count is None:
             places: Tensor = self._bound(most_places(mask))
             if self.trusts_data:
                 self.values.keep_places(places, mask.shape)
             return places
-        count = int(numpy.count_nonzero(value))
-        self.values.note_size(count)
+        if value is not None:
+            self.values.note_size(count)
         return mask.new_empty((count, mask.dim()), dtype=torch.int64)
 
     def _at_bound(self, rule: Callable[..., Any]) -> Callable[..., Any]:

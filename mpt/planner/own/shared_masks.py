@@ -8,7 +8,7 @@ one predicted class, these may be as large as they can be.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,10 +54,13 @@ class Masks:
 class SharedMasks:
     """The masks of a step that share something out."""
 
-    def __init__(self, numbers: DifferentNumbers, are_even: bool) -> None:
-        """`are_even`: they are not as large as they can be."""
+    def __init__(
+        self, numbers: DifferentNumbers, read: Callable[[Tensor], Any], are_even: bool
+    ) -> None:
+        """`read`: returns known values; `are_even`: masks are not as large as they can be."""
         self.are_even = are_even
         self._numbers = numbers
+        self._read = read
         self._all: list[Shared] = []
         self._chosen: ByMemory[dict[Hashable, Shared]] = ByMemory()
         self._masks: ByMemory[Masks] = ByMemory()
@@ -75,7 +78,7 @@ class SharedMasks:
     def follow(self, func: Any, args: Sequence[Any], result: Any) -> None:
         """Note what the masks in an operator's result share out."""
         if func in SCATTERING and args[3] == 1:
-            self._compared(args[2], None, result)
+            self._one_hot(args[2], result)
         elif func in EQUAL:
             self._compared(args[0], args[1], result)
         elif self._masks and func is _aten.any.dim:
@@ -87,14 +90,29 @@ class SharedMasks:
             is_part = result.numel() != args[0].numel()
             self._masks.keep(result, Masks(masks.shared, masks.among) if is_part else masks)
 
+    def _among(self, chosen: Any) -> int:
+        """Return how many numbers a tensor is chosen among, 0 if that is not known."""
+        return (self._numbers.most(chosen) or 0) if isinstance(chosen, Tensor) else 0
+
     def _compared(self, chosen: Any, other: Any, result: Tensor) -> None:
-        """Note a mask of the places of one number, or masks of all numbers."""
-        among = self._numbers.most(chosen) if isinstance(chosen, Tensor) else None
-        if among is None or among < 2:
-            return
-        if type(other) is int:
+        """Note the mask of one number, or those of a range of numbers."""
+        if isinstance(other, Tensor) and not self._among(chosen):
+            chosen, other = other, chosen
+        among = self._among(chosen)
+        if among > 1 and type(other) is int:
             self._masks.keep(result, Masks(self._shared(chosen, among), among, other))
-        elif result.numel() >= among * chosen.numel():
+        elif among > 1 and isinstance(other, Tensor) and self._are_all(other, among):
+            self._one_hot(chosen, result)
+
+    def _are_all(self, numbers: Tensor, among: int) -> bool:
+        """Return whether these are known to be all numbers, each once: others may be equal, such as pairs of labels."""
+        values = self._read(numbers)
+        return values is not None and len({*values.flat} | {*range(among)}) == values.size
+
+    def _one_hot(self, chosen: Any, result: Tensor) -> None:
+        """Note masks of all numbers in one tensor."""
+        among = self._among(chosen)
+        if among > 1:
             self._all.append(Shared(among * chosen.numel()))
             self._masks.keep(result, Masks(self._all[-1], among))
 

@@ -83,8 +83,13 @@ def experts(way="bincount", tokens=64, count=4):
         found = torch.zeros_like(rows)
         chosen = chosen.view(-1, 2)
         columns = functional.one_hot(chosen, count + 1).permute(2, 1, 0)
+        numbers = torch.arange(count, device=device)[:, None, None]
+        if way == "table":
+            columns = numbers == chosen.T
+        elif way == "eq":
+            columns = chosen.T.eq(numbers)
         for number, part in enumerate(parts):
-            if way == "columns":
+            if way in ("columns", "table", "eq"):
                 row = torch.where(columns[number])[1]
                 found.index_add_(0, row, part(rows[row]))
                 continue
@@ -112,6 +117,22 @@ def one_class(tokens=64):
         optimizer.zero_grad()
         rows = torch.rand(tokens, 64, device=device)
         part(rows[gate(rows).argmax(1) == 0]).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def alike(tokens=64):
+    """Pairs of rows of one predicted class."""
+    gate, part = nn.Linear(64, 4).to(device), nn.Linear(64, 64).to(device)
+    optimizer = torch.optim.SGD([*gate.parameters(), *part.parameters()], lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        rows = torch.rand(tokens, 64, device=device)
+        labels = gate(rows).argmax(1)
+        pairs = torch.where(labels[:, None] == labels)
+        part(rows)[pairs[0]].square().sum().backward()
         optimizer.step()
 
     return step

@@ -52,7 +52,17 @@ def test_comparisons_of_whole_tensors_are_read_values(session: Session) -> None:
     assert any("the step reads values (10 times)" in note for note in plan.notes), plan.notes
 
 
-WAYS = {"bincount": 2, "histc": 2, "one_hot": 2, "scattered": 2, "masks": 1, "any": 2, "columns": 2}
+WAYS = {
+    "bincount": 2,
+    "histc": 2,
+    "one_hot": 2,
+    "scattered": 2,
+    "masks": 1,
+    "any": 2,
+    "columns": 2,
+    "table": 2,
+    "eq": 2,
+}
 """Way in which tokens are shared out -> experts that each token goes to."""
 
 
@@ -72,6 +82,13 @@ def test_rows_of_one_predicted_class_may_be_all_of_them(session: Session) -> Non
     rows = 2048 * 64 * 4
     assert many.allocated - few.allocated >= 3 * rows  # drawn, chosen, and what comes out
     assert not any("even" in note for note in many.notes)
+
+
+def test_pairs_of_one_predicted_class_may_be_all_pairs(session: Session) -> None:
+    """They were taken for masks of all classes, since there are as many as a table of rows and classes has at least."""
+    plan = planned(session, "alike", tokens=256)
+    assert plan.by_category["activations"] >= 256 * 256 * 64 * 4
+    assert not any("even" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
