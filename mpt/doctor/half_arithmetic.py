@@ -81,7 +81,9 @@ def rounded(func: Any, args: Any, kwargs: Any) -> Any:
         )
 
     def down(value: Any) -> Any:
-        return value.to(ROUNDED.get(value.dtype)) if isinstance(value, Tensor) else value
+        return (
+            value.to(ROUNDED.get(value.dtype, value.dtype)) if isinstance(value, Tensor) else value
+        )
 
     return tree_map(down, func(*tree_map(up, args), **tree_map(up, kwargs)))
 

@@ -35,7 +35,7 @@ PATIENCE = 90.0
 EXACT = {"recompute"}
 """Changes with which the training stays the same to rounding."""
 Names = frozenset[str]
-"""Changes: recompute, autocast, optimizer."""
+"""Changes: recompute, autocast, optimizer, accumulate."""
 SMALLER = frozenset({"accumulate"})
 SMALLER_BATCHES = {
     True: "the same samples, of which BatchNorm sees fewer at a time",

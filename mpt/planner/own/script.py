@@ -96,7 +96,7 @@ class Script:
         self._said = Tail()
         self._created = Created()
         self._parsed: list[Parsed] = []
-        self._texts = [*parts_of(source.where).values()]
+        self._parts = parts_of(source.where)
         self._evaluations = Evaluations()
         self._stepped: Counter[int] = Counter()
         """Optimizer -> its steps in this step."""
@@ -215,7 +215,7 @@ class Script:
         if self._packages:  # as by `python -m package.train`
             self.module.__package__ = ".".join(self._packages)
         try:
-            for name, text in parts_of(str(path)).items():
+            for name, text in self._parts.items():
                 let_find(name, text)
                 edits = [one for one in self.source.edits if one.file == name]
                 text = edited(text, edits) if edits else text
@@ -251,7 +251,7 @@ class Script:
                 mock.patch.object(signal, "signal"),
                 *(mock.patch.object(one, "set_start_method") for one in STARTERS),
                 noting_what_is_made(self._created),
-                noting_options(self.words, self._parsed, self._texts),
+                noting_options(self.words, self._parsed, self._parts.values()),
                 self._written.elsewhere(),
                 mock.patch.object(
                     torch.autograd, "backward", self._counting(torch.autograd.backward)
