@@ -31,8 +31,8 @@ from mpt.errors import MptError
 from mpt.planner.facts.calibration import CONTEXT_BYTES, Calibration
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.facts.verdict import judge
-from mpt.planner.own.changes import Changes
-from mpt.planner.own.source import Source
+from mpt.planner.own.execution.source import Source
+from mpt.planner.own.proposals.changes import Changes
 from mpt.planner.own.trace import trace_own
 from mpt.planner.plans.plan import Wish, describe
 from mpt.planner.server.worker import preload

@@ -24,8 +24,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
-from mpt.planner.own.changes import Changes
-from mpt.planner.own.source import Source
+from mpt.planner.own.execution.source import Source
+from mpt.planner.own.proposals.changes import Changes
 from mpt.planner.own.trace import trace_own
 from mpt.planner.plans.plan import Wish, describe
 from mpt.planner.recipes.own_step import source_of_function

@@ -40,7 +40,7 @@ def live_bytes(
 
 def measure(calls: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
     """Print the peaks of steps, in this process."""
-    from mpt.planner.own.source import Source
+    from mpt.planner.own.execution.source import Source
     from mpt.planner.own.trace import trace_on_cpu
     from mpt.planner.trace.trace import live_peak
 

@@ -41,8 +41,8 @@ def plan_all(path: Path, gpu_name: str, only: str) -> None:
 
     from mpt.planner.facts.calibration import Calibration
     from mpt.planner.facts.gpus import find_gpu
-    from mpt.planner.own.changes import Changes
-    from mpt.planner.own.source import Source
+    from mpt.planner.own.execution.source import Source
+    from mpt.planner.own.proposals.changes import Changes
     from mpt.planner.own.trace import trace_own
     from mpt.planner.plans.plan import Wish, describe
     from mpt.planner.trace.unseen import Unseen

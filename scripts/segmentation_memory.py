@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from mpt.planner.facts.gpus import find_gpu
-from mpt.planner.own.changes import Changes
-from mpt.planner.own.source import Source
+from mpt.planner.own.execution.source import Source
+from mpt.planner.own.proposals.changes import Changes
 from mpt.planner.own.trace import trace_own
 from mpt.planner.trace.replay import replay
 from mpt.planner.trace.unseen import ASSUMED_SHARE, CONVOLUTIONS, Unseen

@@ -27,7 +27,7 @@ class OwnWish:
 
     subject: str
     source: Mapping[str, Any]
-    """The fields of `mpt.planner.own.source.Source`."""
+    """The fields of `mpt.planner.own.execution.source.Source`."""
     arguments: Mapping[str, Any]
     dtype: str | None = None
     """Of its autocast, in place of its own."""
@@ -56,8 +56,8 @@ def find_subject(wish: OwnWish) -> OwnSubject:
     from mpt.doctor.own.step import OwnSubject
     from mpt.engine.building.devices import choose_device
     from mpt.planner.facts.gpus import DEFAULT, find_gpu
-    from mpt.planner.own.factory import find_factory
-    from mpt.planner.own.source import Source
+    from mpt.planner.own.execution.factory import find_factory
+    from mpt.planner.own.execution.source import Source
 
     source = Source.of(wish.source)
     find_factory(source)

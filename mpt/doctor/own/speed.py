@@ -22,11 +22,11 @@ from mpt.doctor.findings import Section
 from mpt.doctor.own.step import SEED, OwnSubject
 from mpt.doctor.speed import SLOW_DATA, STEPS, WARM_UP
 from mpt.engine.building.build import seed_everything
-from mpt.planner.own.factory import call_factory, find_factory
+from mpt.planner.own.execution.factory import call_factory, find_factory
+from mpt.planner.own.execution.script import Ended
+from mpt.planner.own.execution.source import Made
 from mpt.planner.own.performed import call
-from mpt.planner.own.ranks import one_of_several
-from mpt.planner.own.script import Ended
-from mpt.planner.own.source import Made
+from mpt.planner.own.stand_ins.ranks import one_of_several
 from mpt.report.units import show_seconds
 
 MOST_SECONDS = 60.0

@@ -47,17 +47,17 @@ from mpt.nn.shared.module_places import module_places, source_line
 from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.kept_modes import backward_of, has_none
 from mpt.planner.facts.gpus import Gpu
-from mpt.planner.own.caches import caches_forgotten
-from mpt.planner.own.created import noting_what_is_made
-from mpt.planner.own.factory import batch_size_of, call_factory, find_factory
-from mpt.planner.own.files import saved_by_python
-from mpt.planner.own.imports import libraries_as_ever
-from mpt.planner.own.loaders import loaded_here
+from mpt.planner.own.execution.created import noting_what_is_made
+from mpt.planner.own.execution.factory import batch_size_of, call_factory, find_factory
+from mpt.planner.own.execution.imports import libraries_as_ever
+from mpt.planner.own.execution.source import Made, Source
+from mpt.planner.own.execution.switches import switches_kept
 from mpt.planner.own.performed import call, name_modules
-from mpt.planner.own.pools import done_at_once
-from mpt.planner.own.ranks import one_of_several
-from mpt.planner.own.source import Made, Source
-from mpt.planner.own.switches import switches_kept
+from mpt.planner.own.stand_ins.caches import caches_forgotten
+from mpt.planner.own.stand_ins.files import saved_by_python
+from mpt.planner.own.stand_ins.loaders import loaded_here
+from mpt.planner.own.stand_ins.pools import done_at_once
+from mpt.planner.own.stand_ins.ranks import one_of_several
 from mpt.precision.stable.stable_forms import StableForms
 from mpt.precision.stable.stable_logs import Rewrite
 

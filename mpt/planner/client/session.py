@@ -221,7 +221,7 @@ class Session:
         with_changes: bool = True,
         **wish: Any,
     ) -> Answer[OwnPlan]:
-        """Plan somebody's own training step; `source` holds the fields of `mpt.planner.own.source.Source`.
+        """Plan somebody's own training step; `source` holds the fields of `mpt.planner.own.execution.source.Source`.
 
         Without changes it is planned as it stands alone.
         """

@@ -19,16 +19,16 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mpt.planner.own.changes import (
+from mpt.planner.own.execution.created import Created
+from mpt.planner.own.execution.source import Made
+from mpt.planner.own.proposals.changes import (
     Changes,
     ForwardAutocast,
     apply_to_modules,
     apply_to_optimizers,
 )
-from mpt.planner.own.created import Created
-from mpt.planner.own.names import COMPILED, named_networks
-from mpt.planner.own.passes import Passes
-from mpt.planner.own.source import Made
+from mpt.planner.own.text.names import COMPILED, named_networks
+from mpt.planner.own.text.passes import Passes
 from mpt.planner.step.run_fake import STEPS
 from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.watched_run import owners_of, watch_updates

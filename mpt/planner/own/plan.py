@@ -19,12 +19,12 @@ from mpt.planner.answers.own_plan import ORDER, OwnPlan, Way
 from mpt.planner.answers.plan import Plan
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
-from mpt.planner.own.accumulation import FACTORS
-from mpt.planner.own.changes import Changes
-from mpt.planner.own.factory import batch_size_of
-from mpt.planner.own.options import Words
-from mpt.planner.own.proposals import without_library
-from mpt.planner.own.source import Source
+from mpt.planner.own.execution.factory import batch_size_of
+from mpt.planner.own.execution.source import Source
+from mpt.planner.own.proposals.accumulation import FACTORS
+from mpt.planner.own.proposals.changes import Changes
+from mpt.planner.own.proposals.edits import without_library
+from mpt.planner.own.proposals.options import Words
 from mpt.planner.own.trace import OwnRun, import_factory, trace_own
 from mpt.planner.plans.plan import Wish, describe
 from mpt.planner.step.run_fake import FakeRun

@@ -1,7 +1,7 @@
 """Somebody's own training step on fake tensors, with the recorder watching.
 
-Values that are read (`loss.item()`, a GradScaler's check) are taken as zero, and counted (`mpt.planner.own.bounds`).
-What a step's tensors are is told from outside (`mpt.planner.own.performed`).
+Values that are read (`loss.item()`, a GradScaler's check) are taken as zero, and counted
+(`mpt.planner.own.values.bounds`). What a step's tensors are is told from outside (`mpt.planner.own.performed`).
 
 A script that names `cuda` puts there what it means to (`mpt.planner.device.cuda_stand_in`). One that never does, since
 it would take the device from somewhere else, is planned as if all of it were on the GPU.
@@ -23,11 +23,21 @@ from mpt.planner.device.card_answers import questions_answered
 from mpt.planner.device.cuda_stand_in import cuda_stands_in
 from mpt.planner.device.fake_device import fake_gpu
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
-from mpt.planner.own.accumulation import Accumulation, find_accumulation
-from mpt.planner.own.all_on_card import all_on_card
-from mpt.planner.own.attempts import AS_BOUNDS, Answers, Attempt, as_its_data_need
-from mpt.planner.own.caches import caches_forgotten
-from mpt.planner.own.changes import (
+from mpt.planner.own.execution.all_on_card import all_on_card
+from mpt.planner.own.execution.created import noting_what_is_made
+from mpt.planner.own.execution.factory import (
+    call_factory,
+    find_factory,
+    import_in_plan,
+    reset_default_device,
+)
+from mpt.planner.own.execution.imports import libraries_as_ever
+from mpt.planner.own.execution.source import Source
+from mpt.planner.own.execution.switches import switches_kept
+from mpt.planner.own.growth import growth_note
+from mpt.planner.own.performed import call, name_modules, perform, updated_weights, watch_step
+from mpt.planner.own.proposals.accumulation import Accumulation, find_accumulation
+from mpt.planner.own.proposals.changes import (
     NOTHING,
     Changes,
     ForwardAutocast,
@@ -36,28 +46,23 @@ from mpt.planner.own.changes import (
     takes_low_bits,
     unplaced,
 )
-from mpt.planner.own.created import noting_what_is_made
-from mpt.planner.own.extensions import nothing_compiled
-from mpt.planner.own.factory import call_factory, find_factory, import_in_plan, reset_default_device
-from mpt.planner.own.files import saved_by_python
-from mpt.planner.own.fused import functions_fused
-from mpt.planner.own.graphs import Graphs
-from mpt.planner.own.growth import growth_note
-from mpt.planner.own.imports import libraries_as_ever
-from mpt.planner.own.loaders import loaded_here
-from mpt.planner.own.names import are_compiled
-from mpt.planner.own.options import Words, find_words
-from mpt.planner.own.passes import Passes
-from mpt.planner.own.performed import call, name_modules, perform, updated_weights, watch_step
-from mpt.planner.own.pools import done_at_once
-from mpt.planner.own.proposals import executed, find_edits
-from mpt.planner.own.quantized import made_of_fakes
-from mpt.planner.own.ranks import one_of_several
-from mpt.planner.own.rewritten import noting_rewriting
-from mpt.planner.own.source import Source
-from mpt.planner.own.switches import switches_kept
-from mpt.planner.own.told_memory import memory_told
-from mpt.planner.own.without_values import without_values
+from mpt.planner.own.proposals.edits import executed, find_edits
+from mpt.planner.own.proposals.options import Words, find_words
+from mpt.planner.own.proposals.rewritten import noting_rewriting
+from mpt.planner.own.stand_ins.caches import caches_forgotten
+from mpt.planner.own.stand_ins.extensions import nothing_compiled
+from mpt.planner.own.stand_ins.files import saved_by_python
+from mpt.planner.own.stand_ins.fused import functions_fused
+from mpt.planner.own.stand_ins.graphs import Graphs
+from mpt.planner.own.stand_ins.loaders import loaded_here
+from mpt.planner.own.stand_ins.pools import done_at_once
+from mpt.planner.own.stand_ins.quantized import made_of_fakes
+from mpt.planner.own.stand_ins.ranks import one_of_several
+from mpt.planner.own.stand_ins.told_memory import memory_told
+from mpt.planner.own.text.names import are_compiled
+from mpt.planner.own.text.passes import Passes
+from mpt.planner.own.values.attempts import AS_BOUNDS, Answers, Attempt, as_its_data_need
+from mpt.planner.own.values.without_values import without_values
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.time_model import Work

@@ -66,12 +66,12 @@ def plan_own_step(
     calibration: Calibration | None = None,
     with_changes: bool = True,
 ) -> OwnPlanned:
-    """Plan the step that a factory builds (`mpt.planner.own.factory`), called with `arguments`.
+    """Plan the step that a factory builds (`mpt.planner.own.execution.factory`), called with `arguments`.
 
     `factory` is a function, or its name: `path/to/file.py:function`, or `package.module:function` of a package that
     `allow` names. A script, `path/to/file.py`, is executed as it stands with `words` for its command line
-    (`mpt.planner.own.script`). The card's own calibration is used unless another is given. Raises ConfigError for a
-    factory that cannot be found or called, and PlanError with module and line for a step that cannot be traced.
+    (`mpt.planner.own.execution.script`). The card's own calibration is used unless another is given. Raises ConfigError
+    for a factory that cannot be found or called, and PlanError with module and line for a step that cannot be traced.
     """
     source = find_source(factory, allow, words)
     check_arguments(arguments)
@@ -128,7 +128,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 def find_source(
     factory: str | Callable[..., Any], allow: Sequence[str], words: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the fields of `mpt.planner.own.source.Source`. Raises ConfigError."""
+    """Return the fields of `mpt.planner.own.execution.source.Source`. Raises ConfigError."""
     if not isinstance(factory, str):
         return source_of_function(factory)
     if SCRIPT.fullmatch(factory):

@@ -127,8 +127,8 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
 
 def answer_own(asked: dict[str, Any], gpu: Any, calibration: Any, wish: Any) -> dict[str, Any]:
     """Return the plan of somebody's own training step as plain data."""
+    from mpt.planner.own.execution.source import Source
     from mpt.planner.own.plan import plan_own
-    from mpt.planner.own.source import Source
 
     source = Source.of(asked["source"])
     arguments, with_changes = asked["arguments"], asked["with_changes"]

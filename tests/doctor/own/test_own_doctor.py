@@ -21,7 +21,7 @@ from mpt.doctor.own.numerics import describe_own
 from mpt.doctor.own.step import OwnSubject, Taken, take
 from mpt.errors import ConfigError, NonFiniteError
 from mpt.planner.facts.gpus import DEFAULT, find_gpu
-from mpt.planner.own.source import Source
+from mpt.planner.own.execution.source import Source
 from tests.doctor.own import strange_steps
 from tests.programs import run_mpt
 

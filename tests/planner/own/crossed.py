@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from mpt.planner.facts.gpus import find_gpu
-from mpt.planner.own.changes import Changes
-from mpt.planner.own.source import Source
+from mpt.planner.own.execution.source import Source
+from mpt.planner.own.proposals.changes import Changes
 from mpt.planner.own.trace import trace_on_cpu, trace_own
 from mpt.planner.trace.trace import Trace
 from mpt.run.process.storage_trace import tensors_in

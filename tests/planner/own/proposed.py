@@ -33,9 +33,9 @@ from mpt.planner.answers.own_plan import OwnPlan
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.own import plan
-from mpt.planner.own.caches import forget_accelerator
-from mpt.planner.own.proposals import without_library
-from mpt.planner.own.source import Source
+from mpt.planner.own.execution.source import Source
+from mpt.planner.own.proposals.edits import without_library
+from mpt.planner.own.stand_ins.caches import forget_accelerator
 from mpt.planner.own.trace import trace_on_cpu
 from mpt.planner.plans.plan import Wish
 from mpt.planner.trace.trace import live_peak

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpt.planner.client.session import Session
-from mpt.planner.own.batch_size import find_batch_size
+from mpt.planner.own.text.batch_size import find_batch_size
 from mpt.planner.recipes.own_step import find_source
 
 

@@ -11,11 +11,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from mpt.planner.device.fake_mode import LeanFakeMode
-from mpt.planner.own.attempts import Answers
-from mpt.planner.own.exchange import tensors_exchanged
-from mpt.planner.own.known_values import MOST_BYTES, values_known
-from mpt.planner.own.quantized import made_of_fakes
-from mpt.planner.own.without_values import without_values
+from mpt.planner.own.stand_ins.exchange import tensors_exchanged
+from mpt.planner.own.stand_ins.quantized import made_of_fakes
+from mpt.planner.own.values.attempts import Answers
+from mpt.planner.own.values.known_values import MOST_BYTES, values_known
+from mpt.planner.own.values.without_values import without_values
 
 
 def widths() -> Any:

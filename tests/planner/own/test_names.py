@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from mpt.planner.answers.own_plan import Way
-from mpt.planner.own.changes import Recomputed, find_recomputed, pieces_of
-from mpt.planner.own.names import as_written, named_networks
 from mpt.planner.own.plan import worth_their_changes
+from mpt.planner.own.proposals.changes import Recomputed, find_recomputed, pieces_of
+from mpt.planner.own.text.names import as_written, named_networks
 
 
 def block() -> nn.Module:

@@ -11,7 +11,7 @@ import pytest
 from mpt.errors import ConfigError, MptError
 from mpt.planner.answers.own_plan import OwnPlan
 from mpt.planner.client.session import Session
-from mpt.planner.own.notebooks import as_python, parts_of
+from mpt.planner.own.text.notebooks import as_python, parts_of
 from mpt.planner.recipes.own_step import find_source
 
 NETWORK = """%matplotlib inline

@@ -15,7 +15,7 @@ import torch
 from mpt.errors import MptError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
-from mpt.planner.own.extensions import extension, extensions_forgotten
+from mpt.planner.own.stand_ins.extensions import extension, extensions_forgotten
 from tests.planner.own import older_steps
 from tests.planner.own.own_plans import plan_of
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mpt.planner.client.session import Session
-from mpt.planner.own.accumulation import find_accumulation
-from mpt.planner.own.command_lines import Parsed, noting_options
-from mpt.planner.own.options import find_words
+from mpt.planner.own.proposals.accumulation import find_accumulation
+from mpt.planner.own.proposals.options import find_words
+from mpt.planner.own.text.command_lines import Parsed, noting_options
 from tests.planner.own.test_scripts import planned, script_of
 
 SCRIPT = """

@@ -81,8 +81,8 @@ def test_what_the_weights_gradients_and_states_hold_is_found_without_being_told(
 TIMES = """
 import sys
 from mpt.planner.facts.gpus import find_gpu
-from mpt.planner.own.changes import Changes
-from mpt.planner.own.source import Source
+from mpt.planner.own.proposals.changes import Changes
+from mpt.planner.own.execution.source import Source
 from mpt.planner.own.trace import trace_own
 gpu = find_gpu("a100")
 def trace(name, **given):

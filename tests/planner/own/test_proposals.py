@@ -19,7 +19,7 @@ from rich.console import Console
 from mpt.commands.planning import plan_step
 from mpt.planner.answers.edits import Edit, edited
 from mpt.planner.answers.own_plan import Way
-from mpt.planner.own.places import before_loop, scope_of
+from mpt.planner.own.text.places import before_loop, scope_of
 from tests.planner.made_plans import make_plan
 from tests.planner.own.proposed_libraries import FILES
 from tests.planner.own.proposed_libraries import SCRIPTS as LIBRARIES

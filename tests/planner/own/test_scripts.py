@@ -13,7 +13,7 @@ from mpt.commands.planning import plan_step
 from mpt.errors import MemoryBudgetError, MptError
 from mpt.planner.answers.own_plan import OwnPlan
 from mpt.planner.client.session import Session
-from mpt.planner.own.source import Source
+from mpt.planner.own.execution.source import Source
 from mpt.planner.own.trace import trace_on_cpu
 from mpt.planner.recipes.own_step import find_source
 from scripts.live_bytes import live_bytes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt.planner.own.written import Written
+from mpt.planner.own.execution.written import Written
 
 pytestmark = pytest.mark.tier("fast")
 

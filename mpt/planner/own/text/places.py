@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from types import CodeType, FrameType
 
-from mpt.planner.own import notebooks
+from mpt.planner.own.text import notebooks
 from mpt.planner.trace.cannot_plan import is_installed, is_outside
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)

@@ -9,16 +9,16 @@ from unittest import mock
 from torch._subclasses import fake_tensor
 
 from mpt.planner.device.zero_values import values_by
-from mpt.planner.own.attempts import AS_BOUNDS, Answers
-from mpt.planner.own.bounds import KNOWN_VALUES, BoundedShapes
-from mpt.planner.own.draws import drawn_from
-from mpt.planner.own.exchange import tensors_exchanged
-from mpt.planner.own.extensions import nothing_compiled
-from mpt.planner.own.files import without_files
-from mpt.planner.own.lazy import lazy_modules
-from mpt.planner.own.loaders import loaded_here, true_batches
-from mpt.planner.own.quasi_newton import quasi_newton
-from mpt.planner.own.without_memory import without_memory
+from mpt.planner.own.stand_ins.draws import drawn_from
+from mpt.planner.own.stand_ins.exchange import tensors_exchanged
+from mpt.planner.own.stand_ins.extensions import nothing_compiled
+from mpt.planner.own.stand_ins.files import without_files
+from mpt.planner.own.stand_ins.lazy import lazy_modules
+from mpt.planner.own.stand_ins.loaders import loaded_here, true_batches
+from mpt.planner.own.stand_ins.quasi_newton import quasi_newton
+from mpt.planner.own.values.attempts import AS_BOUNDS, Answers
+from mpt.planner.own.values.bounds import KNOWN_VALUES, BoundedShapes
+from mpt.planner.own.values.without_memory import without_memory
 
 
 @contextmanager

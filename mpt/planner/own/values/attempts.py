@@ -1,9 +1,9 @@
 """Traces of one training with other answers to its reads of values, of which the one that holds the most is planned.
 
-Values are bounds or zeros first (`mpt.planner.own.bounds`). They are those that are loaded and drawn where bounds lead
-nowhere, where integers are read, which may become sizes, and where bounds are far above what the data need. Where a
-draw may decide what a step holds, a few others are drawn. Where a step asks if a mask has places, it has none first
-and then some.
+Values are bounds or zeros first (`mpt.planner.own.values.bounds`). They are those that are loaded and drawn where
+bounds lead nowhere, where integers are read, which may become sizes, and where bounds are far above what the data need.
+Where a draw may decide what a step holds, a few others are drawn. Where a step asks if a mask has places, it has none
+first and then some.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 
 from mpt.config.sizes import describe_bytes
 from mpt.errors import MptError
-from mpt.planner.own.bounds import BoundedShapes, follows_from_value
-from mpt.planner.own.extensions import KernelNotCompiled, extensions_forgotten
+from mpt.planner.own.stand_ins.extensions import KernelNotCompiled, extensions_forgotten
+from mpt.planner.own.values.bounds import BoundedShapes, follows_from_value
 from mpt.planner.trace.cannot_plan import CannotPlan
 from mpt.planner.trace.trace import Trace, live_peak
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
-from mpt.planner.own.by_memory import ByMemory
+from mpt.planner.own.values.by_memory import ByMemory
 
 MOST_COUNTS = 4096
 """Of one tensor whose counts are known."""

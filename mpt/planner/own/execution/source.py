@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mpt.planner.answers.edits import Edit
-from mpt.planner.own.command_lines import Parsed
-from mpt.planner.own.places import Standing
+from mpt.planner.own.text.command_lines import Parsed
+from mpt.planner.own.text.places import Standing
 
 
 @dataclass(frozen=True)

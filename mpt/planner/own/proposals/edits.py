@@ -18,11 +18,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mpt.planner.answers.edits import Edit, edited
-from mpt.planner.own.changes import Recomputed
-from mpt.planner.own.names import as_written
-from mpt.planner.own.notebooks import parts_of
-from mpt.planner.own.passes import Passes, as_argument, autocast_edits
-from mpt.planner.own.places import (
+from mpt.planner.own.execution.source import Made, Source
+from mpt.planner.own.proposals.changes import Recomputed
+from mpt.planner.own.text.names import as_written
+from mpt.planner.own.text.notebooks import parts_of
+from mpt.planner.own.text.passes import Passes, as_argument, autocast_edits
+from mpt.planner.own.text.places import (
     Standing,
     assigned_by,
     before_loop,
@@ -36,7 +37,6 @@ from mpt.planner.own.places import (
     tree_of,
     unused,
 )
-from mpt.planner.own.source import Made, Source
 
 COMPOUND = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef, ast.ClassDef)
 """Statements with others inside."""

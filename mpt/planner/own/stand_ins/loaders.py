@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import (
 )
 
 from mpt.nn.shared.mixin import become
-from mpt.planner.own.draws import Draws
+from mpt.planner.own.stand_ins.draws import Draws
 
 
 def load_here(loader: DataLoader[Any]) -> Any:

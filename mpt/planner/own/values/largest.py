@@ -10,9 +10,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.planner.device.operator_kinds import is_known
-from mpt.planner.own.by_memory import ByMemory
-from mpt.planner.own.known_values import MASKS
-from mpt.planner.own.sequences import alignments_gradient, counted, most_alignments
+from mpt.planner.own.stand_ins.sequences import alignments_gradient, counted, most_alignments
+from mpt.planner.own.values.by_memory import ByMemory
+from mpt.planner.own.values.known_values import MASKS
 
 _aten = torch.ops.aten
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mpt.planner.answers.edits import INDENT, Edit
-from mpt.planner.own.places import (
+from mpt.planner.own.text.places import (
     Standing,
     imported,
     is_alone,

@@ -5,7 +5,7 @@ A script that is started once for each card makes a process group. Inside a plan
 card, as the script makes it. A script that makes no group is alone, as ever. DistributedDataParallel keeps flat buckets
 of all gradients from its start, in addition to the gradients or in their place (`gradient_as_bucket_view`);
 SyncBatchNorm keeps what BatchNorm keeps. NCCL's own buffers lie outside torch's allocator and are not counted. Weights
-that are shared out over cards are in `mpt.planner.own.shards`.
+that are shared out over cards are in `mpt.planner.own.stand_ins.shards`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device.card_answers import Inert
-from mpt.planner.own.shards import Shards
+from mpt.planner.own.stand_ins.shards import Shards
 from mpt.planner.trace.recorder import Recorder
 
 NOTE = "DistributedDataParallel is planned as on one of several cards, with its buckets and without NCCL's own buffers"

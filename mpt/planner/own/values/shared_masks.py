@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from mpt.planner.device.operator_kinds import is_known
-from mpt.planner.own.by_memory import ByMemory
-from mpt.planner.own.counts import SCATTERING
-from mpt.planner.own.largest import COPIES, DifferentNumbers
+from mpt.planner.own.values.by_memory import ByMemory
+from mpt.planner.own.values.counts import SCATTERING
+from mpt.planner.own.values.largest import COPIES, DifferentNumbers
 
 _aten = torch.ops.aten
 EQUAL = {_aten.eq.Scalar, _aten.eq.Tensor}

@@ -1,8 +1,8 @@
 """Values and shapes that only a real step has, in somebody's own step on fake tensors.
 
 Values that are read are zero, but for small tensors that a script wrote out itself, and, while a step is built, for all
-that follow from its program (`mpt.planner.own.known_values`): sizes are computed from those. Lines at which others
-are read then are named. A step's batch may be a placeholder, so its values are not taken for true.
+that follow from its program (`mpt.planner.own.values.known_values`): sizes are computed from those. Lines at which
+others are read then are named. A step's batch may be a placeholder, so its values are not taken for true.
 
 A result whose shape depends on values (`x[mask]`, `nonzero`, `unique`) is given the largest shape that it can have,
 which is at least as large as a real step needs. An integer that is read may become a size: then the plan is too small,
@@ -28,13 +28,16 @@ from torch._subclasses import fake_tensor
 from mpt.planner.device.composites import parts_of
 from mpt.planner.device.operator_kinds import facts_of, is_known
 from mpt.planner.device.zero_values import SCALAR, ZeroValues
-from mpt.planner.own import compared, counts, quantized
-from mpt.planner.own.asked_masks import AskedMasks
-from mpt.planner.own.asserted import is_asserted
-from mpt.planner.own.draws import DRAWN, Draws
-from mpt.planner.own.extensions import TritonKernels
-from mpt.planner.own.known_values import UNKNOWN, TrueValues, are_true, values_known
-from mpt.planner.own.largest import (
+from mpt.planner.own.stand_ins import quantized
+from mpt.planner.own.stand_ins.draws import DRAWN, Draws
+from mpt.planner.own.stand_ins.extensions import TritonKernels
+from mpt.planner.own.stand_ins.quasi_newton import QuasiNewton
+from mpt.planner.own.stand_ins.sequences import PackedSequences
+from mpt.planner.own.values import compared, counts
+from mpt.planner.own.values.asked_masks import AskedMasks
+from mpt.planner.own.values.asserted import is_asserted
+from mpt.planner.own.values.known_values import UNKNOWN, TrueValues, are_true, values_known
+from mpt.planner.own.values.largest import (
     BOUNDS,
     DifferentNumbers,
     all_boxes,
@@ -45,10 +48,8 @@ from mpt.planner.own.largest import (
     most_places,
     without_masks,
 )
-from mpt.planner.own.quasi_newton import QuasiNewton
-from mpt.planner.own.sequences import PackedSequences
-from mpt.planner.own.shared_masks import SharedMasks
-from mpt.planner.own.updates import is_in_update
+from mpt.planner.own.values.shared_masks import SharedMasks
+from mpt.planner.own.values.updates import is_in_update
 from mpt.planner.trace.cannot_plan import line_of
 from mpt.run.process.storage_trace import tensors_in
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mpt.planner.own.batch_size import OPTION
-from mpt.planner.own.command_lines import Parsed
-from mpt.planner.own.options import Words, plain_name
+from mpt.planner.own.proposals.options import Words, plain_name
+from mpt.planner.own.text.batch_size import OPTION
+from mpt.planner.own.text.command_lines import Parsed
 
 STEPS = re.compile(
     r"(num_)?(grad(ient)?s?_)?accum(ulat(e|ion))?(_grad(ient)?s?)?(_(steps?|iters?|batches|freq|every|num))?"

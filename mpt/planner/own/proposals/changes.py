@@ -2,7 +2,8 @@
 checkpointing of repeated blocks, an optimizer with 8-bit state.
 
 Each is a few lines that its author would write. Where they have a place in the script's text, its text with them is
-planned (`mpt.planner.own.proposals`); else the change is made from outside while the script as it stands is planned.
+planned (`mpt.planner.own.proposals.edits`); else the change is made from outside while the script as it stands is
+planned.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mpt.memory.low_bit_optimizer import AllocatedAdam
 from mpt.nn.shared.named_modules import module_at
 from mpt.parallel.local import is_sharded
 from mpt.planner.device.fake_device import DEVICE
-from mpt.planner.own.names import as_written
+from mpt.planner.own.text.names import as_written
 
 FEWEST_BLOCKS = 2
 FEWEST_LAYERS = 6
@@ -148,7 +149,7 @@ def find_recomputed(
     """Return the parts of networks that recomputing is worth trying on.
 
     `updated`: identities of the weights that are trained. `rewriting`: of networks that change a list that they are
-    given (`mpt.planner.own.rewritten`). Networks that can do it themselves; lists of like blocks,
+    given (`mpt.planner.own.proposals.rewritten`). Networks that can do it themselves; lists of like blocks,
     such as `model.layers`: of nested ones the outermost counts, and those whose blocks are single layers or only hold
     others are left out. In networks without any, like blocks that are attributes, and long Sequentials of layers.
     """

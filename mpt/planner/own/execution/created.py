@@ -13,7 +13,7 @@ from torch import nn
 from torch.jit import ScriptModule
 from torch.optim import Optimizer
 
-from mpt.planner.own.places import Standing, stack
+from mpt.planner.own.text.places import Standing, stack
 
 T = TypeVar("T")
 

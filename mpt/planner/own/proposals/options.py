@@ -1,7 +1,7 @@
 """The options of a script's own command line that save memory: its author has provided for them.
 
-They are found where the script reads its words (`mpt.planner.own.command_lines`), by their names, and are tried like
-other changes. One that is switched on already, or that saves nothing, is not proposed.
+They are found where the script reads its words (`mpt.planner.own.text.command_lines`), by their names, and are tried
+like other changes. One that is switched on already, or that saves nothing, is not proposed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mpt.planner.own.command_lines import Parsed
+from mpt.planner.own.text.command_lines import Parsed
 
 Words = tuple[str, ...]
 NAMES = {

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpt.planner.device.kept_modes import KeptInBackward
 from mpt.planner.device.sparse_rows import SparseRows
-from mpt.planner.own.exchange import set_data
-from mpt.planner.own.files import tensor_in_file
-from mpt.planner.own.sequences import PackedSequences, ctc_loss
+from mpt.planner.own.stand_ins.exchange import set_data
+from mpt.planner.own.stand_ins.files import tensor_in_file
+from mpt.planner.own.stand_ins.sequences import PackedSequences, ctc_loss
 from mpt.run.process.storage_trace import tensors_in
 
 ADDRESS_BITS = 16

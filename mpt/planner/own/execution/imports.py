@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpt.planner.device.fake_device import DEVICE
-from mpt.planner.own import flex, quantized
+from mpt.planner.own.stand_ins import flex, quantized
 from mpt.planner.trace.cannot_plan import INSTALLED
 
 ASKED = ("is_available", "device_count")

@@ -7,7 +7,7 @@ A factory builds everything and returns the step, in one of two forms:
 
 It is named as `package.module:function` or `path/to/file.py:function`, since the plan is made in another process, which
 imports it there. The block below `if __name__ == "__main__":` is left out then. A file without a function is a script,
-which is executed as it stands and stopped between its steps (`mpt.planner.own.script`).
+which is executed as it stands and stopped between its steps (`mpt.planner.own.execution.script`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import torch
 from mpt import vision_ops  # noqa: F401 - before a torchvision that may be built for another torch
 from mpt.config.registry import place
 from mpt.errors import ConfigError, MptError
-from mpt.planner.own.names import named_networks
-from mpt.planner.own.places import standing
-from mpt.planner.own.script import beginning_of
-from mpt.planner.own.source import Made, Source
+from mpt.planner.own.execution.script import beginning_of
+from mpt.planner.own.execution.source import Made, Source
+from mpt.planner.own.text.names import named_networks
+from mpt.planner.own.text.places import standing
 
 FORMS = "a step, which takes nothing, or (model, optimizer, batch, step)"
 

@@ -1,7 +1,7 @@
 """Questions whether a mask has any places: `if (experts == 3).any(): ...`.
 
 A value that is read is 0, so the answer is no, and what would be done is left out: an expert, the objects of a class.
-Yes is no better in general: a loop may end by it, or never. So both are traced (`mpt.planner.own.attempts`).
+Yes is no better in general: a loop may end by it, or never. So both are traced (`mpt.planner.own.values.attempts`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpt.planner.own.by_memory import ByMemory
+from mpt.planner.own.values.by_memory import ByMemory
 
 MOST = 256
 """Times in a row that yes is answered while nothing is computed that has a gradient: numbers that are drawn until none

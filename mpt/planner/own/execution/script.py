@@ -8,7 +8,7 @@ GAN that are updated by turns make one step. Of a script without an optimizer of
 or by a class of its own, as fastai does), a step is over after a backward pass, and `zero_grad` of a network begins the
 first.
 
-What it would write is kept apart (`mpt.planner.own.written`).
+What it would write is kept apart (`mpt.planner.own.execution.written`).
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from mpt.errors import ConfigError
 from mpt.planner.answers.edits import edited
-from mpt.planner.own.batch_size import BatchSize, find_batch_size
-from mpt.planner.own.command_lines import Parsed, noting_options
-from mpt.planner.own.created import Created, noting_what_is_made
-from mpt.planner.own.evaluations import Evaluations, is_trained
-from mpt.planner.own.names import named_networks
-from mpt.planner.own.notebooks import (
+from mpt.planner.own.execution.created import Created, noting_what_is_made
+from mpt.planner.own.execution.evaluations import Evaluations, is_trained
+from mpt.planner.own.execution.source import Made, Source
+from mpt.planner.own.execution.surroundings import LAUNCHED, PROCESSES, Surroundings
+from mpt.planner.own.execution.written import Tail, Written
+from mpt.planner.own.text.batch_size import BatchSize, find_batch_size
+from mpt.planner.own.text.command_lines import Parsed, noting_options
+from mpt.planner.own.text.names import named_networks
+from mpt.planner.own.text.notebooks import (
     is_notebook,
     let_find,
     names_in_notebooks,
     parts_of,
     started_by,
 )
-from mpt.planner.own.places import Standing, is_own, renamed, standing
-from mpt.planner.own.source import Made, Source
-from mpt.planner.own.surroundings import LAUNCHED, PROCESSES, Surroundings
-from mpt.planner.own.written import Tail, Written
+from mpt.planner.own.text.places import Standing, is_own, renamed, standing
 from mpt.planner.trace.cannot_plan import is_installed, is_outside, line_of
 
 MOST_ALONE = 32

@@ -1,0 +1,1 @@
+"""Changes to a script with which it needs less memory."""

@@ -1,0 +1,1 @@
+"""A script's text: places, names and options in it."""
