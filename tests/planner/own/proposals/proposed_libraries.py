@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planner.own.proposed_scripts import (
+from tests.planner.own.proposals.proposed_scripts import (
     ADAMW,
     DATA,
     DEVICE,

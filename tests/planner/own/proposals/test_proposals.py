@@ -21,9 +21,9 @@ from mpt.planner.answers.edits import Edit, edited
 from mpt.planner.answers.own_plan import Way
 from mpt.planner.own.text.places import before_loop, scope_of
 from tests.planner.made_plans import make_plan
-from tests.planner.own.proposed_libraries import FILES
-from tests.planner.own.proposed_libraries import SCRIPTS as LIBRARIES
-from tests.planner.own.proposed_scripts import SCRIPTS
+from tests.planner.own.proposals.proposed_libraries import FILES
+from tests.planner.own.proposals.proposed_libraries import SCRIPTS as LIBRARIES
+from tests.planner.own.proposals.proposed_scripts import SCRIPTS
 
 ALL = {**SCRIPTS, **LIBRARIES}
 CARDS = {"bfloat16": "rtx3060", "float16": "rtx2060"}
@@ -49,7 +49,7 @@ def answers(
             (own / file).write_text(text, encoding="utf-8")
         asked.append({"path": str(own / "train.py"), "gpu": gpu, "together": together})
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.planner.own.proposed"],
+        [sys.executable, "-W", "ignore", "-m", "tests.planner.own.proposals.proposed"],
         input="".join(f"{json.dumps(one)}\n" for one in asked),
         capture_output=True, text=True, check=False, timeout=1800,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
