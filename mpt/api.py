@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from mpt.engine.step.step import Update
     from mpt.planner.recipes.own_step import OwnPlanned
     from mpt.planner.recipes.planned import Planned
-    from mpt.report.comparison import Comparison
-    from mpt.report.run_record import RunRecord
+    from mpt.report.comparing.comparison import Comparison
+    from mpt.report.reading.run_record import RunRecord
     from mpt.seams import Batch, Dataset, Inference, Run
-    from mpt.workflows.partings import Parted
-    from mpt.workflows.resume_check import ResumeCheck
-    from mpt.workflows.sides import Side
+    from mpt.workflows.comparing.sides import Side
+    from mpt.workflows.examining.partings import Parted
+    from mpt.workflows.examining.resume_check import ResumeCheck
 
 PathLike = str | Path
 
@@ -155,10 +155,10 @@ def train(
     refused. Raises the error that ends the command: Interrupted after a saved SIGINT, NonFiniteError,
     MemoryBudgetError, ...
     """
-    from mpt.report.read_run import read_run
+    from mpt.report.reading.read_run import read_run
     from mpt.run.process.launch import refuse_several_processes
-    from mpt.workflows import train as workflow
-    from mpt.workflows.retry import IN_PYTHON
+    from mpt.workflows.training import train as workflow
+    from mpt.workflows.training.retry import IN_PYTHON
 
     refuse_several_processes("mpt.train(), unlike `mpt train`,")
     path = workflow.train(
@@ -235,16 +235,16 @@ def compare(
     seeds are added until every verdict is in, up to `max_seeds`. `jobs` is how many runs at a time, by default as many
     as cores or cards are free. The same call continues with a comparison that was interrupted.
     """
-    from mpt.workflows import compare as workflow
-    from mpt.workflows.compare_sides import read_sides
-    from mpt.workflows.sides import is_config
+    from mpt.workflows.comparing import compare as workflow
+    from mpt.workflows.comparing.compare_sides import read_sides
+    from mpt.workflows.comparing.sides import is_config
 
     if isinstance(config, Config):
         sides = read_sides(modes, config, variants=variants, allow=config.granted)
     else:
         words = [str(one) for one in config]
         if not any(is_config(word) for word in words):
-            from mpt.report.read_run import read_run
+            from mpt.report.reading.read_run import read_run
             from mpt.run.records.layout import find_run
 
             records = [read_run(find_run(word, Path(runs))[0].path) for word in words]
@@ -284,7 +284,7 @@ def doctor(
     written.
     """
     from mpt.planner.recipes.own_step import find_source, is_own
-    from mpt.workflows.examination import (
+    from mpt.workflows.examining.examination import (
         BEGINNING,
         PARTS,
         Wish,
@@ -292,7 +292,7 @@ def doctor(
         choose_points,
         examine_parts,
     )
-    from mpt.workflows.own_examination import OwnWish, examine_own
+    from mpt.workflows.examining.own_examination import OwnWish, examine_own
 
     if isinstance(subject, str) and is_own(subject):
         source = find_source(subject, allow, words)
@@ -325,8 +325,8 @@ def diff(
     The result has a `verdict` (same, rounding, apart or not finite), the differences of the runs' files (`files`) and
     those of training both side by side (`replayed`, with `bits` and `beyond`).
     """
-    from mpt.workflows.partings import compare_sides
-    from mpt.workflows.sides import Side, resolve_mode, vary
+    from mpt.workflows.comparing.sides import Side, resolve_mode, vary
+    from mpt.workflows.examining.partings import compare_sides
 
     one = _side(first, runs, allow)
     if isinstance(second, str) and resolve_mode(second) is not None and not Path(second).exists():
@@ -356,8 +356,8 @@ def verify_resume(
     """
     import tempfile
 
-    from mpt.workflows.resume_check import Check
-    from mpt.workflows.resume_check import verify_resume as verify
+    from mpt.workflows.examining.resume_check import Check
+    from mpt.workflows.examining.resume_check import verify_resume as verify
 
     side = _side(config, runs, allow)
     with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as folder:
@@ -367,8 +367,8 @@ def verify_resume(
 
 def _side(what: Config | PathLike, runs: PathLike, allow: Sequence[str]) -> Side:
     """Return a configuration, or read the one that a path or name refers to."""
-    from mpt.workflows.partings import read_with_own_parts
-    from mpt.workflows.sides import Side
+    from mpt.workflows.comparing.sides import Side
+    from mpt.workflows.examining.partings import read_with_own_parts
 
     if isinstance(what, Config):
         return Side("the configuration", what)

@@ -436,7 +436,7 @@ def report_rows(place: Path, options: argparse.Namespace) -> list[Row]:
         figure.savefig(io.BytesIO(), format="png")
 
     def ours() -> None:
-        from mpt.report.page import write_report
+        from mpt.report.run_page.page import write_report
 
         write_report(run_folder)
 

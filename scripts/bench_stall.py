@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import mpt.report.page
+import mpt.report.run_page.page
 from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run as train
 from mpt.engine.loop.training import Training
@@ -57,7 +57,7 @@ def on_rank(rank: int, folder: Path) -> dict[str, list[float]]:
             written.append(time.perf_counter() - begun[-1])
 
     Training.save, checkpoint.write = timed_save, timed_write  # type: ignore[method-assign]
-    mpt.report.page.write_report = lambda path: None  # type: ignore[assignment]
+    mpt.report.run_page.page.write_report = lambda path: None  # type: ignore[assignment]
     train(
         TrainArguments(
             config=folder / "c.yaml", runs=str(folder / "runs"), name="r", quiet=True, device="cpu"

@@ -23,8 +23,8 @@ import yaml
 
 from mpt import api
 from mpt.config.schema import Config
-from mpt.report.read_run import read_run
-from mpt.report.run_record import RunRecord
+from mpt.report.reading.read_run import read_run
+from mpt.report.reading.run_record import RunRecord
 from mpt.systems.dain.inference.memory import pass_memory
 
 RUNS = Path("runs") / "dain_models"

@@ -82,7 +82,7 @@ def commands(work: Path, seeds: int) -> dict[str, list[str]]:
 
 def row(work: Path, teacher: str) -> str:
     """Return the row of one teacher: means over the seeds' runs and their deviation."""
-    from mpt.report.read_run import read_run
+    from mpt.report.reading.read_run import read_run
 
     figures = [
         read_run(path.parent).figures

@@ -20,10 +20,10 @@ import torch
 
 from mpt.config.load import load_config
 from mpt.data.loading.loader import Loader
-from mpt.doctor.data_checks import examine_data
+from mpt.doctor.data.data_checks import examine_data
 from mpt.doctor.findings import Section
-from mpt.doctor.numerics_section import describe_numerics
-from mpt.doctor.subject import Subject, as_on_a_gpu
+from mpt.doctor.numerics.numerics_section import describe_numerics
+from mpt.doctor.numerics.subject import Subject, as_on_a_gpu
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.step.step import update
 

@@ -8,7 +8,7 @@ Planted are small blocks (`scripts/planted_faults.py`), classifiers as strangers
 (`scripts/stranger_models.py`) and folders of pictures (`scripts/stranger_data.py`). A block counts as cured if the
 offered modules or stable forms were tried, are inside the block, and leaving out any one of them was seen to fail; a
 stranger's network if the offered change was tried. All runs are of one step with a random start, in float16 as a GPU
-would compute it (`mpt.doctor.half_arithmetic`), with CUDA's lists for autocast.
+would compute it (`mpt.doctor.measuring.half_arithmetic`), with CUDA's lists for autocast.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.data.loading.loader import Loader
-from mpt.doctor.cure import Cure, find_cure
 from mpt.doctor.findings import Section
-from mpt.doctor.numerics_section import examine_with_stable_reference
-from mpt.doctor.subject import Subject, as_on_a_gpu
+from mpt.doctor.numerics.cure import Cure, find_cure
+from mpt.doctor.numerics.numerics_section import examine_with_stable_reference
+from mpt.doctor.numerics.subject import Subject, as_on_a_gpu
 from mpt.engine.building.build import build_datasets
-from mpt.workflows.examination import examine_data_of
+from mpt.workflows.examining.examination import examine_data_of
 from scripts import sound_models, stranger_data, stranger_models
 from scripts.planted_faults import PLANTED, SOUND
 from scripts.provenance import made

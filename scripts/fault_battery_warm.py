@@ -38,23 +38,23 @@ def import_everything() -> None:
     import mpt.parallel.ranks
     import mpt.parallel.start
     import mpt.planner.server.beside
-    import mpt.report.classification
-    import mpt.report.evaluation_section
-    import mpt.report.page
+    import mpt.report.run_page.classification
+    import mpt.report.run_page.evaluation_section
+    import mpt.report.run_page.page
     from mpt.config.load import load_config
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    mpt.report.page.draw_run = lambda record: {}
+    mpt.report.run_page.page.draw_run = lambda record: {}
     # torch notes the place of every seed for a GPU that is not there
     traceback.format_stack = lambda *_, **__: []
-    mpt.report.classification.draw_svg = mpt.report.evaluation_section.draw_svg = lambda *_, **__: (
-        ""
-    )
+    mpt.report.run_page.classification.draw_svg = (
+        mpt.report.run_page.evaluation_section.draw_svg
+    ) = lambda *_, **__: ""
     # What a process reads once is read here: the parts' sources, the templates, the declared commands.
     load_config(yaml.safe_load(runs.CONFIG))
-    for name in mpt.report.page.environment().list_templates():
-        mpt.report.page.environment().get_template(name)
+    for name in mpt.report.run_page.page.environment().list_templates():
+        mpt.report.run_page.page.environment().get_template(name)
     mpt.cli.make_app = functools.cache(mpt.cli.make_app)
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(mpt.cli.make_app())

@@ -341,7 +341,7 @@ def try_streaming(rehearsal: str) -> dict[str, Any]:
 
 def try_kernels(rehearsal: str) -> dict[str, Any]:
     """Measure the optimizer's kernels and channels last, as `mpt plan tune` does, for two networks."""
-    from mpt.workflows import tuning
+    from mpt.workflows.training import tuning
 
     if rehearsal:
         tuning.ROUNDS, tuning.ROUND_SECONDS = 3, 0.0

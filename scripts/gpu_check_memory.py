@@ -93,7 +93,7 @@ def work(path: Path, seconds: float, labels: list[str], rehearsal: str) -> None:
 def card(device: Any) -> Any:
     """Return the GPU to plan for: the installed one, or in a rehearsal a common one."""
     from mpt.planner.facts.gpus import find_gpu
-    from mpt.workflows.out_of_memory_report import find_budget
+    from mpt.workflows.training.out_of_memory_report import find_budget
 
     return find_budget(device, "").gpu if device.type == "cuda" else find_gpu("rtx3060")
 
@@ -311,7 +311,7 @@ def try_budget(
 
     from mpt.planner.recipes.recipe import describe_patch
     from mpt.planner.recipes.search import search
-    from mpt.workflows.out_of_memory_report import find_budget
+    from mpt.workflows.training.out_of_memory_report import find_budget
     from scripts.gpu_check_workloads import CARD_ALONE
 
     config, data = prepare(workload, rehearsal)

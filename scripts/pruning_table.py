@@ -86,7 +86,7 @@ def main() -> None:
 
 def rows(work: Path, name: str) -> list[str]:
     """Return the rows of a training: whole, and at each share."""
-    from mpt.report.read_run import read_run
+    from mpt.report.reading.read_run import read_run
 
     entry, folder = PLAN[name], work / name
     if not (folder / "summary.json").is_file():

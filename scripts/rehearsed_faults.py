@@ -100,7 +100,7 @@ MENDED = (
     Fault(
         "half on a CPU",
         "`infer --half --device cpu` opened a context on the GPU",
-        "mpt/workflows/half_compared.py",
+        "mpt/workflows/inferring/half_compared.py",
         "    accelerator.synchronize(device)\n    accelerator.empty_cache(device)\n",
         '    accelerator.synchronize(torch.device("cuda"))\n    accelerator.empty_cache(torch.device("cuda"))\n',
         f"{FAULTS_FILE}::test_half_inference_on_a_cpu_touches_no_gpu",
@@ -108,7 +108,7 @@ MENDED = (
     Fault(
         "compared memory",
         "modes were compared by the evaluation's peak, which is the same in every mode",
-        "mpt/report/run_record.py",
+        "mpt/report/reading/run_record.py",
         '        return number(self.memory.get("steps_peak_bytes"), 0.0) or self.peak_bytes\n',
         "        return self.peak_bytes\n",
         f"{FAULTS_FILE}::test_a_comparison_compares_the_steps_memory_and_not_the_evaluations",

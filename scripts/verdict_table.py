@@ -21,10 +21,10 @@ import numpy
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from mpt.report.intervals import LEVEL
-from mpt.report.resolution import Resolution, of_classes, of_samples
-from mpt.report.sequential import levels
-from mpt.report.statistics import Margin, Verdict, judge, judge_until
+from mpt.report.comparing.intervals import LEVEL
+from mpt.report.comparing.resolution import Resolution, of_classes, of_samples
+from mpt.report.comparing.sequential import levels
+from mpt.report.comparing.statistics import Margin, Verdict, judge, judge_until
 from scripts.provenance import made
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "verdicts.md"

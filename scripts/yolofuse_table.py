@@ -102,7 +102,7 @@ def run(words: list[str]) -> None:
 
 def row(name: str, folders: list[Path]) -> str:
     """Return a fusion's row: means over its runs, and their deviation where there are several."""
-    from mpt.report.read_run import read_run
+    from mpt.report.reading.read_run import read_run
 
     figures = [read_run(folder).figures for folder in folders]
 

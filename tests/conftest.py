@@ -60,9 +60,9 @@ def _no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def _training_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave reports and the planner's words on memory out where dozens of runs are trained: both have their tests."""
     if request.path.relative_to(TESTS).parts[0] in ("engine", "parallel"):
-        monkeypatch.setattr("mpt.report.page.write_report", lambda path: None)
+        monkeypatch.setattr("mpt.report.run_page.page.write_report", lambda path: None)
         monkeypatch.setattr(
-            "mpt.workflows.out_of_memory_report.add_report",
+            "mpt.workflows.training.out_of_memory_report.add_report",
             lambda message, training, arguments: message,
         )
 

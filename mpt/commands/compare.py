@@ -1,6 +1,6 @@
 """`mpt compare fp32 amp`: precision modes, settings, configurations or finished runs, and a verdict on each.
 
-The comparison itself is `mpt.workflows.compare`.
+The comparison itself is `mpt.workflows.comparing.compare`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from mpt.commands.cli.console import columns, open_console
 from mpt.config.registry import INSTALLED
 from mpt.errors import CheckpointError, ConfigError, GateError
 from mpt.foreign.files import read_json
-from mpt.report.comparison import Comparison
-from mpt.report.comparison_page import say_spread, say_verdict
-from mpt.report.read_run import read_run
-from mpt.report.run_record import RunRecord
-from mpt.report.sweep_page import sweep_lines
+from mpt.report.comparing.comparison import Comparison
+from mpt.report.comparison_pages.comparison_page import say_spread, say_verdict
+from mpt.report.comparison_pages.sweep_page import sweep_lines
+from mpt.report.reading.read_run import read_run
+from mpt.report.reading.run_record import RunRecord
 from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds, show_spread
 from mpt.run.records.layout import find_run
-from mpt.workflows.compare import compare, compare_finished
-from mpt.workflows.compare_over import MARGIN, Over, Swept, compare_over
-from mpt.workflows.compare_sides import Sides, read_sides
-from mpt.workflows.sides import is_config, resolve_mode, suggest
-from mpt.workflows.training_process import Check, Train
+from mpt.workflows.comparing.compare import compare, compare_finished
+from mpt.workflows.comparing.compare_over import MARGIN, Over, Swept, compare_over
+from mpt.workflows.comparing.compare_sides import Sides, read_sides
+from mpt.workflows.comparing.sides import is_config, resolve_mode, suggest
+from mpt.workflows.processes.training_process import Check, Train
 
 
 @dataclass(frozen=True)

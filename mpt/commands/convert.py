@@ -28,11 +28,11 @@ from mpt.errors import ConfigError
 from mpt.inference import adapters
 from mpt.inference.trained import Trained, open_trained
 from mpt.precision.shared.choice import DTYPES
-from mpt.report.statistics import Margin
+from mpt.report.comparing.statistics import Margin
 from mpt.report.units import show_bytes
 from mpt.run.checkpoints.choice import read_wish
 from mpt.run.process.files import failures_explained
-from mpt.workflows.export import (
+from mpt.workflows.exporting.export import (
     Form,
     prepare,
     refuse_taken,
@@ -40,7 +40,7 @@ from mpt.workflows.export import (
     write_graphs,
     write_tensors,
 )
-from mpt.workflows.export_graphs import Wishes
+from mpt.workflows.exporting.export_graphs import Wishes
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from mpt.commands.cli.completion import complete_run
 from mpt.config.layers import write_overrides
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, GateError, NonFiniteError
-from mpt.workflows.partings import compare_sides, not_finite_in, read_with_own_parts
-from mpt.workflows.sides import Side, read_side, resolve_mode, vary
+from mpt.workflows.comparing.sides import Side, read_side, resolve_mode, vary
+from mpt.workflows.examining.partings import compare_sides, not_finite_in, read_with_own_parts
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def run(arguments: Command) -> None:
 
 def compare_processes(arguments: Command, nproc: int) -> None:
     """Compare one process with several. Raises GateError if they part by more than the order of sums."""
-    from mpt.workflows.rank_comparison import compare_with_ranks
+    from mpt.workflows.examining.rank_comparison import compare_with_ranks
 
     overrides, words = split_words(arguments)
     if len(words) != 1 or arguments.variant is not None:

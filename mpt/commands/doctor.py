@@ -27,7 +27,8 @@ from mpt.planner.recipes.own_step import arguments_of, find_source, is_own
 from mpt.report.units import counted
 from mpt.run.process.files import write_atomically
 from mpt.run.records.layout import RunDirectory, find_run
-from mpt.workflows.examination import (
+from mpt.workflows.comparing.sides import is_config
+from mpt.workflows.examining.examination import (
     BEGINNING,
     PARTS,
     Point,
@@ -36,8 +37,7 @@ from mpt.workflows.examination import (
     choose_points,
     examine_parts,
 )
-from mpt.workflows.own_examination import OwnWish, examine_own
-from mpt.workflows.sides import is_config
+from mpt.workflows.examining.own_examination import OwnWish, examine_own
 
 if TYPE_CHECKING:
     from mpt.doctor.findings import Section

@@ -31,7 +31,7 @@ from mpt.inference.opening import open_with_inputs
 from mpt.inference.other_data import open_folder
 from mpt.inference.slices import choose_devices
 from mpt.inference.trained import Trained
-from mpt.report.evaluated_page import Evaluated, figure_rows, write_page
+from mpt.report.run_page.evaluated_page import Evaluated, figure_rows, write_page
 from mpt.run.checkpoints.choice import read_wish
 from mpt.run.process.files import failures_explained, free_path
 from mpt.run.records.recorder import last_test_set

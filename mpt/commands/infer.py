@@ -2,7 +2,7 @@
 
 Without `--half` and `--dtype` a run infers as it was trained. `--dtype float32` infers in float32, `--dtype float16` or
 `bfloat16` under autocast with float32 weights. `--half` stores the weights in half and reports gain and cost
-(`mpt.workflows.half_compared`).
+(`mpt.workflows.inferring.half_compared`).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from mpt.inference.trained import Trained
 from mpt.report.units import counted
 from mpt.run.checkpoints.choice import read_wish
 from mpt.seams import Inference, Legend
-from mpt.workflows.half_compared import Statement, infer_half, rows_of, sentences
-from mpt.workflows.inference_batch import choose_batch
+from mpt.workflows.inferring.half_compared import Statement, infer_half, rows_of, sentences
+from mpt.workflows.inferring.inference_batch import choose_batch
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from mpt.config.registry import FUNCTIONS, INSTALLED, Part, Registry
 from mpt.config.shipped import described
 from mpt.errors import ConfigError
 from mpt.foreign.text import harmless
-from mpt.report.run_rows import RunRow, best_runs, read_rows
+from mpt.report.runs.run_rows import RunRow, best_runs, read_rows
 from mpt.report.units import show_figure
 
 

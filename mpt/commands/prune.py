@@ -38,7 +38,7 @@ class Command:
 
 
 def run(command: Command) -> None:
-    from mpt.workflows.pruning import Wishes, prune
+    from mpt.workflows.exporting.pruning import Wishes, prune
 
     wishes = Wishes(
         share=command.share,

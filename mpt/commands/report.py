@@ -11,9 +11,9 @@ import typer
 
 from mpt.commands.cli.arguments import NewestRun, Runs
 from mpt.errors import ConfigError
-from mpt.report.all_runs import write_all_runs
-from mpt.report.figures import write_figures
-from mpt.report.page import write_report
+from mpt.report.run_page.figures import write_figures
+from mpt.report.run_page.page import write_report
+from mpt.report.runs.all_runs import write_all_runs
 from mpt.run.records.layout import find_run, newest_run
 
 

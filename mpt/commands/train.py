@@ -1,6 +1,6 @@
 """`mpt train`: the command line, the number of processes, and the command to type if memory runs out.
 
-The training itself is `mpt.workflows.train`.
+The training itself is `mpt.workflows.training.train`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from mpt.parallel.place import read_place
 from mpt.planner.recipes.patch_origin import find_strange_patches
 from mpt.run.records.layout import find_run, list_runs
 from mpt.run.records.used_parts import missing_parts_explained
-from mpt.workflows import train as workflow
-from mpt.workflows.retry import Retry
+from mpt.workflows.training import train as workflow
+from mpt.workflows.training.retry import Retry
 
 if TYPE_CHECKING:
     from mpt.parallel.world import World

@@ -1,6 +1,6 @@
 """`mpt verify-resume CONFIG`: does a training that was stopped and resumed end as one that was not, bit for bit?
 
-The check itself is `mpt.workflows.resume_check`.
+The check itself is `mpt.workflows.examining.resume_check`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from mpt.commands.cli.arguments import Allow, Device, Json, Output, Overrides, R
 from mpt.commands.cli.completion import complete_run
 from mpt.config.layers import write_overrides
 from mpt.errors import GateError
-from mpt.workflows.resume_check import Check, verify_resume
-from mpt.workflows.sides import read_side
+from mpt.workflows.comparing.sides import read_side
+from mpt.workflows.examining.resume_check import Check, verify_resume
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from mpt.config.yaml_text import write_text
 from mpt.doctor.findings import Finding, Section, worst_of
-from mpt.report.numerics_map import map_numerics
-from mpt.report.page import environment
+from mpt.report.run_page.numerics_map import map_numerics
+from mpt.report.run_page.page import environment
 from mpt.report.units import counted
 from mpt.run.process.files import write_atomically
 

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from mpt.report.log_values import Series
+from mpt.report.reading.log_values import Series
 
 INK = "#010203"
 """Stand-in for the colour of the surrounding text."""

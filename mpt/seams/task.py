@@ -75,7 +75,7 @@ class Task:
     """Findings of the last `conclude` in addition to its figures, for the report, as plain data.
 
     `worst` names samples; `objects` counts those of each class, if `metric` is a mean over classes; `section` is shown
-    on the run's page (see `mpt.report.evaluation_section`).
+    on the run's page (see `mpt.report.run_page.evaluation_section`).
     """
 
     @property

@@ -18,7 +18,7 @@ from mpt.errors import (
     Interrupted,
     MptError,
 )
-from mpt.workflows import compare_progress
+from mpt.workflows.comparing import compare_progress
 
 FINALS = {"fp32": 0.950, "amp": 0.951, "O2": 0.90}
 

@@ -9,7 +9,7 @@ import yaml
 from mpt.commands import compare
 from mpt.commands.compare import Command as CompareArguments
 from mpt.errors import ConfigError
-from mpt.workflows.compare_over import Over
+from mpt.workflows.comparing.compare_over import Over
 from tests.commands.test_compare import write_summary
 
 

@@ -16,8 +16,8 @@ from mpt.config.part_packages import use_parts
 from mpt.errors import ConfigError, DataError, GateError
 from mpt.inference.graphs.mixed import beyond_half, to_half
 from mpt.inference.graphs.watched import magnitudes, session
-from mpt.workflows import export_gate as gate
-from mpt.workflows import export_graphs as writing
+from mpt.workflows.exporting import export_gate as gate
+from mpt.workflows.exporting import export_graphs as writing
 from tests.commands.conftest import CLASSIFIER, GENERATOR, save_run
 
 onnx = pytest.importorskip("onnx")

@@ -17,7 +17,7 @@ from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
 from mpt.inference import outputs, slices
 from mpt.inference.inputs import SAMPLES
 from mpt.memory import lora
-from mpt.workflows import half_compared
+from mpt.workflows.inferring import half_compared
 from tests.commands.conftest import move_adapters
 
 

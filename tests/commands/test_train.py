@@ -20,10 +20,10 @@ from mpt.config.load import load_config
 from mpt.engine.loop.training import Training
 from mpt.errors import CheckpointError, ConfigError, Interrupted
 from mpt.planner.server.beside import PlanBeside
-from mpt.report.read_run import read_run
+from mpt.report.reading.read_run import read_run
 from mpt.run.checkpoints import checkpoint
 from mpt.run.records.layout import create_run, open_run
-from mpt.workflows.train import closing_line
+from mpt.workflows.training.train import closing_line
 from tests.programs import run_mpt
 
 CONFIG = """

@@ -15,10 +15,10 @@ import yaml
 from mpt.commands import verify_resume
 from mpt.commands.verify_resume import Command as VerifyResumeArguments
 from mpt.config.load import load_config
-from mpt.doctor.hidden_state import Hidden
-from mpt.doctor.resume_cause import changed_values, find_cause, module_values
+from mpt.doctor.partings.hidden_state import Hidden
+from mpt.doctor.partings.resume_cause import changed_values, find_cause, module_values
 from mpt.errors import GateError
-from mpt.workflows import resume_check
+from mpt.workflows.examining import resume_check
 from tests.programs import run_mpt
 
 COUNTING = """

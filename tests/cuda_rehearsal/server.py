@@ -36,7 +36,7 @@ LOADED = (
     "mpt.commands.train",
     "mpt.inference.half",
     "mpt.planner.server.beside",
-    "mpt.report.page",
+    "mpt.report.run_page.page",
     "pytest",
     "scipy.linalg",
     "torch._dynamo",
@@ -185,7 +185,7 @@ def read_what_every_run_reads() -> None:
     import mpt.report.drawing
     from mpt.cli import make_app
     from mpt.config.load import load_config
-    from mpt.report.page import environment
+    from mpt.report.run_page.page import environment
 
     make_app()
     for config in ("classify_digits", "dcgan_amp"):

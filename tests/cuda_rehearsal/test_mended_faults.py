@@ -160,9 +160,11 @@ def test_an_update_that_ran_out_of_memory_returns_pinned_blocks_too(tmp_path: Pa
 
 def test_a_refusal_of_memory_that_is_not_adapted_to_is_no_traceback(tmp_path: Path) -> None:
     """Without the plans of its report, which has tests of its own (test_out_of_memory_report.py)."""
-    import mpt.workflows.out_of_memory_report
+    import mpt.workflows.training.out_of_memory_report
 
-    mpt.workflows.out_of_memory_report.add_report = lambda message, training, arguments: message
+    mpt.workflows.training.out_of_memory_report.add_report = lambda message, training, arguments: (
+        message
+    )
     installed().fail_once("aten::convolution", NO_MEMORY[1], calls_before=5, out_of_memory=False)
     said = train(tmp_path, CLASSIFIER, "memory.on_oom=stop")
     assert said.code == 7, said

@@ -56,7 +56,7 @@ def test_weights_that_find_no_room_are_said_to_be_too_much(tmp_path: Path) -> No
 @pytest.mark.cards("rtx2060")
 def test_the_budget_is_what_others_leave_and_the_process_may_have() -> None:
     from mpt.planner.facts.calibration import load_calibration
-    from mpt.workflows.out_of_memory_report import find_budget
+    from mpt.workflows.training.out_of_memory_report import find_budget
 
     (card,) = installed().memory.cards
     context = load_calibration("rtx2060").context_bytes

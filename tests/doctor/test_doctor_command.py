@@ -16,13 +16,13 @@ from mpt.commands.doctor import Command as DoctorArguments
 from mpt.commands.report import Command as ReportArguments
 from mpt.commands.train import Command as TrainArguments
 from mpt.config.load import load_config
-from mpt.doctor.environment import try_dtype
 from mpt.doctor.findings import Section
-from mpt.doctor.instrument import observed
-from mpt.doctor.numerics_section import exponents_of, note_small_gradients
+from mpt.doctor.machine.environment import try_dtype
+from mpt.doctor.measuring.instrument import observed
+from mpt.doctor.numerics.numerics_section import exponents_of, note_small_gradients
 from mpt.errors import ConfigError, NonFiniteError
-from mpt.report.numerics_map import map_numerics
-from mpt.workflows.examination import BEGINNING, Wish, examine_parts
+from mpt.report.run_page.numerics_map import map_numerics
+from mpt.workflows.examining.examination import BEGINNING, Wish, examine_parts
 
 BAD: dict[str, Any] = {
     "model": {"name": "scripts.planted_faults:plant_log_of_tiny", "image_size": 16, "channels": 1},

@@ -15,8 +15,8 @@ from mpt.commands import train
 from mpt.commands.listing import list_runs
 from mpt.commands.train import Command as TrainArguments
 from mpt.errors import MptError
-from mpt.report.all_runs import write_all_runs
-from mpt.report.page import write_report
+from mpt.report.run_page.page import write_report
+from mpt.report.runs.all_runs import write_all_runs
 from tests.report.conftest import write_run
 
 NASTY: list[Any] = [
@@ -105,7 +105,7 @@ def test_a_run_that_cannot_be_described_is_named_and_the_others_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last resort: a defect of ours in one run's row is no reason to show none."""
-    from mpt.report import run_rows
+    from mpt.report.runs import run_rows
 
     write_run(tmp_path / "sound")
     write_run(tmp_path / "odd")

@@ -17,7 +17,7 @@ from mpt.config.part_packages import use_parts
 from mpt.config.registry import INSTALLED
 from mpt.errors import CheckpointError, DataError, MptError, PartError
 from mpt.foreign import files
-from mpt.report.read_run import read_outline, read_run
+from mpt.report.reading.read_run import read_outline, read_run
 from mpt.run.records.ending import read_json_object
 from mpt.run.records.recorder import read_lines as read_records
 from mpt.systems.deepfacelab.commands.shared.model_folder import Folder

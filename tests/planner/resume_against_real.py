@@ -23,7 +23,7 @@ from mpt.planner.step.run_fake import trace_config
 from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.trace import live_peak
 from mpt.run.checkpoints import checkpoint
-from mpt.workflows.train import train
+from mpt.workflows.training.train import train
 from tests.planner.cpu_truth import profiled
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mpt.report.page import plain
+from mpt.report.run_page.page import plain
 
 MakeRun = Callable[..., Path]
 

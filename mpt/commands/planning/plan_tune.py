@@ -14,7 +14,7 @@ from mpt.config.schema import Config
 from mpt.report.units import show_seconds
 
 if TYPE_CHECKING:
-    from mpt.workflows.tuning import Trial, Tuning
+    from mpt.workflows.training.tuning import Trial, Tuning
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def show_tuning(config: Config, arguments: Command, path: Path, words: list[str]
     from mpt.engine.building.torch_settings import prepare_torch
 
     prepare_torch(config)
-    from mpt.workflows.tuning import tune
+    from mpt.workflows.training.tuning import tune
 
     def tell(trial: Trial) -> None:
         if not arguments.json:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mpt.config.sizes import describe_bytes
-from mpt.doctor.driver import driver_version
+from mpt.doctor.machine.driver import driver_version
 from mpt.run.process.host_memory import available_bytes
 from mpt.version import VERSION
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from mpt.doctor.measured_step import moved, moved_input
+from mpt.doctor.measuring.measured_step import moved, moved_input
 from mpt.nn.shared.named_modules import module_at
 from mpt.precision.shared.float32_modules import cast_floating, keep_in_float32
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from mpt.doctor.half_arithmetic import PRODUCTS
-from mpt.doctor.instrument import LARGEST
-from mpt.doctor.measured_step import Step
+from mpt.doctor.measuring.half_arithmetic import PRODUCTS
+from mpt.doctor.measuring.instrument import LARGEST
+from mpt.doctor.measuring.measured_step import Step
 from mpt.nn.shared.module_places import LOSS
 
 SMALLEST_EXPONENT = -8

@@ -1,8 +1,9 @@
 """The numerics of somebody's own step: what its autocast, or half weights, lose; the place, and lines that cure it.
 
-The judgement is that of a configuration (`mpt.doctor.numerics`): the step in float32, the step as it is, and a float32
-step moved by rounding. The cure is lines for the script, each tried: a loss scale, stable forms, modules in float32,
-bfloat16. A step that computes in float32 is examined with autocast added; what is found then is no fault of the script.
+The judgement is that of a configuration (`mpt.doctor.numerics.numerics`): the step in float32, the step as it is, and a
+float32 step moved by rounding. The cure is lines for the script, each tried: a loss scale, stable forms, modules in
+float32, bfloat16. A step that computes in float32 is examined with autocast added; what is found then is no fault of
+the script.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from typing import Any
 import torch
 
 from mpt.config.options import STABLE_FORMS
-from mpt.doctor.culprits import find_culprits
-from mpt.doctor.cure import DEFAULT_SCALE, blamed_modules
 from mpt.doctor.findings import Finding, Level, Section
-from mpt.doctor.numerics import Examination, Mode, faults_of, judge, refused
-from mpt.doctor.numerics_section import (
+from mpt.doctor.measuring.culprits import find_culprits
+from mpt.doctor.measuring.refusals import Refusal
+from mpt.doctor.measuring.weight_updates import effects
+from mpt.doctor.numerics.cure import DEFAULT_SCALE, blamed_modules
+from mpt.doctor.numerics.numerics import Examination, Mode, faults_of, judge, refused
+from mpt.doctor.numerics.numerics_section import (
     KEEP_SAFE,
     KEEP_WEIGHTS,
     LARGER_SCALE,
     MOST_PLACES,
     describe_phase,
 )
+from mpt.doctor.numerics.rewrites import Place, fewest_forms
 from mpt.doctor.own.arithmetic import Arithmetic
 from mpt.doctor.own.loss_scales import SMALLEST_EXPONENT, expected_exponent, largest_finite
 from mpt.doctor.own.step import OwnSubject, Taken, take
-from mpt.doctor.refusals import Refusal
-from mpt.doctor.rewrites import Place, fewest_forms
-from mpt.doctor.weight_updates import effects
 from mpt.engine.recovery.smallest_list import smallest_list
 
 ADVICE = {

@@ -27,10 +27,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mpt.doctor.cuda_lists import CudaLists
-from mpt.doctor.half_arithmetic import RoundedHalf
-from mpt.doctor.instrument import Instrument, observed, real_values
-from mpt.doctor.measured_step import Step
+from mpt.doctor.measuring.cuda_lists import CudaLists
+from mpt.doctor.measuring.half_arithmetic import RoundedHalf
+from mpt.doctor.measuring.instrument import Instrument, observed, real_values
+from mpt.doctor.measuring.measured_step import Step
+from mpt.doctor.numerics.rewrites import Place
 from mpt.doctor.own.arithmetic import (
     HALVES,
     Arithmetic,
@@ -41,7 +42,6 @@ from mpt.doctor.own.arithmetic import (
     change_modules,
     scaled_backward,
 )
-from mpt.doctor.rewrites import Place
 from mpt.engine.building.build import seed_everything
 from mpt.nn.shared.module_places import module_places, source_line
 from mpt.planner.device.cuda_stand_in import cuda_stands_in

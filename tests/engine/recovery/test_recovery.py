@@ -24,7 +24,7 @@ from mpt.engine.recovery.recent_states import RecentStates
 from mpt.engine.step.faults import is_out_of_memory
 from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
 from mpt.nn.shared.module_places import ModulePlaces
-from mpt.report.page import write_report
+from mpt.report.run_page.page import write_report
 from mpt.run.checkpoints import checkpoint
 from mpt.run.records.layout import open_run
 from mpt.tasks.classify import Classify

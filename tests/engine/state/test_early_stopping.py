@@ -14,7 +14,7 @@ from mpt.config.load import load_config
 from mpt.config.schema import EarlyStopping
 from mpt.engine.state.early_stopping import Rule, Waiting
 from mpt.errors import ConfigError
-from mpt.report.read_run import read_run
+from mpt.report.reading.read_run import read_run
 from mpt.run.checkpoints import checkpoint
 from mpt.run.records.layout import open_run
 from tests.engine import parts

@@ -13,7 +13,7 @@ import torch
 from mpt.config.load import load_config
 from mpt.engine.step.step import update
 from mpt.precision.shared import policy, scaler
-from mpt.workflows.train import train
+from mpt.workflows.training.train import train
 from tests.engine.step.test_logged import doubles, watched
 from tests.engine.step.test_step import run_with
 

@@ -18,10 +18,10 @@ from mpt.engine.state.progress import Progress
 from mpt.engine.step.step import update
 from mpt.errors import PartError
 from mpt.parallel.start import joined
-from mpt.report.page import write_report
+from mpt.report.run_page.page import write_report
 from mpt.run.boards.boards import flat_numbers
 from mpt.seams import Batch, Loss, log
-from mpt.workflows.train import train
+from mpt.workflows.training.train import train
 from tests.engine.parts import batch, classifier
 from tests.engine.step.test_step import run_with
 from tests.parallel.forked import run_ranks

@@ -25,7 +25,7 @@ from mpt.errors import ConfigError, MemoryBudgetError, MptError
 from mpt.planner.client.session import Session
 from mpt.planner.facts.verdict import judge
 from mpt.run.process.memory_meter import MemoryMeter
-from mpt.workflows import inference_batch
+from mpt.workflows.inferring import inference_batch
 from tests.commands.conftest import CLASSIFIER, GENERATOR, save_run
 from tests.planner.configs import DIGITS, UNET, make
 from tests.planner.test_command import Shared

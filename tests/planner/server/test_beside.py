@@ -22,8 +22,8 @@ from mpt.planner.facts.placement import Placement
 from mpt.planner.plans.plan import Wish, plan_config
 from mpt.planner.server.beside import PlanBeside, launch, plan_beside, request
 from mpt.planner.trace.trace import live_peak
-from mpt.report.page import write_report
-from mpt.report.read_run import read_run
+from mpt.report.reading.read_run import read_run
+from mpt.report.run_page.page import write_report
 from tests.planner.configs import DIGITS, make
 from tests.planner.cpu_truth import trace_real
 from tests.programs import run_mpt

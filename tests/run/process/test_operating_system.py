@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpt.doctor.environment import examine_overflow
 from mpt.doctor.findings import Section
+from mpt.doctor.machine.environment import examine_overflow
 from mpt.run.process import operating_system
 
 pytestmark = pytest.mark.tier("fast")

@@ -12,7 +12,7 @@ import typer
 from mpt.commands.cli.arguments import Device, Runs
 from mpt.engine.state.evaluation import evaluate
 from mpt.inference.trained import open_trained
-from mpt.report.page import write_evaluation
+from mpt.report.run_page.page import write_evaluation
 from mpt.run.process.files import failures_explained, write_atomically
 from mpt.systems.yolofuse.commands.shared.detection import detector
 

@@ -9,7 +9,7 @@ from mpt.engine.building.build import build_run
 from mpt.engine.state.evaluation import evaluate, infer, preview
 from mpt.engine.step.step import update
 from mpt.errors import ConfigError
-from mpt.report.evaluation_section import show_section
+from mpt.report.run_page.evaluation_section import show_section
 from mpt.seams import Run
 from mpt.systems.dain.data import procedural_triplets
 from mpt.systems.dain.losses.shared.charbonnier import charbonnier, photometric

@@ -18,7 +18,7 @@ from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.state.details import write_details
 from mpt.engine.state.state import capture
-from mpt.report.page import write_report
+from mpt.report.run_page.page import write_report
 from mpt.run.checkpoints import checkpoint
 from mpt.run.records.data_layout import write_layout
 from mpt.run.records.layout import create_run

@@ -1,4 +1,4 @@
-"""Each test sequence's figures as the section that a run's page shows (see `mpt.report.evaluation_section`)."""
+"""Each test sequence's figures as a section of a run's page (`mpt.report.run_page.evaluation_section`)."""
 
 from __future__ import annotations
 

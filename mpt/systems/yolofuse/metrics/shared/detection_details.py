@@ -2,7 +2,8 @@
 page.
 
 Numbers and curves are under their names, of every class with true boxes; `section` is the part that a page shows (see
-`mpt.report.evaluation_section`): a table by class, precision over recall, F1 over the score, and the confusion matrix.
+`mpt.report.run_page.evaluation_section`): a table by class, precision over recall, F1 over the score, and the confusion
+matrix.
 """
 
 from __future__ import annotations

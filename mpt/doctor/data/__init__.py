@@ -1,0 +1,1 @@
+"""The data as a model gets them."""

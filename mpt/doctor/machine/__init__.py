@@ -1,0 +1,1 @@
+"""The machine: its cards, their driver, and programs of the same name."""

@@ -1,0 +1,1 @@
+"""One step, taken for real and watched."""

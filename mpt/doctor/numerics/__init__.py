@@ -1,0 +1,1 @@
+"""What a precision mode does to a step, and the smallest cure."""

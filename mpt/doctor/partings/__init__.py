@@ -1,0 +1,1 @@
+"""Where two trainings part, and why."""

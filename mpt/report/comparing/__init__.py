@@ -1,0 +1,1 @@
+"""Several modes side by side: their costs, and whether one is as good as another."""

@@ -1,0 +1,1 @@
+"""A run's files as plain values, whatever state they are in."""

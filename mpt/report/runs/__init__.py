@@ -1,0 +1,1 @@
+"""All runs of a folder as one page and one table."""

@@ -1,0 +1,1 @@
+"""Comparisons of modes, configurations and settings."""

@@ -1,0 +1,1 @@
+"""A trained run's networks as files for inference, whole or pruned."""

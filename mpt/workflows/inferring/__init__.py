@@ -1,0 +1,1 @@
+"""What half weights gain in inference, and the batch that fits."""
