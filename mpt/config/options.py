@@ -26,6 +26,8 @@ StableForm = Literal[
     "log", "cross_entropy", "softmax", "norm", "variance", "distance", "divide_first", "epsilon"
 ]
 STABLE_FORMS: tuple[str, ...] = get_args(StableForm)
+CROSS_ENTROPY = "cross_entropy"
+"""The loss of a classifier that is no file's: torch's own."""
 AUGMENTATIONS = (
     "AugMix",
     "AutoAugment",

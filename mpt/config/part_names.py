@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from mpt.config.messages import unknown_name
+from mpt.config.options import CROSS_ENTROPY
 
 
 def known_as(kind: str, *built_in: str) -> AfterValidator:
@@ -14,18 +15,14 @@ def known_as(kind: str, *built_in: str) -> AfterValidator:
 
     def check(name: str) -> str:
         # which reads settings, and so this module
-        from mpt.config.registry import FUNCTIONS, INSTALLED
+        from mpt.config.registry import INSTALLED
 
-        if name not in built_in and name not in (known := INSTALLED.functions(kind)):
-            folder, function, parameters = FUNCTIONS[kind]
-            for path in (
-                path for one in INSTALLED.packages if one.outside for path in one.paths(folder)
-            ):
-                if path.stem == name:
-                    declared = f"{function}({', '.join(parameters) or '...'})"
-                    raise ValueError(
-                        f"allowed: a file that declares `{declared}`, which {path} does not"
-                    )
+        # a built-in name too: a file that has it must not be passed over
+        known = INSTALLED.functions(kind)
+        if name not in built_in and name not in known:
+            why = INSTALLED.why_no_function(kind, name)
+            if why:
+                raise ValueError(f"allowed: {why}")
             # The sentence's first part, that the name is unknown, is added by the one who prints it.
             raise ValueError(unknown_name(name, [*built_in, *known]).partition("; ")[2])
         return name
@@ -35,5 +32,5 @@ def known_as(kind: str, *built_in: str) -> AfterValidator:
 
 MetricName = Annotated[str, known_as("metrics")]
 """A file in `metrics/` with `measure(...)`, whose parameters are named after the task's evaluation outputs."""
-LossName = Annotated[str, known_as("losses", "cross_entropy")]
+LossName = Annotated[str, known_as("losses", CROSS_ENTROPY)]
 """`cross_entropy`, or a file in `losses/` with `loss(logits, labels)`."""

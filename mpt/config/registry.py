@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from mpt.config.moved import explain_import
-from mpt.config.options import Options
+from mpt.config.options import CROSS_ENTROPY, Options
 from mpt.config.part_packages import KINDS, PartPackage, outside_packages, packages_below
 from mpt.config.part_source import COMMAND, SETTINGS, PartSource, declares_function, read_source
 from mpt.errors import MptError, PartError
@@ -34,6 +34,8 @@ FUNCTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 A metric's parameters are its own: the names of a task's evaluation outputs.
 """
+WITHOUT_FILE = {"losses": (CROSS_ENTROPY,)}
+"""Kind -> its names that are no file's."""
 PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 
 
@@ -71,7 +73,7 @@ class Part:
         module = self.load()
         if not hasattr(module, name):
             raise PartError(
-                f"{self.path}: it has no {name}, which a {KINDS[self.subpackage]} needs"
+                f"{self.path}: it has no {name}, which {with_article(KINDS[self.subpackage])} needs"
             )
         return getattr(module, name)
 
@@ -173,12 +175,37 @@ class Registry:
         found: dict[str, Part] = {}
         for package in self.packages:
             for path in package.paths(subpackage):
-                if not declares_function(self._text(path, package), function, parameters):
-                    continue
+                try:
+                    if not declares_function(self._text(path, package), function, parameters):
+                        continue
+                except (SyntaxError, ValueError):
+                    if not package.outside:
+                        raise
+                    continue  # one that is wrong stops only what uses it: see `why_no_function`
+                if path.stem in WITHOUT_FILE.get(kind, ()):
+                    raise taken(subpackage, path.stem, path)
                 if path.stem in found:
                     raise taken(subpackage, path.stem, path, found[path.stem].path)
                 found[path.stem] = Part(subpackage, path.stem, path, package)
         return dict(sorted(found.items()))
+
+    def why_no_function(self, kind: str, name: str) -> str | None:
+        """Return why a file from outside is no part of a kind although it has its name; None if there is no such
+        file.
+        """
+        subpackage, function, parameters = FUNCTIONS[kind]
+        for package in self.outside():
+            for path in package.paths(subpackage):
+                if path.stem != name:
+                    continue
+                try:
+                    declares_function(self._text(path, package), function, parameters)
+                except (SyntaxError, ValueError) as error:
+                    words = str(error).partition(" (<")[0]
+                    return f"a file that Python can read; {place(error, path)}: {words}"
+                declared = f"{function}({', '.join(parameters) or '...'})"
+                return f"a file that declares `{declared}`, which {path} does not"
+        return None
 
     def commands(self) -> list[CommandPart]:
         """Return the commands that systems and packages from outside bring, of files that can be read."""
@@ -311,16 +338,22 @@ class Registry:
         )
 
 
-def taken(subpackage: str, name: str, path: Path, other: Path) -> PartError:
-    """Return the error that says of which two files a name is."""
-    return PartError(
-        f"{path}: there is a {KINDS[subpackage]} named {name} already, in {other}; rename one of them"
-    )
+def taken(subpackage: str, name: str, path: Path, other: Path | None = None) -> PartError:
+    """Return the error that says of which two files a name is; without a second, it is of none."""
+    kind = with_article(KINDS[subpackage])
+    remedy = f", in {other}; rename one of them" if other else ", of mpt's own; rename the file"
+    return PartError(f"{path}: there is {kind} named {name} already{remedy}")
+
+
+def with_article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def place(error: BaseException, path: Path) -> str:
     """Return `path:line` of the last statement of a file that an error came through, or the path alone."""
-    line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else None
+    # a source that is parsed without its name has none
+    of_file = isinstance(error, SyntaxError) and error.filename in (str(path), "<unknown>")
+    line = error.lineno if isinstance(error, SyntaxError) and of_file else None
     for frame, number in walk_tb(error.__traceback__):
         if frame.f_code.co_filename == str(path):
             line = number

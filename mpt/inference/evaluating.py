@@ -24,7 +24,7 @@ from mpt.errors import ConfigError
 from mpt.inference.exported import networks_in, read_about, refuse_absent_networks
 from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import Trained
-from mpt.metrics.shared.choice import measure_possible
+from mpt.metrics.shared.choice import measure_possible, metrics_of
 from mpt.seams import Dataset, Exports, Run
 
 
@@ -53,7 +53,9 @@ def measure(run: Run, data: Dataset, batch_size: int, precision: str) -> Measure
             if is_counted(run, at, counts)
         ]
         figures = conclude(run, evidence)
-    more, refused = measure_possible(evidence)
+    more, refused = measure_possible(
+        evidence, set(figures) - set(metrics_of(run.config.task.settings))
+    )
     test_set = combine([fingerprint.value])
     return Measured(precision, {**figures, **more}, refused, dict(run.task.details or {}), test_set)
 

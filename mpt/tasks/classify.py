@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from mpt.config.options import Options
+from mpt.config.options import CROSS_ENTROPY, Options
 from mpt.config.part_names import LossName, MetricName
 from mpt.errors import ConfigError, DataError
-from mpt.losses.shared.choice import CROSS_ENTROPY, find_loss
+from mpt.losses.shared.choice import find_loss
 from mpt.metrics.shared.classification import describe
 from mpt.nn.shared.devices import compute_device
 from mpt.seams import (

@@ -64,6 +64,31 @@ def test_a_loss_with_other_arguments_is_refused_with_those_it_must_take(folder: 
         load_config({"model": "one_layer"}, ["task.loss=mine"])
 
 
+@pytest.mark.parametrize(
+    ("file", "setting"),
+    [("losses/mine.py", "task.loss=mine"), ("metrics/mine.py", "task.metrics=[mine]")],
+)
+def test_a_loss_or_metric_that_python_cannot_read_is_named_with_its_line_and_stops_only_its_use(
+    folder: Path, file: str, setting: str
+) -> None:
+    (folder / "metrics").mkdir()
+    (folder / file).write_text("def loss(logits, labels): ...\ndef measure(logits labels): ...\n")
+    use_parts([folder])
+    assert {"focal"} <= set(INSTALLED.functions("losses"))
+    assert load_config({"model": "one_layer"}, ["task.loss=focal", "task.metrics=[top_five]"])
+    with pytest.raises(ConfigError, match=r"mine\.py:2: invalid syntax.*found 'mine'"):
+        load_config({"model": "one_layer"}, [setting])
+
+
+def test_a_loss_that_is_named_as_torch_s_own_is_refused(folder: Path) -> None:
+    (folder / "losses" / "cross_entropy.py").write_text(
+        "def loss(logits, labels):\n    return 2 * logits.mean()\n"
+    )
+    use_parts([folder])
+    with pytest.raises(PartError, match=r"cross_entropy\.py: there is a loss named cross_entropy"):
+        load_config({"model": "one_layer"}, ["task.loss=cross_entropy"])
+
+
 def test_a_folder_s_parts_are_found_and_imported_without_being_on_the_path(folder: Path) -> None:
     before = list(sys.path)
     assert INSTALLED.find("nn", "one_layer") is None

@@ -30,7 +30,7 @@ from mpt.engine.state.early_stopping import Rule
 from mpt.engine.state.moving_averages import add_averages, fill_averages
 from mpt.engine.step.built_parts import Networks, check_networks, require
 from mpt.errors import ConfigError, DataError
-from mpt.metrics.shared.choice import metrics_of
+from mpt.metrics.shared.choice import metrics_of, refuse_taken
 from mpt.nn.shared.devices import any_waits, place
 from mpt.nn.shared.no_values import WithoutValues
 from mpt.nn.shared.synchronised_norm import synchronise
@@ -220,7 +220,8 @@ def build_task(
         config.task.native_settings(), config.model.native_settings(), modules, data, precision
     )
     task = require(f"task {config.task.name}: its build", made, Task)
-    metrics_of(config.task.settings)  # imported before the first step, not at the first evaluation
+    # imported before the first step, not at the first evaluation
+    refuse_taken(metrics_of(config.task.settings), (task.metric,))
     if isinstance(task, Game):
         task.limits = config.train.collapse
     if config.train.early_stopping is not None:

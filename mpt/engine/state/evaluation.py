@@ -24,7 +24,7 @@ from mpt.data.pictures.seeds import mix
 from mpt.engine.state.averages import averaged
 from mpt.engine.state.moving_averages import averages_in_place
 from mpt.engine.step.built_parts import check_figures, require
-from mpt.metrics.shared.choice import measure_all, metrics_of
+from mpt.metrics.shared.choice import measure_all, metrics_of, refuse_taken
 from mpt.run.records.layout import RunDirectory
 from mpt.seams import Batch, BetweenSteps, Dataset, Evidence, Inference, Legend, Run, Samples
 from mpt.seams.phase_losses import arithmetic_of
@@ -171,7 +171,9 @@ def evaluate_batches(
 def conclude(run: Run, evidence: Sequence[Evidence]) -> dict[str, float]:
     """Return the task's figures and those of the metrics that its settings name."""
     figures = check_figures(run.task, run.task.conclude(evidence))
-    return figures | measure_all(metrics_of(run.config.task.settings), evidence)
+    metrics = metrics_of(run.config.task.settings)
+    refuse_taken(metrics, figures)
+    return figures | measure_all(metrics, evidence)
 
 
 def is_counted(run: Run, at: tuple[int, int], counts: Callable[[int], bool]) -> bool:

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional
 
+from mpt.config.options import CROSS_ENTROPY
 from mpt.config.registry import INSTALLED
 from mpt.errors import ConfigError
-
-CROSS_ENTROPY = "cross_entropy"
 
 ClassificationLoss = Callable[[Tensor, Tensor], Tensor]
 """Logits (b, classes) and labels (b,) to the mean over the samples that have a label (not -100), a scalar."""

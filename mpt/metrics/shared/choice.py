@@ -2,19 +2,20 @@
 
 `task.metrics` has the file's name in YAML; a task has that setting as `metrics: tuple[MetricName, ...] = ()`.
 The function's parameters are named after the task's outputs for each batch (`Task.evaluate_batch`): those of a
-classifier are `measure(logits, labels)`. It gets all batches' as one tensor, on the CPU. Only files in that folder of a
-part package are looked for, so a name imports nothing else.
+classifier are `measure(logits, labels)`; one with a default may have any name. It gets all batches' as one
+tensor, on the CPU. Only files in that folder of a part package are looked for, so a name imports nothing else.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mpt.config.registry import INSTALLED
-from mpt.errors import ConfigError
+from mpt.errors import ConfigError, PartError
 from mpt.seams import Evidence, gather
+from mpt.seams.members import article
 
 Measure = Callable[..., float]
 """Tensors of the whole test set, by the names of the parameters, to one number."""
@@ -30,10 +31,13 @@ def metrics_of(settings: Any) -> dict[str, Measure]:
     return {name: known[name].member("measure") for name in names}
 
 
-def measure_possible(evidence: Sequence[Evidence]) -> tuple[dict[str, float], dict[str, str]]:
+def measure_possible(
+    evidence: Sequence[Evidence], taken: Collection[str] = ()
+) -> tuple[dict[str, float], dict[str, str]]:
     """Return the figures of every metric that there is, and why the others have none.
 
-    A metric is left out if the evaluation does not keep its inputs, and if its package is not installed.
+    A metric is left out if the evaluation does not keep its inputs, if its package is not installed, if it fails, and
+    if its name is `taken` by a figure of the task.
     """
     kept = {name for one in evidence for name in one}
     figures: dict[str, float] = {}
@@ -41,11 +45,27 @@ def measure_possible(evidence: Sequence[Evidence]) -> tuple[dict[str, float], di
     for name, part in INSTALLED.functions("metrics").items():
         try:
             measure = part.member("measure")
-            if kept >= set(inspect.signature(measure).parameters):
+            if kept >= set(needed(measure)):
+                refuse_taken([name], taken)
                 figures |= measure_all({name: measure}, evidence)
-        except (ConfigError, ImportError, RuntimeError, ValueError) as error:
-            refused[name] = str(error).partition("\n")[0]
+        except Exception as error:  # whatever a file of the user's raises, the others are measured
+            refused[name] = str(error).partition("\n")[0] or type(error).__name__
     return figures, refused
+
+
+def needed(measure: Measure) -> list[str]:
+    """Return the outputs without which a metric cannot be called: its parameters that have no default."""
+    parameters = inspect.signature(measure).parameters.values()
+    return [one.name for one in parameters if one.default is one.empty]
+
+
+def refuse_taken(names: Iterable[str], taken: Collection[str]) -> None:
+    """Raise ConfigError for a metric whose name is that of a figure of the task: one would replace the other."""
+    for name in names:
+        if name in taken:
+            raise ConfigError(
+                f"task.metrics: the task has a figure named {name} of its own; rename the metric's file"
+            )
 
 
 def measure_all(metrics: Mapping[str, Measure], evidence: Sequence[Evidence]) -> dict[str, float]:
@@ -53,12 +73,18 @@ def measure_all(metrics: Mapping[str, Measure], evidence: Sequence[Evidence]) ->
     kept = list(dict.fromkeys(name for one in evidence for name in one))
     figures = {}
     for name, measure in metrics.items():
-        wanted = list(inspect.signature(measure).parameters)
-        missing = [field for field in wanted if field not in kept]
+        missing = [field for field in needed(measure) if field not in kept]
         if missing:
             raise ConfigError(
                 f"task.metrics: {name} measures {', '.join(missing)}, which this task's evaluation does not keep; it "
                 f"has {', '.join(kept)}"
             )
-        figures[name] = float(measure(**{field: gather(evidence, field) for field in wanted}))
+        wanted = [field for field in inspect.signature(measure).parameters if field in kept]
+        made: Any = measure(**{field: gather(evidence, field) for field in wanted})
+        try:
+            figures[name] = float(made)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise PartError(
+                f"metric {name}: its measure returned {article(made)}; expected one number"
+            ) from error
     return figures

@@ -5,9 +5,10 @@ import torch
 from torch.nn import functional
 
 from mpt.config.load import load_config
+from mpt.config.options import CROSS_ENTROPY
 from mpt.config.registry import INSTALLED
 from mpt.errors import ConfigError
-from mpt.losses.shared.choice import CROSS_ENTROPY, find_loss
+from mpt.losses.shared.choice import find_loss
 from mpt.seams import IGNORED
 
 pytestmark = pytest.mark.tier("fast")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mpt.config.registry import INSTALLED
-from mpt.errors import ConfigError
-from mpt.metrics.shared.choice import measure_all, metrics_of
+from mpt.errors import ConfigError, PartError
+from mpt.metrics.shared.choice import measure_all, measure_possible, metrics_of, refuse_taken
 from mpt.metrics.shared.torchmetrics_call import of_torchmetrics
 
 
@@ -47,6 +47,50 @@ def test_a_metric_gets_what_its_parameters_name_of_all_batches_of_any_task():
     assert measure_all({"widest": widest}, evidence) == {"widest": 1.5}
     with pytest.raises(ConfigError, match=r"widest measures height, which .* keep; it has width"):
         measure_all({"widest": widest}, [{"width": torch.ones(1)}])
+
+
+def test_a_parameter_with_a_default_needs_no_output():
+    def wide(width, factor=3.0, height=None):
+        return factor * width.max() if height is None else height.max()
+
+    one = {"width": torch.tensor([2.0])}
+    assert measure_all({"wide": wide}, [one]) == {"wide": 6.0}
+    assert measure_all({"wide": wide}, [one | {"height": torch.tensor([5.0])}]) == {"wide": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        ((1.0, 2.0), "a tuple"),
+        (None, "nothing"),
+        (torch.ones(2), "a Tensor"),
+        ({"a": 1.0}, "a dict"),
+        (1j, "a complex"),
+        (10**400, "an int"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_is_no_number_is_refused_in_a_line_that_names_the_metric(made, found):
+    with pytest.raises(PartError, match=f"metric odd: its measure returned {found}; expected one"):
+        measure_all({"odd": lambda width: made}, [{"width": torch.ones(1)}])
+
+
+def test_a_metric_does_not_take_the_name_of_a_figure_of_the_task():
+    with pytest.raises(ConfigError, match="a figure named accuracy of its own; rename"):
+        refuse_taken(["top_five", "accuracy"], {"accuracy": 0.5})
+    evidence = [{"logits": torch.eye(10), "labels": torch.arange(10)}]
+    figures, refused = measure_possible(evidence, taken=["top_five"])
+    assert "top_five" not in figures
+    assert "named top_five of its own" in refused["top_five"]
+
+
+def test_a_metric_that_fails_leaves_the_others(monkeypatch):
+    part = SimpleNamespace(member=lambda name: lambda logits: {}["none"])
+    functions = {"broken": part, **INSTALLED.functions("metrics")}
+    monkeypatch.setattr(type(INSTALLED), "functions", lambda self, kind: functions)
+    figures, refused = measure_possible([{"logits": torch.eye(10), "labels": torch.arange(10)}])
+    assert figures["top_five"] == 1.0
+    assert "none" in refused["broken"]
 
 
 @pytest.mark.parametrize("name", sorted(INSTALLED.functions("metrics")))
