@@ -47,15 +47,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that a checkout can be checked without being installed
 
-from scripts.gpu_check_processes import refuse_without_packages, run  # noqa: E402
+from scripts.card.gpu_check_processes import refuse_without_packages, run  # noqa: E402
 
 refuse_without_packages()  # before what needs them is imported
 
 from mpt.config.shipped import shipped_configs  # noqa: E402
 from mpt.doctor.card import runner  # noqa: E402
 from mpt.doctor.card.checks import check_names, commands_of  # noqa: E402
-from scripts import gpu_check_features, gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
-from scripts.gpu_check_modes import FIRST_CONFIGS, LARGE_CONFIGS, modes_of  # noqa: E402
+from scripts.card import gpu_check_features, gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
+from scripts.card.gpu_check_modes import FIRST_CONFIGS, LARGE_CONFIGS, modes_of  # noqa: E402
 from scripts.provenance import made  # noqa: E402
 
 PARTS = ("card", "plan", "tests", "demo", "modes", "peers", "features", "rest")

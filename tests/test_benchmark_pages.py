@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import quoted_figures
+from scripts.documents import quoted_figures
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "benchmarks").glob("*.md"))
@@ -18,7 +18,7 @@ ORIGIN = {
     "date": re.compile(r"\b20\d\d-\d\d-\d\d\b"),
     "commit": re.compile(r"\bcommits? `?[0-9a-f]{7,8}\b"),
     "machine": re.compile(r"\bCPUs?\b|\bcpu\b|EPYC|Xeon|x86_64|NVIDIA|no device is involved"),
-    "command": re.compile(r"\bpython (?:-m \w|scripts/)|pytest|\bmpt \w+|scripts/\w+\.py"),
+    "command": re.compile(r"\bpython (?:-m \w|scripts/)|pytest|\bmpt \w+|scripts/(?:\w+/)?\w+\.py"),
 }
 
 

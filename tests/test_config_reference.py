@@ -26,7 +26,7 @@ EXTERNAL = {"nn": ["torchvision:any"]}
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
-        "config_reference", ROOT / "scripts" / "config_reference.py"
+        "config_reference", ROOT / "scripts" / "documents" / "config_reference.py"
     )
     assert spec
     assert spec.loader
@@ -49,7 +49,7 @@ def test_every_generated_page_is_up_to_date(reference: ModuleType) -> None:
         for path, text in pages.items()
         if path.read_text("utf-8") != text
     ]
-    assert old == [], "run python scripts/config_reference.py"
+    assert old == [], "run python scripts/documents/config_reference.py"
 
 
 def test_the_reference_configuration_has_every_setting_and_only_true_defaults() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mpt.doctor.card.runner import faults, left_over
-from scripts.gpu_check_features import FEATURES
+from scripts.card.gpu_check_features import FEATURES
 from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, ROOT, mpt, rows, train
 from tests.cuda_rehearsal.torch_cuda import installed
 from tests.programs import run_mpt

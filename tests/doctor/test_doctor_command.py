@@ -25,7 +25,11 @@ from mpt.report.run_page.numerics_map import map_numerics
 from mpt.workflows.examining.examination import BEGINNING, Wish, examine_parts
 
 BAD: dict[str, Any] = {
-    "model": {"name": "scripts.planted_faults:plant_log_of_tiny", "image_size": 16, "channels": 1},
+    "model": {
+        "name": "scripts.doctor.planted_faults:plant_log_of_tiny",
+        "image_size": 16,
+        "channels": 1,
+    },
     "dataset": "digits",
     "train": {"steps": 2, "batch_size": 16},
 }
@@ -165,7 +169,7 @@ def test_a_model_that_raises_leaves_the_other_sections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    model = {"name": "scripts.planted_faults:raises_always", "image_size": 16, "channels": 1}
+    model = {"name": "scripts.doctor.planted_faults:raises_always", "image_size": 16, "channels": 1}
     Path("c.yaml").write_text(
         yaml.safe_dump(
             {"model": model, "dataset": "digits", "train": {"steps": 1, "batch_size": 8}}
@@ -193,7 +197,7 @@ def test_the_speed_of_a_step_that_raises_in_half_alone_is_that_of_its_cure() -> 
     config = load_config(
         {
             "model": {
-                "name": "scripts.planted_faults:plant_masked_beyond_half",
+                "name": "scripts.doctor.planted_faults:plant_masked_beyond_half",
                 "image_size": 16,
                 "channels": 1,
             },

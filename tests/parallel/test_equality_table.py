@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mpt.parallel.world import ALONE
-from scripts import parallel_table as table
+from scripts.quality import parallel_table as table
 
 from .forked import run_ranks
 

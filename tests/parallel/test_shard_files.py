@@ -125,7 +125,7 @@ def test_a_rank_that_cannot_write_ends_all_and_leaves_nothing(
 def test_a_rank_killed_in_a_save_loses_nothing(
     tmp_path: Path, rank: int, call: int, is_beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """scripts/kill_saves.py does it at every call of every rank."""
+    """scripts/faults/kill_saves.py does it at every call of every rank."""
     monkeypatch.setattr("mpt.parallel.watch.BEAT_SECONDS", 0.05)
     found = kill_and_look(tmp_path, 2, rank, call, is_beside)
     assert found["ends"][rank] == -signal.SIGKILL

@@ -2,7 +2,7 @@
 
 Two references. The same recorder around real tensors shows whether fake ones are born and die alike; PyTorch's
 profiler shows what the CPU's allocator handed out and took back, whoever asked. Neither knows a GPU's routes: those
-are checked against published measurements (`scripts/check_plan.py`).
+are checked against published measurements (`scripts/plans/check_plan.py`).
 
 The allocator's record also holds what a CPU kernel asks for and gives back before its operator ends, such as oneDNN's
 reordered copies of a convolution's weights and feature maps. A plan knows none of it, and a GPU's kernels have their

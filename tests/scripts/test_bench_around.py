@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from scripts import bench_around
+from scripts.speed import bench_around
 
 
 def test_sides_take_turns_and_a_ratio_is_that_of_a_round() -> None:

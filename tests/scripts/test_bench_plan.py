@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpt.config.load import load_config
 from mpt.planner.facts.gpus import find_gpu
-from scripts import bench_plan
+from scripts.plans import bench_plan
 
 CONFIG = {
     "model": {"name": "small_cnn", "image_size": 8},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpt.planner.facts.verdict import published_ratios
-from scripts import chance_table as script
+from scripts.plans import chance_table as script
 
 
 def test_a_chance_is_a_multiple_of_the_plan_and_back() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scripts import diffusion_float32 as script
+from scripts.quality import diffusion_float32 as script
 from tests.systems.diffusion.library import diffusers
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mpt.config.load import load_config
-from scripts import fault_battery, fault_battery_inputs, fault_battery_runs
-from scripts.fault_battery_process import (
+from scripts.faults import fault_battery, fault_battery_inputs, fault_battery_runs
+from scripts.faults.fault_battery_process import (
     PREFIX,
     Ended,
     clean_up_when_told_to_end,
@@ -23,17 +23,17 @@ from scripts.fault_battery_process import (
     make_folder,
     start,
 )
-from scripts.fault_battery_runs import TOLD_CODES, failure_of
+from scripts.faults.fault_battery_runs import TOLD_CODES, failure_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SLICE = """
 import json, sys
 sys.path.insert(0, {root!r})
-from scripts.fault_battery_process import KILL, begin_with_library
+from scripts.faults.fault_battery_process import KILL, begin_with_library
 begin_with_library()
 from mpt.config.load import load_config
-from scripts import fault_battery, fault_battery_inputs, fault_battery_runs
-from scripts import fault_battery_runs as runs
+from scripts.faults import fault_battery, fault_battery_inputs, fault_battery_runs
+from scripts.faults import fault_battery_runs as runs
 kinds = ["kills", "errors", "signals", "files", "planted", "weights", "pickles", "configs", "outputs"]
 with fault_battery.prepared() as battery:
     rows = fault_battery.try_kinds(battery, kinds, 0.002, 2)

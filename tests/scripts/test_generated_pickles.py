@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from scripts import fault_battery_pickles as pickles
-from scripts.fault_battery_process import call
+from scripts.faults import fault_battery_pickles as pickles
+from scripts.faults.fault_battery_process import call
 
 
 def test_most_programs_are_programs_and_many_share_what_they_remember() -> None:

@@ -20,8 +20,8 @@ from mpt.doctor.card import processes, runner
 from mpt.errors import DataError, MptError
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
-from scripts import (
-    gpu_check,
+from scripts import gpu_check
+from scripts.card import (
     gpu_check_features,
     gpu_check_memory,
     gpu_check_modes,
@@ -30,7 +30,7 @@ from scripts import (
     gpu_check_planning,
     gpu_check_processes,
 )
-from scripts.gpu_check_workloads import (
+from scripts.card.gpu_check_workloads import (
     ALLOW,
     BUDGETS,
     CARD_ALONE,

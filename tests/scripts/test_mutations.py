@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.mutations import (
+from scripts.mutations.mutations import (
     PATTERNS,
     ROOT,
     Mutation,
@@ -19,9 +19,9 @@ from scripts.mutations import (
     page_of,
     read_list,
 )
-from scripts.mutations_run import doubled
-from scripts.mutations_swap import changed_functions, swap
-from scripts.mutations_tests import TestsOf
+from scripts.mutations.mutations_run import doubled
+from scripts.mutations.mutations_swap import changed_functions, swap
+from scripts.mutations.mutations_tests import TestsOf
 
 pytestmark = pytest.mark.tier("fast")
 
@@ -97,10 +97,12 @@ def test_a_result_holds_while_its_files_are_the_same(tmp_path: Path) -> None:
 
 def test_the_page_has_every_mutation_once_under_what_became_of_it() -> None:
     one, two, three = (
-        Mutation("scripts/mutations.yaml", text, "-", f"why {text}")
+        Mutation("scripts/mutations/mutations.yaml", text, "-", f"why {text}")
         for text in ("# Small", "by file", "are run before")
     )
-    equal = Mutation("scripts/mutations.yaml", "a user would meet", "-", "", (), "nothing reads it")
+    equal = Mutation(
+        "scripts/mutations/mutations.yaml", "a user would meet", "-", "", (), "nothing reads it"
+    )
     results = {
         one.name: Result("killed", "tests/a.py::test_b"),
         two.name: Result("survived", tests=7, complete=False),
@@ -117,7 +119,7 @@ def test_the_page_has_every_mutation_once_under_what_became_of_it() -> None:
     assert "nothing reads it" in page[2]
     assert "`# Small` → `-` | why # Small | `a.py::test_b` |" in page[3]
     assert killers_of("## " + "## ".join(page)) == {
-        ("scripts/mutations.yaml", "`# Small` → `-`"): "tests/a.py::test_b"
+        ("scripts/mutations/mutations.yaml", "`# Small` → `-`"): "tests/a.py::test_b"
     }
     assert f"| {PATTERNS['number']} | 1 | 1 | 1 | 1 |" in page[0]
 

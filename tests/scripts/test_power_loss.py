@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpt.run.process.files import write_atomically
-from scripts.fault_battery_power import (
+from scripts.faults.fault_battery_power import (
     PowerRecorder,
     State,
     left_of,

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from mpt.systems.stylegan2.nn.shared.stylegan2_layers import demodulate
-from scripts.segmentation_memory import PUBLISHED, Winograd, percent
-from scripts.segmentation_models import LogSoftmaxOf2020
-from scripts.stylegan2_memory import kernel_for_each_picture
+from scripts.plans.segmentation_memory import PUBLISHED, Winograd, percent
+from scripts.plans.segmentation_models import LogSoftmaxOf2020
+from scripts.plans.stylegan2_memory import kernel_for_each_picture
 
 pytestmark = pytest.mark.tier("fast")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scripts.published_models import Layer
+from scripts.plans.published_models import Layer
 
 
 def test_a_layer_of_bert_keeps_its_width() -> None:

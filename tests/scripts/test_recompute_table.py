@@ -1,12 +1,12 @@
-"""The tables of `scripts/recompute_table.py` on a page: those that are made again take their old places."""
+"""The tables of `scripts/plans/recompute_table.py` on a page: those that are made again take their old places."""
 
 from __future__ import annotations
 
 import torch
 
 from mpt.memory.recomputing.selective import Kept
-from scripts.memory_table import saved_bytes
-from scripts.recompute_table import END, START, replace_tables
+from scripts.plans.memory_table import saved_bytes
+from scripts.plans.recompute_table import END, START, replace_tables
 from tests.engine import parts
 from tests.memory import mechanism
 

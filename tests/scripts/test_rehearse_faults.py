@@ -1,4 +1,4 @@
-"""Faults that `scripts/rehearse_faults.py` brings back can be brought back, are judged right, and are on the page."""
+"""Faults that `rehearse_faults.py` brings back can be brought back, are judged right, and are on the page."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.rehearse_faults import FAULTS, PAGE, PLANTED, ROOT, Fault, judge
+from scripts.faults.rehearse_faults import FAULTS, PAGE, PLANTED, ROOT, Fault, judge
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scripts.ssd300 import BOXES, Ssd300
+from scripts.plans.ssd300 import BOXES, Ssd300
 
 
 def test_six_maps_give_the_papers_boxes_and_a_logit_for_each_class_of_the_data() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import check_timm_fits as script
-from scripts.check_timm_times import Row
+from scripts.plans import check_timm_fits as script
+from scripts.plans.check_timm_times import Row
 
 MIB = 2**20
 RAN = script.Answer(

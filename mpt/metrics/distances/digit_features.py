@@ -1,9 +1,9 @@
 """A feature space for handwritten digits: the 32 hidden units of a small classifier whose weights are in the package.
 
 The classifier (64 pixels, 64 ReLU, 32 ReLU, 10 classes) was trained once on the training split of the shipped digits by
-`scripts/make_digit_features.py`, with noise added to its input so that it is smooth around the data. Images of any size
-are averaged down to 8x8 first, so it sees strokes and not textures: two generators that differ in sharpness only may
-score the same.
+`scripts/documents/make_digit_features.py`, with noise added to its input so that it is smooth around the data. Images
+of any size are averaged down to 8x8 first, so it sees strokes and not textures: two generators that differ in sharpness
+only may score the same.
 
 It is a number that falls as generated digits come to look like the real ones, comparable between runs of this
 program, needing no download. Measured at 8x8: two halves of the real digits are 1.4 apart, pixels drawn from each

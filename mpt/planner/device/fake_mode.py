@@ -3,7 +3,7 @@
 FakeTensorMode computes an operator's results once for each set of arguments and then takes it from a cache. For
 the thousands of small operators of a traced step, describing the arguments (a dataclass of 17 fields per tensor)
 takes longer than making the result, and making it longer than it need be. Six things are shorter here
-(`scripts/bench_plan.py` measures):
+(`scripts/plans/bench_plan.py` measures):
 
 - The description is one tuple. It leaves out where the arguments lie in their storages when the results are new
   memory, so that a loop over slices finds its results.

@@ -1,7 +1,7 @@
 """Whether a plan fits, in three classes, with the chance that a real run does: learnt from published measurements.
 
-`published.json` holds published measurements and the plans of the same runs (`scripts/check_plan.py --save`,
-`scripts/chance_table.py --save`). Their ratios, each widened into a normal distribution, give the distribution of
+`published.json` holds published measurements and the plans of the same runs (`scripts/plans/check_plan.py --save`,
+`scripts/plans/chance_table.py --save`). Their ratios, each widened into a normal distribution, give the distribution of
 measured over planned memory; each source counts the same, however many runs it has. Planned is what is judged: without
 an assumed workspace of cuDNN. Rows whose error has a known cause that no longer applies (`explained`) are left out, and
 so are the sources that do not name their way of measuring.

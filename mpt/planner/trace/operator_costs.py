@@ -15,7 +15,7 @@ multiprocessors than there are channels leaves the others idle. The gradients of
 of which each reads the input and its gradient.
 
 The constants are fitted to half of timm's tables of training speeds on an RTX 3090 and checked on the other half
-(`scripts/check_timm_times.py`).
+(`scripts/plans/check_timm_times.py`).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ A metric that counts (an accuracy, mAP) moves in steps of one test sample or obj
 narrower than one step (`mpt.report.comparing.resolution`): ties of a small test set show no equality.
 
 The t interval assumes differences that are about normal, and a verdict "within" says so. From `FEW` seeds on gross
-departures are looked for. scripts/verdict_table.py measures the error rates, including those of distributions for which
-none is claimed.
+departures are looked for. scripts/quality/verdict_table.py measures the error rates, including those of distributions
+for which none is claimed.
 
 Seeds may be added until the verdict is in, if each look is stricter for it (`judge_until`,
 `mpt.report.comparing.sequential`).

@@ -23,8 +23,8 @@ from mpt.engine.recovery.smallest_list import fewest
 from mpt.errors import ConfigError
 from mpt.seams import NOTHING
 from mpt.tasks import classify
-from scripts.doctor_table import DIGITS, diagnose, planted, subject_of
-from scripts.planted_faults import RIGHT_ON_CUDA
+from scripts.doctor.doctor_table import DIGITS, diagnose, planted, subject_of
+from scripts.doctor.planted_faults import RIGHT_ON_CUDA
 
 FEW = {
     "plant_cross_entropy_by_hand": "log: `logaddexp(logsigmoid(x), log(1e-08))` for `log(sigmoid(x) + 1e-08)`; ",

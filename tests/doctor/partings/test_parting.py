@@ -112,7 +112,11 @@ def test_what_is_more_than_rounding_is_told_with_its_reason(
 def test_the_operator_that_loses_precision_is_named_behind_those_that_only_round(
     ask: Ask, tmp_path: Path
 ) -> None:
-    model = {"name": "scripts.planted_faults:plant_covariance", "image_size": 16, "channels": 1}
+    model = {
+        "name": "scripts.doctor.planted_faults:plant_covariance",
+        "image_size": 16,
+        "channels": 1,
+    }
     path = tmp_path / "planted.yaml"
     path.write_text(yaml.safe_dump({**BASE, "model": model}))
     told = ask(str(path), "amp", dtype="float16", allow=("scripts",), code=8)
@@ -234,7 +238,7 @@ def test_a_model_that_raises_in_half_alone_parts_there(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    package = Path(__file__).parents[3] / "scripts" / "planted_faults.py"
+    package = Path(__file__).parents[3] / "scripts" / "doctor" / "planted_faults.py"
     (tmp_path / "halves.py").write_text(package.read_text().replace('"""Small', '"""My small', 1))
     path = tmp_path / "c.yaml"
     model = {"name": "halves:plant_masked_beyond_half", "image_size": 16, "channels": 1}

@@ -24,7 +24,7 @@ from mpt.planner.facts.verdict import (
 )
 from mpt.planner.recipes.planned import needs_search
 from mpt.planner.recipes.recipe import Recipe, rank
-from scripts.chance_table import PAGES, page_rows
+from scripts.plans.chance_table import PAGES, page_rows
 from tests.planner.made_plans import make_plan
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "plan_published.md"

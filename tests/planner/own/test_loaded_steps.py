@@ -10,7 +10,7 @@ import pytest
 from mpt.planner.answers.own_plan import OwnPlan
 from mpt.planner.client.session import Session
 from mpt.planner.recipes.own_step import find_source
-from scripts.live_bytes import live_bytes
+from scripts.plans.live_bytes import live_bytes
 from tests.planner.own import loaded_steps
 
 STEPS = Path(loaded_steps.__file__)

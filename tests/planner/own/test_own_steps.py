@@ -16,7 +16,7 @@ from mpt.config.load import load_config
 from mpt.config.shipped import shipped_configs
 from mpt.errors import ConfigError, MptError
 from mpt.planner.client.session import Session
-from scripts.live_bytes import live_bytes
+from scripts.plans.live_bytes import live_bytes
 from tests.planner.own import foreign_steps
 from tests.programs import run_mpt
 

@@ -16,7 +16,7 @@ from mpt.planner.client.session import Session
 from mpt.planner.own.execution.source import Source
 from mpt.planner.own.trace import trace_on_cpu
 from mpt.planner.recipes.own_step import find_source
-from scripts.live_bytes import live_bytes
+from scripts.plans.live_bytes import live_bytes
 from tests.planner.made_plans import make_plan
 from tests.planner.own import script_gan
 from tests.programs import run_mpt

@@ -264,7 +264,7 @@ def test_counts_of_cards_double_up_to_the_largest() -> None:
 
 @pytest.mark.slow
 def test_a_published_fsdp_run_is_met() -> None:
-    script = str(ROOT / "scripts" / "check_fsdp_plan.py")
+    script = str(ROOT / "scripts" / "plans" / "check_fsdp_plan.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, check=False

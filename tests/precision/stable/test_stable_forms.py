@@ -183,7 +183,7 @@ def test_a_compiled_network_and_stable_forms_are_refused_together() -> None:
 
 def built(settings: dict[str, Any]) -> tuple[Run, Batch]:
     model = {
-        "name": "scripts.planted_faults:plant_softplus_by_hand",
+        "name": "scripts.doctor.planted_faults:plant_softplus_by_hand",
         "image_size": 16,
         "channels": 1,
     }

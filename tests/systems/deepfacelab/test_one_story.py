@@ -1,4 +1,4 @@
-"""What is said of 512 pixels by card is one thing, which `scripts/saehd_presets.py` writes: plan, presets and pages."""
+"""What is said of 512 pixels by card is one thing, which `saehd_presets.py` writes: plan, presets and pages."""
 
 import re
 import subprocess
@@ -78,6 +78,6 @@ def test_6_gb_is_planned_today_as_it_is_said():
 
 @pytest.mark.slow
 def test_everything_is_planned_today_as_it_is_said():
-    command = [sys.executable, str(TOP / "scripts" / "saehd_presets.py"), "--check"]
+    command = [sys.executable, str(TOP / "scripts" / "plans" / "saehd_presets.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr

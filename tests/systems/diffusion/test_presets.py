@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpt.config.load import load_config
-from scripts import diffusion_presets as script
+from scripts.plans import diffusion_presets as script
 
 
 def test_files_and_rows_are_what_the_table_says() -> None:

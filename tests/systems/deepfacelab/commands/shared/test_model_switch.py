@@ -16,7 +16,7 @@ from mpt.run.process import operating_system
 from mpt.systems.deepfacelab.commands.shared import model_switch
 from mpt.systems.deepfacelab.commands.shared.model_folder import Folder, write_file
 from mpt.systems.deepfacelab.commands.shared.model_switch import replacing
-from scripts.fault_battery_power import (
+from scripts.faults.fault_battery_power import (
     PowerRecorder,
     lay_out,
     read_state,
