@@ -269,7 +269,9 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         fail(error)
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
-            raise
+            if debug or (said := explain(error)) is None:
+                raise
+            fail(OwnCodeError(said))
         fail(InputOutputError(f"{error.filename or 'what was to be written'}: {error.strerror}"))
     except Exception as error:
         if (

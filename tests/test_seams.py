@@ -67,8 +67,10 @@ def test_zeros_are_what_a_task_sees_or_what_is_delivered():
 
 
 def test_a_data_set_that_derives_from_nothing_is_adopted_with_what_it_lacks() -> None:
+    labels = DataSpec({"label": FieldSpec((), torch.int64)}, 3)
+
     class Foreign:
-        spec = SPEC
+        spec = labels
 
         def __len__(self) -> int:
             return 3
@@ -78,7 +80,7 @@ def test_a_data_set_that_derives_from_nothing_is_adopted_with_what_it_lacks() ->
 
     data = Adopted(Foreign())
     assert len(data) == 3
-    assert data.spec is SPEC
+    assert data.spec is labels
     assert dict(data.bad_files) == {}
     data.pass_over({"a.png": "cut short"})
     assert data.bad_files == {"a.png": "cut short"}

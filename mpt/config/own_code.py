@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from mpt.config.moved import explain_attribute
+from mpt.config.own_calls import explain_call
 from mpt.config.part_packages import KINDS, outside_packages
 
 MPT = Path(__file__).resolve().parents[1]
@@ -27,7 +28,8 @@ HALF = re.compile(r"\b(c10::)?(Half|BFloat16)\b")
 
 def explain(error: BaseException) -> str | None:
     """Describe a failure in the user's own code or a model library; None for a fault of mpt."""
-    said = explain_own_code(error) or explain_library_model(error) or explain_plain_modules(error)
+    said = explain_own_code(error) or explain_call(error)
+    said = said or explain_library_model(error) or explain_plain_modules(error)
     is_of_half = said is not None and HALF.search(str(error)) is not None
     return (
         f"{said}\n(half may be the cause: `mpt doctor CONFIG` tries float32 and a cure)"

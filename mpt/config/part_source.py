@@ -17,6 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic.errors import PydanticUndefinedAnnotation
+
 from mpt.config.options import DatasetOptions, OptimizerOptions, Options, PrecisionOptions
 from mpt.foreign.files import LARGEST_SOURCE_BYTES, read_text
 
@@ -175,7 +178,28 @@ def _execute(tree: ast.Module, path: Path, module_name: str, wanted: str) -> typ
     ):
         raise TypeError(f"{path}: {wanted} is no dataclass")
     assert isinstance(declared, type)
+    if wanted == SETTINGS:
+        check_settings(path, declared)
     return declared
+
+
+def check_settings(path: Path, declared: type[Options]) -> None:
+    """Raise TypeError for settings with an annotation that is not known here, or a default that they do not allow."""
+    try:
+        declared.model_rebuild()
+        declared()
+    except PydanticUndefinedAnnotation as error:
+        raise TypeError(
+            f"{path}: {SETTINGS} has an annotation with {error.name}, which is not known there: settings are read "
+            "without running the file, and may use typing, pydantic, pathlib and mpt.config alone"
+        ) from error
+    except ValidationError as error:
+        for one in error.errors():
+            # without a value that has no default, or that depends on others, there is nothing to say
+            if one["loc"] and one["type"] not in ("missing", "value_error", "assertion_error"):
+                raise TypeError(
+                    f"{path}: the default of {SETTINGS}.{one['loc'][0]}, {one['input']!r}, is not allowed: {one['msg']}"
+                ) from error
 
 
 def _future_annotations() -> ast.ImportFrom:

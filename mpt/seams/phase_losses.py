@@ -36,7 +36,9 @@ def losses_of(
         Figures.open = figures
         try:
             made: Any = phase.losses(part)
-            is_one = made is None or isinstance(made, SEVERAL)  # a Loss is a tuple too
+            is_one = not isinstance(
+                made, Iterator
+            )  # a Loss or several, which are tuples, or a mistake
             pending: Iterator[Any] = iter(() if is_one else made)
             item: Any = made if is_one else next(pending, END)
         finally:

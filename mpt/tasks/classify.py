@@ -292,6 +292,8 @@ def build(
         raise DataError(
             "task classify: the data set has no labels; use one that has, or class folders"
         )
+    if not data.classes:
+        raise DataError("task classify: the data set names no classes; give its spec their names")
     channels = data.fields["image"].shape[0]
     for name in ("mean", "std"):
         if len(getattr(settings, name)) not in (1, channels):

@@ -157,6 +157,42 @@ def test_a_data_set_that_raises_is_named_in_a_worker_too(
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            [("fetch(self, indices, epoch)", "fetch(self, indices)")],
+            "your data set Noise.fetch (noise.py:16) does not take the arguments that it is called with: "
+            "Noise.fetch() takes 2 positional arguments but 3 were given; expected fetch(self, indices, epoch)",
+        ),
+        (
+            [("build(settings, split, seed)", "build(settings)")],
+            "your data set build (noise.py:19) does not take the arguments that it is called with: "
+            "build() takes 1 positional argument but 3 were given; expected build(settings, split, seed)",
+        ),
+        (
+            [('raise IndexError("no such sample")', 'raise OSError("the disk is gone")')],
+            "your data set Noise raised in fetch (noise.py:17): OSError: the disk is gone",
+        ),
+    ],
+    ids=["a method", "build", "an OSError"],
+)
+def test_a_call_that_a_part_cannot_take_is_named_with_what_it_should(
+    go: Any, tmp_path: Path, changes: list[tuple[str, str]], said: str
+) -> None:
+    data = DATA
+    for old, new in changes:
+        data = data.replace(old, new)
+    (tmp_path / "called" / "data").mkdir(parents=True)
+    (tmp_path / "called" / "data" / "noise.py").write_text(data)
+    (tmp_path / "c.yaml").write_text(CONFIG % ("small_cnn", "noise"))
+    for name in [name for name in sys.modules if name.startswith("mpt.parts.called")]:
+        del sys.modules[name]
+    code, found = go("train", "c.yaml", "--parts", "called")
+    assert code == 1
+    assert said in found
+
+
+@pytest.mark.parametrize(
     ("words", "hint"),
     [
         (["precision=fp16"], "did you mean amp (mixed) or fp16-pure (weights in half too)?"),

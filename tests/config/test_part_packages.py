@@ -191,6 +191,37 @@ def test_settings_without_those_that_the_engine_reads_are_refused_with_the_class
         INSTALLED.find(kind, "bare")
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "size: int = Field(3, le=2)",
+            r"the default of Settings\.size, 3, is not allowed: .* to 2",
+        ),
+        ("size: int = 'big'", r"the default of Settings\.size, 'big', is not allowed"),
+        ("size: Tensor = None", "Settings has an annotation with Tensor, which is not known there"),
+    ],
+)
+def test_a_setting_whose_default_or_type_is_wrong_is_named(
+    folder: Path, setting: str, said: str
+) -> None:
+    (folder / "nn" / "odd.py").write_text(
+        "from pydantic import Field\nfrom torch import Tensor\nfrom mpt.config.options import ModelOptions\n"
+        f"class Settings(ModelOptions):\n    {setting}\n"
+    )
+    use_parts([folder])
+    with pytest.raises(PartError, match=rf"odd\.py: {said}"):
+        load_config({"model": "odd"})
+
+
+def test_a_setting_without_a_default_is_asked_of_the_configuration(folder: Path) -> None:
+    (folder / "nn" / "sized.py").write_text(MODEL.replace("image_size: int = 8", "image_size: int"))
+    use_parts([folder])
+    with pytest.raises(ConfigError, match=r"model\.image_size: missing; it has no default"):
+        load_config({"model": "sized"})
+    assert load_config({"model": {"name": "sized", "image_size": 4}}).model.settings
+
+
 def test_a_file_that_cannot_be_read_stops_only_what_uses_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,13 @@ from mpt.engine.building.start_notes import lost_decay, start_notes
 from mpt.engine.state.averages import describe as describe_averages
 from mpt.engine.state.early_stopping import Rule
 from mpt.engine.state.moving_averages import add_averages, fill_averages
-from mpt.engine.step.built_parts import Networks, check_networks, require
+from mpt.engine.step.built_parts import (
+    Networks,
+    check_networks,
+    check_phases,
+    check_task,
+    require,
+)
 from mpt.errors import ConfigError, DataError
 from mpt.metrics.shared.choice import metrics_of, refuse_taken
 from mpt.nn.shared.devices import any_waits, place
@@ -104,6 +110,7 @@ def build_run(
         precision.convert(networks)
     tricks = build_tricks(config)
     task = build_task(config, place_networks(networks, tricks, device, fake), data, precision)
+    in_training = begin_training_mode(task) if trains else []
     averages = add_averages(task, config.train.ema)
     fill_averages(averages, start.averages if start else {})
     frozen = freeze(task, config.train.freeze, config.train.frozen_norm) if trains else None
@@ -120,7 +127,7 @@ def build_run(
     if trains:
         asks = says_foreach(config, task, device, fake, world)
         made = build_optimizers(config, settings, task, precision, asks)
-    phases = list(task.phases(made)) if trains else []
+    phases = check_phases(config.task.name, task.phases(made)) if trains else []
     precision.bind(phases)
     optimizers, phases = replace_optimizers(tricks, made, phases, precision)
     run = Run(
@@ -139,7 +146,7 @@ def build_run(
         buffers=BufferCopies(trained_buffers(task)),
         adaptation=Adaptation(is_allowed=config.memory.on_oom == "adapt"),
         messages=[line for line in (start.message if start else None, frozen, *begun) if line],
-        notes=list(precision.numerics.notes),
+        notes=[*precision.numerics.notes, *in_training],
         stable_forms=make_stable_forms(config.precision.settings.stable_forms),
         averages=averages,
         world=world,
@@ -149,6 +156,22 @@ def build_run(
     for trick in tricks if trains else ():
         trick.attach(run)
     return run
+
+
+def begin_training_mode(task: Task) -> list[str]:
+    """Put trained networks that were built in evaluation mode in training mode, and return a note on each.
+
+    Other libraries' loaders leave networks so: without dropout, and with BatchNorm's stored statistics. A network in
+    training mode may have parts in evaluation mode, which stay so.
+    """
+    found = [name for name, network in task.trainable.items() if not network.training]
+    for name in found:
+        task.trainable[name].train()
+    return [
+        f"{name} was built in evaluation mode, without dropout and with stored statistics of BatchNorm; it is trained "
+        "in training mode. Only parts of a network may be built in evaluation mode, and stay so"
+        for name in found
+    ]
 
 
 def says_foreach(
@@ -219,7 +242,7 @@ def build_task(
     made = config.task.member("build")(
         config.task.native_settings(), config.model.native_settings(), modules, data, precision
     )
-    task = require(f"task {config.task.name}: its build", made, Task)
+    task = check_task(require(f"task {config.task.name}: its build", made, Task))
     # imported before the first step, not at the first evaluation
     refuse_taken(metrics_of(config.task.settings), (task.metric,))
     if isinstance(task, Game):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from mpt.engine.step.built_parts import require
 from mpt.errors import ConfigError
 from mpt.optim.shared.groups import check_globs, group_parameters
 from mpt.seams import Phase, Precision, Task
+from mpt.seams.members import article
 
 SMALLEST_HALF = 2.0**-24
 """The smallest positive float16, subnormals included."""
@@ -61,10 +63,31 @@ def build_optimizers(
             and not setting_of(own, "fused")
         ):
             own = own.model_copy(update={"foreach": True})
-        parameters = group_parameters(name, module, precision.parameters(module), own)
-        made = config.optimizer.member("build")(own, parameters)
-        optimizers[name] = require(f"optimizer {config.optimizer.name}: its build", made, Optimizer)
+        trained = precision.parameters(module)
+        if not trained:
+            raise ConfigError(
+                f"network {name!r} has no parameter to train: its build froze all of them (requires_grad), or it has "
+                "none"
+            )
+        made = config.optimizer.member("build")(own, group_parameters(name, module, trained, own))
+        what = f"optimizer {config.optimizer.name}: its build"
+        optimizers[name] = refuse_closures(what, require(what, made, Optimizer))
     return optimizers
+
+
+def refuse_closures(what: str, optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer that steps on the gradients that are there. Raises ConfigError for one, as LBFGS, that
+    computes losses again itself.
+    """
+    parameters = list(inspect.signature(optimizer.step).parameters.values())
+    if any(
+        one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters
+    ):
+        raise ConfigError(
+            f"{what} returned {article(optimizer)}, whose step needs {parameters[0].name}: it computes the loss again "
+            "itself; mpt calls step() after the backward, so take an optimizer that needs gradients alone"
+        )
+    return optimizer
 
 
 def optimizer_settings(config: Config, name: str) -> OptimizerOptions:

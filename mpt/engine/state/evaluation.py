@@ -23,7 +23,7 @@ from mpt.data.pictures.images import write_grid
 from mpt.data.pictures.seeds import mix
 from mpt.engine.state.averages import averaged
 from mpt.engine.state.moving_averages import averages_in_place
-from mpt.engine.step.built_parts import check_figures, require
+from mpt.engine.step.built_parts import check_evidence, check_figures, require
 from mpt.metrics.shared.choice import measure_all, metrics_of, refuse_taken
 from mpt.run.records.layout import RunDirectory
 from mpt.seams import Batch, BetweenSteps, Dataset, Evidence, Inference, Legend, Run, Samples
@@ -222,7 +222,7 @@ def gather_evidence(
     for number, batch in zip(itertools.count(rank, size), batches):
         seed_for(run, mix(run.config.seed, number))
         with arithmetic_of(run):
-            evidence = run.task.evaluate_batch(batch)
+            evidence = check_evidence(run.task, run.task.evaluate_batch(batch), "evaluate_batch")
         yield (0, number), {name: value.cpu() for name, value in evidence.items()}
     if not isinstance(run.task, Samples):
         return
@@ -232,7 +232,8 @@ def gather_evidence(
         seed_for(run, mix(run.config.seed, first))
         begin = min(first, count - 1)  # beyond the last one it is made again, for the other ranks
         with arithmetic_of(run):
-            evidence = run.task.evaluate_samples(begin, min(chunk, count - begin))
+            made = run.task.evaluate_samples(begin, min(chunk, count - begin))
+            evidence = check_evidence(run.task, made, "evaluate_samples")
         yield (1, first), {name: value.cpu() for name, value in evidence.items()}
 
 

@@ -5,14 +5,14 @@ Parts come from outside too, and a forgotten `return` would else end in an Attri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from mpt.errors import ConfigError, PartError
-from mpt.seams import Loss, Phase, Task
+from mpt.seams import Evidence, Loss, Phase, Task
 from mpt.seams.members import article, check_members
 
 Made = TypeVar("Made")
@@ -92,6 +92,44 @@ def check_networks(model: str, made: Any) -> dict[str, nn.Module]:
     return networks
 
 
+def check_task(task: Task) -> Task:
+    """Return a task that names the figure which chooses its best checkpoint. Raises PartError for one without."""
+    for name, example in (("metric", '"accuracy"'), ("higher_is_better", "True")):
+        if not hasattr(task, name):
+            raise PartError(
+                f"task {type(task).__name__}: it has no {name}; give the class one, as in {name} = {example}"
+            )
+    return task
+
+
+def check_phases(task: str, made: Any) -> list[Phase]:
+    """Return a task's phases; PartError for anything else, and for none, with which nothing would be trained."""
+    phases = list(made) if isinstance(made, Iterable) else [made]
+    wrong = [one for one in phases if not isinstance(one, Phase)]
+    if wrong or not phases or not isinstance(made, Iterable):
+        found = article(made) if not isinstance(made, Iterable) else "no phase"
+        found = f"{article(wrong[0])} among them" if wrong and isinstance(made, Iterable) else found
+        raise PartError(
+            f"task {task}: its phases returned {found}; expected a list of mpt.seams.Phase"
+        )
+    return phases
+
+
+def check_evidence(task: Task, made: Any, hook: str) -> Evidence:
+    """Return a task's outputs for an evaluation; PartError for anything but tensors by name, a row per sample."""
+    what = f"task {type(task).__name__}: its {hook}"
+    if not isinstance(made, Mapping):
+        raise PartError(f"{what} returned {article(made)}; expected a dict of tensors by name")
+    for name, value in made.items():
+        if not isinstance(value, Tensor):
+            raise PartError(f"{what} returned {article(value)} as {name!r}; expected a tensor")
+        if value.dim() == 0:
+            raise PartError(
+                f"{what} returned a single number as {name!r}; expected a tensor with a row per sample"
+            )
+    return dict(made)
+
+
 def check_losses(together: Sequence[Loss], phase: Phase) -> None:
     """Raise ConfigError for losses whose backward must fail. Asked only when it did: a step has no time for it."""
     trains = any(isinstance(loss.value, Tensor) and loss.value.requires_grad for loss in together)
@@ -101,6 +139,8 @@ def check_losses(together: Sequence[Loss], phase: Phase) -> None:
             found = f"a {type(value).__name__}; do not call .item() on it"
         elif value.numel() != 1:
             found = f"a tensor of shape {tuple(value.shape)}; take its mean"
+        elif not value.is_floating_point() and trains:
+            found = f"one of {str(value.dtype).removeprefix('torch.')}, which has no order; take a real part or a size"
         elif not trains:
             found = "a tensor that depends on no trained weight: it was detached, or its weights are frozen"
         else:

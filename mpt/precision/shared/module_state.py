@@ -7,12 +7,20 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from mpt.errors import PartError
 from mpt.seams import Precision
+from mpt.seams.members import article
 
 
 def module_state(precision: Precision, module: nn.Module) -> dict[str, Tensor]:
     """Return a module's state to save, by its own state-dict keys: masters in place of half weights."""
     state = module.state_dict(keep_vars=True)
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise PartError(
+                f"{type(module).__name__}: its state has {article(value)} as {name!r}; a checkpoint holds tensors "
+                "alone: let get_extra_state return one, or use register_buffer"
+            )
     if not precision.masters:
         return {name: value.detach() for name, value in state.items()}
     full: dict[str, Tensor] = {}

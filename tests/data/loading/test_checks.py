@@ -11,7 +11,7 @@ import torch
 from mpt.data.loading.loader import Loader
 from mpt.engine.state.evaluation import evaluate
 from mpt.errors import DataError
-from mpt.seams import IGNORED, Batch, Dataset, DataSpec
+from mpt.seams import IGNORED, Batch, Dataset, DataSpec, FieldSpec
 from mpt.seams.samples import Adopted
 from tests.engine import parts
 
@@ -63,10 +63,50 @@ def test_a_bad_sample_is_named(change: Any, said: str, workers: int) -> None:
     assert len([next(later) for _ in range(2)]) == 2, "looked at in the first epoch alone"
 
 
+def change_of(name: str, made: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Any]:
+    return lambda batch: {**batch, name: made(batch[name])}
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda batch: {"image": batch["image"]}, "returned image; 'label', which its spec has,"),
+        (lambda batch: (batch["image"], batch["label"]), "returned a tuple; expected a dict"),
+        (change_of("image", lambda image: image.numpy()), "returned a ndarray as 'image'; expect"),
+        (change_of("image", lambda image: image[:-1]), r"of shape \(7, 1, 16, 16\) for 8 samples"),
+        (change_of("image", torch.Tensor.double), r"'image' in float64 .* its spec says float32"),
+        (change_of("label", torch.Tensor.float), r"'label' in float32 of shape \(8,\)"),
+        (
+            change_of("image", lambda image: image.expand(-1, 3, -1, -1)),
+            r"\(8, 3, 16, 16\) for 8 samples; its spec says float32 of shape \(8, 1, 16, 16\)",
+        ),
+        (change_of("label", lambda label: label[:, None]), r"of shape \(8, 1\) for 8 samples"),
+    ],
+    ids=["missing", "a tuple", "numpy", "fewer", "float64", "float labels", "channels", "2d"],
+)
+def test_a_batch_of_another_layout_than_the_spec_is_refused_in_a_line(made: Any, said: str) -> None:
+    class Wrong(Small):
+        def fetch(self, indices: Any, epoch: int) -> Any:
+            return made(super().fetch(indices, epoch))
+
+    with pytest.raises(DataError, match=f"data set Wrong: its fetch .*{said}"):
+        next(Loader(Wrong(), 8, seed=0).batches())
+
+
+def test_a_smaller_picture_and_one_in_bytes_are_of_the_layout() -> None:
+    def change(batch: dict[str, Any]) -> None:
+        batch["image"] = (batch["image"][:, :, :12, :8] * 255).to(torch.uint8)
+
+    data = Small(change)
+    fields = {**data.spec.fields, "image": FieldSpec((1, 16, 16), torch.float32, "image")}
+    data.spec = DataSpec(fields, 16, data.spec.classes)
+    assert next(Loader(data, 8, seed=0).batches())["image"].shape == (8, 1, 12, 8)
+
+
 def test_large_values_and_ignored_labels_are_no_fault() -> None:
     def change(batch: dict[str, Any]) -> None:
         # their sum is infinite
-        batch["image"] = torch.full_like(batch["image"], 60000.0, dtype=torch.float16)
+        batch["image"] = torch.full_like(batch["image"], 3e38)
         batch["label"][3] = IGNORED
 
     batches = Loader(Small(change), 8, seed=0).batches()

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from mpt.config.options import PrecisionOptions
 from mpt.config.own_code import first_line
-from mpt.engine.step.built_parts import Networks, check_figures, check_losses, require
+from mpt.engine.step.built_parts import (
+    Networks,
+    check_evidence,
+    check_figures,
+    check_losses,
+    check_phases,
+    check_task,
+    require,
+)
 from mpt.errors import ConfigError, PartError
 from mpt.precision.shared.policy import Policy
 from mpt.seams import Batch, Evidence, Legend, Loss, MemoryTrick, Phase, Precision, Samples, Task
@@ -45,6 +53,44 @@ def test_figures_are_numbers_and_have_the_tasks_metric() -> None:
 def test_figures_that_are_none_are_refused(made: Any, words: str) -> None:
     with pytest.raises(PartError, match=words):
         check_figures(Judged(), made)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ([], "its phases returned no phase; expected a list of mpt.seams.Phase"),
+        ([3], "its phases returned an int among them"),
+        (
+            Phase("net", nn.Linear(1, 1), torch.optim.SGD([torch.ones(1)]), tuple),
+            "returned a Phase;",
+        ),
+        (None, "its phases returned nothing"),
+    ],
+    ids=["none", "a number", "one alone", "nothing"],
+)
+def test_a_task_without_phases_would_train_nothing_and_is_refused(made: Any, words: str) -> None:
+    with pytest.raises(PartError, match=words):
+        check_phases("mine", made)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ((torch.ones(2), torch.ones(2)), "its evaluate_batch returned a tuple; expected a dict"),
+        ({"label": [1, 2]}, "returned a list as 'label'; expected a tensor"),
+        ({"loss": torch.ones(())}, "a single number as 'loss'; expected a tensor with a row per"),
+    ],
+)
+def test_outputs_of_an_evaluation_are_tensors_with_a_row_per_sample(made: Any, words: str) -> None:
+    with pytest.raises(PartError, match=words):
+        check_evidence(Judged(), made, "evaluate_batch")
+
+
+def test_a_task_says_which_figure_chooses_its_best_checkpoint() -> None:
+    with pytest.raises(PartError, match="task Judged: it has no higher_is_better; give the class"):
+        check_task(Judged())
+    judged = type("Whole", (Judged,), {"higher_is_better": True})()
+    assert check_task(judged) is judged
 
 
 def test_what_a_build_returns_must_be_of_its_kind() -> None:

@@ -135,6 +135,13 @@ def test_a_graph_kept_from_the_update_before_is_another_line() -> None:
     ("made", "words"),
     [
         (None, "its losses yielded NoneType"),
+        (torch.ones(()), "its losses yielded Tensor"),
+        ({"loss": torch.ones(())}, "its losses yielded dict"),
+        (1.0, "its losses yielded float"),
+        (
+            Loss("loss", torch.ones((), dtype=torch.complex64, requires_grad=True)),
+            "expected a tensor with one number, found one of complex64",
+        ),
         ((Loss("loss", torch.ones(())), 3), "its losses yielded int"),
     ],
 )
