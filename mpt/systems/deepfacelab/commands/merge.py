@@ -203,6 +203,8 @@ def run(command: Command) -> None:
         )
     size = trained.config.model.settings.image_size
     motions = motions_of(faces, len(target.names)) if settings.motion_blur else {}
+    if settings.motion_blur and count > len(faces):
+        print("a frame has several faces: no motion blur, as in DeepFaceLab")
     merging = Merging(
         drawing(built), size, face_type, settings, batch_size, motions, segment, enhance
     )

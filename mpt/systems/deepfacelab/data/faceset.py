@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from mpt.config.options import DatasetOptions
 from mpt.errors import ConfigError
@@ -26,6 +27,7 @@ from mpt.systems.deepfacelab.data.faces.face_pairs import (
     check_settings,
     describe_pairs,
 )
+from mpt.systems.deepfacelab.data.faces.resampling import resize
 
 ASSUMED_COUNT = 1000
 
@@ -78,8 +80,12 @@ class FileIdentity:
 
     def faces(self, indices: Sequence[int]) -> Faces:
         loaded = [self.files[index].load(self.size, self.face_type, self.mask) for index in indices]
-        planes = torch.stack(loaded).clamp_(0, 1)
+        planes = torch.stack(loaded)
         return Faces(planes[:, :3], planes[:, 3:4], planes[:, 4:])
+
+    def picture(self, index: int) -> Tensor:
+        """Return a face's whole picture, however much of the head it shows."""
+        return resize(self.files[index].load_picture(), self.size, "bilinear")
 
 
 def build(settings: Settings, split: str, seed: int) -> Dataset:

@@ -169,6 +169,9 @@ class DrawnIdentity:
             return render(self.person, self.expressions[indices], self.size)
         return Faces(*(part[list(indices)] for part in self.all_faces))
 
+    def picture(self, index: int) -> Tensor:
+        return self.faces([index]).image[0]
+
 
 def build(settings: Settings, split: str, seed: int) -> Dataset:
     """Draw both people. Expressions do not depend on the run's seed, so that runs are measured on the same faces."""

@@ -34,11 +34,11 @@ from mpt.systems.deepfacelab.inference.merging import (
     Drawn,
     MergeSettings,
     Motion,
-    cut_face,
     frame_landmarks,
     lay_together,
     merge_face,
     motion_between,
+    show_face,
 )
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
@@ -202,7 +202,13 @@ def merge_some(
     """Yield some frames with their faces swapped."""
     pictures = {index: frame.astype(np.float32) / 255 for index, frame in waiting if index in faces}
     cuts = [
-        cut_face(picture, frame_landmarks(face), merging.size, merging.face_type)
+        show_face(
+            picture,
+            frame_landmarks(face),
+            merging.size,
+            merging.face_type,
+            merging.settings.super_resolution,
+        )
         for index, picture in pictures.items()
         for face in faces[index]
     ]
@@ -257,9 +263,12 @@ def merge_one(
 def motions_of(faces: Mapping[int, Sequence[FaceFile]], count: int) -> dict[int, Motion]:
     """Return the motion of each frame's first face, for frames that have one between two that have one.
 
-    The first and the last frame take themselves for the neighbour that they lack.
+    The first and the last frame take themselves for the neighbour that they lack. If any frame has several faces
+    there is none, as in DeepFaceLab: nothing says which is which in the next frame.
     """
-    found = {}
+    found: dict[int, Motion] = {}
+    if any(len(own) > 1 for own in faces.values()):
+        return found
     for index in faces:
         before, after = (
             faces.get(place) for place in (max(index - 1, 0), min(index + 1, count - 1))

@@ -150,8 +150,20 @@ def motion_between(before: Points, after: Points) -> Motion:
 
 
 def cut_face(frame: Picture, landmarks: Points, size: int, face_type: str) -> Picture:
-    """Return the face as the network wants it, (size, size, 3)."""
+    """Return the frame's face, (size, size, 3)."""
     return cut(frame, face_matrix(landmarks, size, face_type), size).clip(0, 1)
+
+
+def show_face(
+    frame: Picture, landmarks: Points, size: int, face_type: str, super_resolution: int
+) -> Picture:
+    """Return the face as the network gets it, (size, size, 3).
+
+    With super-resolution DeepFaceLab cuts it at four times the size and shrinks that, which moves it by 3/8 of a pixel.
+    """
+    large = size * MASK_SCALE if super_resolution else size
+    face = cut_face(frame, landmarks, large, face_type)
+    return np.asarray(opencv().resize(face, (size, size), interpolation=opencv().INTER_LINEAR))
 
 
 def merge_face(
@@ -207,9 +219,7 @@ def merge_face(
     result = blend(frame, result, mask)
     if settings.reworks:
         upright = face_matrix(landmarks, size, face_type)
-        again = rework(
-            cut(result, upright, size).clip(0, 1), target, area, settings, numbers, motion
-        )
+        again = rework(cut(result, upright, size), target, area, settings, numbers, motion)
         result = blend(
             degrade(frame, settings.denoise, settings.bicubic_degrade),
             put(again, upright, frame),

@@ -2,6 +2,7 @@ import importlib.util
 import io
 import os
 import pickle
+import shutil
 import struct
 import warnings
 from pathlib import Path
@@ -12,9 +13,11 @@ import torch
 from PIL import Image
 
 from mpt.errors import ConfigError, DataError
+from mpt.systems.deepfacelab.data.faces.colour_transfer import match_covariance
 from mpt.systems.deepfacelab.data.faces.face_files import describe, list_faces
 from mpt.systems.deepfacelab.data.faces.face_masks import convex_hull
 from mpt.systems.deepfacelab.data.faces.face_pairs import bin_yaws
+from mpt.systems.deepfacelab.data.faces.opencv import opencv
 from mpt.systems.deepfacelab.data.faceset import Settings, build
 
 SPEC = importlib.util.spec_from_file_location(
@@ -258,6 +261,30 @@ def test_the_sources_input_alone_changes_its_hue_and_the_source_takes_the_destin
     torch.testing.assert_close(same["src_warped"], same["src_target"])
     assert torch.equal(plain["dst_target"], recoloured["dst_target"])
     assert torch.equal(recoloured["src_target"], again["src_target"])
+
+
+def test_colours_are_taken_from_the_whole_picture_whatever_type_the_model_draws(tmp_path):
+    fixtures = Path(__file__).parents[1] / "fixtures"
+    src = str(fixtures / "wf_xseg.pak")
+    dst = tmp_path / "dst"
+    dst.mkdir()
+    shutil.copy(fixtures / "wf_polygons.jpg", dst)
+    still = {
+        "random_warp": False,
+        "random_transform": False,
+        "random_dst_flip": False,
+        "hold_out_every": 0,
+    }
+    _, batch = fetch(
+        Settings(src=src, dst=str(dst), image_size=64, face_type="f", ct_mode="lct", **still)
+    )
+    whole = opencv().imread(str(dst / "wf_polygons.jpg")).astype(np.float32) / 255
+    whole = opencv().resize(whole, (64, 64))  # linearly
+    for index, file in enumerate(list_faces(Path(src), "src")):
+        own = file.load(64, "f")[:3].flip(0).permute(1, 2, 0).numpy()  # overshoots at edges
+        wanted = match_covariance(own, whole)
+        drawn = batch["src_target"][index].flip(0).permute(1, 2, 0).numpy()
+        assert np.abs(drawn - wanted).max() < 0.5 / 255
 
 
 def test_all_turns_of_the_head_are_drawn_equally_often():

@@ -11,7 +11,13 @@ import torch
 
 from mpt.errors import MemoryBudgetError
 from mpt.systems.deepfacelab.data.faces.face_files import describe
-from mpt.systems.deepfacelab.inference.frames import Merging, draw_within_memory, merge_frames
+from mpt.systems.deepfacelab.inference.frames import (
+    DRAWN,
+    Merging,
+    draw_within_memory,
+    merge_frames,
+    motions_of,
+)
 from mpt.systems.deepfacelab.inference.merging import MergeSettings
 from tests.systems.deepfacelab.pixels import arrays
 
@@ -88,3 +94,34 @@ def test_frames_that_are_merged_at_once_come_in_order_and_as_one_by_one():
         assert all(np.array_equal(a, b) for a, b in zip(one, other))
     assert not at_once[2][2].any()
     assert at_once[3][2].any()
+
+
+def test_faces_are_shown_at_super_resolution_and_nothing_moves_where_a_frame_has_two():
+    stored = arrays("merger_inputs")
+    face = dataclasses.replace(
+        describe(FIXTURES / "full.jpg"), source_landmarks=stored["one_landmarks"][0]
+    )
+    frame = np.ascontiguousarray(stored["one_frame_u8"][..., ::-1])
+    shown = []
+
+    def draw(batch):
+        shown.append(batch)
+        return {name: batch[:, : 1 + 2 * (name == "swap")] for name in DRAWN}
+
+    for power in (0, 100):
+        merging = Merging(
+            draw,
+            64,
+            "f",
+            MergeSettings(super_resolution=power, colours="none"),
+            1,
+            enhance=lambda picture: np.repeat(np.repeat(picture, 4, axis=0), 4, axis=1),
+        )
+        frames = SimpleNamespace(read=lambda _: [(0, torch.from_numpy(frame).permute(2, 0, 1))])
+        assert list(merge_frames(frames, {0: [face]}, {0}, merging))
+    assert (shown[0] - shown[1]).abs().max() > 0.05
+
+    further = dataclasses.replace(face, source_landmarks=face.source_landmarks + 9)
+    alone = {0: [face], 1: [further], 2: [face]}
+    assert set(motions_of(alone, 3)) == {0, 1, 2}
+    assert motions_of({**alone, 2: [face, further]}, 3) == {}

@@ -8,6 +8,7 @@ import pytest
 
 from mpt.systems.deepfacelab.data.faces.face_files import describe
 from mpt.systems.deepfacelab.data.faces.face_geometry import face_matrix
+from mpt.systems.deepfacelab.inference import merging
 from mpt.systems.deepfacelab.inference.merging import (
     Drawn,
     MergeSettings,
@@ -17,6 +18,7 @@ from mpt.systems.deepfacelab.inference.merging import (
     lay_together,
     merge_face,
     motion_between,
+    show_face,
     to_levels,
 )
 from tests.systems.deepfacelab.pixels import arrays, facts
@@ -191,6 +193,28 @@ def test_the_network_sees_the_face_as_deepfacelab_cuts_it():
         matrix, stored["one_face0_image_to_face_mat_full_128"], rtol=1e-4, atol=1e-3
     )
     assert cut_face(frame, landmarks, 128, "f").shape == (128, 128, 3)
+
+
+def test_with_super_resolution_the_network_sees_the_face_three_eighths_of_a_pixel_further():
+    stored = arrays("merger_inputs")
+    landmarks = stored["one_landmarks"][0]
+    place = np.arange(256, dtype=np.float32)
+    ramp = np.stack(np.broadcast_arrays(place, place[:, None], place), -1) / 255
+    plain, large = (show_face(ramp, landmarks, 64, "f", power)[8:-8, 8:-8] for power in (0, 50))
+    step = (plain[1:, :-1] - plain[:-1, :-1]) + (plain[:-1, 1:] - plain[:-1, :-1])
+    np.testing.assert_allclose((large - plain)[:-1, :-1], 0.375 * step, atol=1e-3)
+    assert np.abs(step).min() > 1 / 255
+
+
+def test_what_is_worked_on_again_keeps_what_the_cut_overshoots(monkeypatch):
+    stored, seen = arrays("merger_inputs"), []
+    frame = (stored["one_frame_u8"] // 128 * 255).astype(np.float32) / 255
+    white = Drawn(np.ones((SIZE, SIZE, 3), np.float32), *[np.ones((SIZE, SIZE, 1), np.float32)] * 2)
+    monkeypatch.setattr(merging, "rework", lambda face, *_: seen.append(face) or face)
+    face = face_at(stored["one_landmarks"][0])
+    merge_face(frame, face, white, "f", MergeSettings(sharpen=3, colours="none", erode=60))
+    assert seen[0].min() < -0.01
+    assert seen[0].max() > 1.01
 
 
 def test_a_face_that_moves_right_and_up_blurs_along_its_way():

@@ -92,29 +92,29 @@ class FaceFile:
             file.seek(self.offset)
             return file.read(self.length)
 
+    def load_picture(self) -> Tensor:
+        """Return RGB in [0, 1], float32 (3, h, w). DataError when the file is damaged."""
+        picture = open_image(self.read(), self.name)
+        if self.mask_path is not None:
+            picture = upright(picture)
+        return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1).float() / 255
+
     def load(self, size: int, face_type: str | None = None, rule: str = "painted") -> Tensor:
         """Return RGB, mask and eyes-and-mouth, float32 (5, size, size), cut to a type of face if one is given.
 
         `rule` says which mask, see `faceset.Settings.mask`. DataError when the file is damaged.
         """
-        picture = open_image(self.read(), self.name)
-        if self.mask_path is not None:
-            picture = upright(picture)
-        picture = picture.convert("RGB")
-        image = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+        image = self.load_picture()
+        sides = image.shape[-1], image.shape[-2]
         if self.mask_path is not None:
             mask = upright(open_image(read_encoded(self.mask_path), str(self.mask_path))).convert(
                 "L"
             )
-            mask = (
-                mask.resize(picture.size, Image.Resampling.BILINEAR)
-                if mask.size != picture.size
-                else mask
-            )
+            mask = mask.resize(sides, Image.Resampling.BILINEAR) if mask.size != sides else mask
             masks = torch.from_numpy(np.array(mask, np.float32))[None] / 255
             masks = torch.cat((masks, torch.zeros_like(masks)))
         else:
-            masks = self.draw_masks(picture.width, rule)
+            masks = self.draw_masks(sides[0], rule)
         if face_type is None or face_type == self.kind or self.landmarks is None:
             return torch.cat((resize(image, size, "bicubic"), resize(masks, size, "bilinear")))
         matrix = face_matrix(self.landmarks, size, face_type)

@@ -25,7 +25,10 @@ from mpt.systems.deepfacelab.data.faces.face_warp import draw_numbers, draw_warp
 
 
 class Faces(NamedTuple):
-    """Images (b 3 h w), face masks and eyes-and-mouth masks (b 1 h w), float32 in [0, 1]."""
+    """Images (b 3 h w), face masks and eyes-and-mouth masks (b 1 h w), float32 in [0, 1].
+
+    Images that were resampled cubically overshoot a little, until they have been changed.
+    """
 
     image: Tensor
     mask: Tensor
@@ -38,6 +41,8 @@ class Identity(Protocol):
     def __len__(self) -> int: ...
 
     def faces(self, indices: Sequence[int]) -> Faces: ...
+
+    def picture(self, index: int) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -100,9 +105,10 @@ class FacePairs(Dataset):
                 inputs, target = self.colour(faces.image, indices, epoch)
                 faces = faces._replace(image=target)
             if self.augmentation == NONE:
+                image = faces.image.clamp(0, 1)
                 warped, target, masks = (
-                    faces.image,
-                    faces.image,
+                    image,
+                    image,
                     torch.cat((faces.mask, faces.eyes_mouth), dim=1),
                 )
             else:
@@ -150,7 +156,8 @@ class FacePairs(Dataset):
                 np.random.Philox(key=key, counter=[0, 0, index % 2**64, COLOUR_STREAM + 64])
             )
             other = int(numbers.integers(len(self.identities["dst"])))
-            reference = self.identities["dst"].faces([other]).image[0]
+            # All of the picture, whatever type of face the model draws, as in DeepFaceLab.
+            reference = self.identities["dst"].picture(other)
             if call:
                 other_stream = [0, 0, index % 2**64, COLOUR_STREAM + 64 + call]
                 numbers = np.random.Generator(np.random.Philox(key=key, counter=other_stream))
