@@ -31,6 +31,7 @@ from mpt.data.pictures.seeds import mix
 from mpt.errors import ConfigError, DataError
 from mpt.seams import Batch, DataSpec, Evidence, Exports, Inference, Legend, Loss, Phase, Precision
 from mpt.systems.yolofuse.data.shared.given_files import OWN_SIZE, in_own_pixels
+from mpt.systems.yolofuse.data.shared.scene_dataset import SHOWN
 from mpt.systems.yolofuse.losses.shared.detection import (
     ONE_TO_MANY,
     ONE_TO_ONE,
@@ -328,6 +329,16 @@ class Detect(Legend, Exports):
         """Return the detections down to a score of 0.001, and the truth."""
         how = Suppression(0.001, 0.7, self.settings.agnostic, True, self.settings.most_detections)
         found = self.chosen(*self.predict(batch), how, self.is_tiled(batch))
+        return self.evidence(batch, found)
+
+    def evidence(self, batch: Batch, found: Tensor) -> Evidence:
+        """Return detections, cut at the edges of the picture on its canvas as those that are given out, and truth."""
+        if SHOWN in batch:
+            low, high = (
+                side.repeat(1, 1, 2) for side in batch[SHOWN].to(found)[:, None].chunk(2, -1)
+            )
+            corners = found[..., :4].maximum(low).minimum(high)
+            found = torch.cat((corners, found[..., 4:]), -1)
         return {"found": found, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}}
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:

@@ -59,6 +59,7 @@ def opened(root: Path, split: str = "train", seed: int = 0, **settings: Any) -> 
 def test_yolofuses_layout_is_found_and_letterboxed_for_testing(tmp_path: Path) -> None:
     data = opened(make_pairs(tmp_path), "test")
     batch = data.fetch([0, 1], 0)
+    assert batch.pop("shown").tolist() == [[0, 12, 96, 84]] * 2
     assert {name: (tuple(v.shape), v.dtype) for name, v in batch.items()} == {
         name: ((2, *spec.shape), spec.dtype) for name, spec in data.spec.fields.items()
     }
@@ -67,6 +68,33 @@ def test_yolofuses_layout_is_found_and_letterboxed_for_testing(tmp_path: Path) -
     assert batch["box_mask"].tolist() == [[True], [True]]
     assert batch["rgb"][0, :, 5, 5].tolist() == [114] * 3
     assert batch["ir"][0, 0, 40, 40] == 250
+
+
+def test_a_crowd_of_coco_is_tested_by_and_not_learnt_from(tmp_path: Path) -> None:
+    root = make_pairs(tmp_path)
+    for split in ("train", "val"):
+        files = sorted((root / "images" / split).iterdir())
+        mark = {"image_id": 0, "category_id": 5, "bbox": [8, 6, 16, 12], "iscrowd": 0}
+        crowd = {"image_id": 0, "category_id": 9, "bbox": [40, 30, 40, 30], "iscrowd": 1}
+        content = {
+            "images": [
+                {"id": n, "file_name": file.name, "width": 80, "height": 60}
+                for n, file in enumerate(files)
+            ],
+            "categories": [{"id": 5, "name": "person"}, {"id": 9, "name": "car"}],
+            "annotations": [mark, crowd],
+        }
+        (root / f"{split}.json").write_text(json.dumps(content))
+    still = {"mosaic": 0, "translate": 0, "scale": 0, "flip_across": 0, "labels": "{split}.json"}
+    train, test = (opened(root, split, **still).fetch([0], 0) for split in ("train", "test"))
+    assert train["box_mask"].tolist() == [[True, False]]
+    assert not train["boxes"][0, 1].any()
+    assert test["box_mask"].tolist() == [[True, False]]
+    assert test["classes"].tolist() == [[0, 1]]
+    assert test["boxes"][0, 1].tolist() == [48, 48, 96, 84]
+    found = torch.tensor([[[50.0, 50, 90, 80, 0.9, 1], [9.6, 19.2, 28.8, 33.6, 0.8, 0]]])
+    pictures = gather_pictures([{"found": found, **test}])
+    assert pictures.crowds[0].tolist() == [[48, 48, 96, 84, 1]]
 
 
 def test_llvip_as_published_is_found(tmp_path: Path) -> None:

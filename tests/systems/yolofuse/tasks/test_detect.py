@@ -195,3 +195,16 @@ def test_the_task_needs_boxes() -> None:
         build_task(
             None, None, {}, DataSpec({"rgb": FieldSpec((3, 64, 64), torch.float32)}, 1), None
         )
+
+
+def test_boxes_are_judged_as_they_are_given_out_cut_at_the_edges_of_the_picture() -> None:
+    run, batch = build(dataset={"name": "rgb_ir_scenes", "count": 8, "test_count": 6})
+    found = torch.tensor([[[-5.0, 3, 40, 80, 0.9, 0], [0, 0, 0, 0, 0, 0]]]).repeat(4, 1, 1)
+    shown = torch.tensor([[0.0, 8, 64, 56]] * 4)
+    evidence = run.task.evidence({**batch, "shown": shown}, found)
+    assert evidence["found"][0].tolist()[0] == pytest.approx([0, 8, 40, 56, 0.9, 0])
+    assert evidence["found"][0, 1, 4] == 0
+    # data without a border, or of your own, are cut nowhere
+    assert torch.equal(run.task.evidence(batch, found)["found"], found)
+    _, test = build_datasets(config())
+    assert test.fetch([0, 1], 0)["shown"].tolist() == [[0, 0, 64, 64]] * 2

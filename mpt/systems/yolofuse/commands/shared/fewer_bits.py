@@ -159,7 +159,5 @@ def measure_file(
 
     for batch in batches(run, data, len(data), TEST_BATCH):
         found = task.chosen(*task.answer(look, batch), how, task.is_tiled(batch))
-        evidence.append(
-            {"found": found, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}}
-        )
+        evidence.append(task.evidence(batch, found))
     return {**task.conclude(evidence), "milliseconds": spent / len(data) * 1e3}

@@ -1,7 +1,8 @@
 """Boxes from label files: YOLO txt, Pascal VOC XML (as LLVIP has it), COCO json.
 
-Boxes come out as rows (class, left, top, right, bottom), float64, relative to the picture's width and height. A fault
-in a file is described for the caller, who decides whether it stops the run (`BadLabel`).
+Boxes come out as rows (class, left, top, right, bottom), float64, relative to the picture's width and height. A region
+that COCO marks as a crowd has the class -1 - class (`crowd_of`): nothing is learnt from it, and a detection in it is no
+false alarm. A fault in a file is described for the caller, who decides whether it stops the run (`BadLabel`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ def checked(rows: Sequence[Sequence[float]], classes: int) -> Rows:
             raise BadLabel(f"{where} has no area")
     table[:, 1:] = table[:, 1:].clip(0, 1)
     return table
+
+
+def crowd_of(kind: Any) -> Any:
+    """Return the class under which a crowd's region is kept, or the class of one that is kept so."""
+    return -1 - kind
 
 
 def read_yolo(path: Path, classes: int) -> Rows:
@@ -187,7 +193,7 @@ def common_end(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def read_coco(path: Path) -> CocoLabels:
-    """Read a COCO instances file. Crowd regions are left out. Raises DataError for anything that is none."""
+    """Read a COCO instances file. Raises DataError for anything that is none."""
     try:
         content = read_json(path, LARGEST_COCO_BYTES)
         categories = sorted(content["categories"], key=lambda entry: int(entry["id"]))
@@ -202,13 +208,13 @@ def read_coco(path: Path) -> CocoLabels:
             for entry in content["images"]
         }
         boxes: dict[str, list[list[float]]] = {name: [] for name, _, _ in pictures.values()}
+        crowds: dict[str, list[list[float]]] = {name: [] for name in boxes}
         for entry in content["annotations"]:
-            if entry.get("iscrowd"):
-                continue
             name, width, height = pictures[int(entry["image_id"])]
             x, y, w, h = (float(value) for value in entry["bbox"])
             kind = kinds[int(entry["category_id"])]
-            boxes[name].append([kind, x / width, y / height, (x + w) / width, (y + h) / height])
+            of_kind = crowds if entry.get("iscrowd") else boxes
+            of_kind[name].append([kind, x / width, y / height, (x + w) / width, (y + h) / height])
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: it cannot be read ({error}); check dataset.labels") from error
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
@@ -218,7 +224,9 @@ def read_coco(path: Path) -> CocoLabels:
     rows, bad = {}, {}
     for name, own in boxes.items():
         try:
-            rows[name] = checked(own, len(names))
+            regions = checked(crowds[name], len(names))
+            regions[:, 0] = crowd_of(regions[:, 0])
+            rows[name] = np.concatenate((checked(own, len(names)), regions))
         except BadLabel as error:
             bad[name] = str(error)
     sizes = {name: (width, height) for name, width, height in pictures.values()}

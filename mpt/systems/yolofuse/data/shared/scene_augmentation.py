@@ -67,6 +67,8 @@ class Canvas:
             for one in cameras
         ]
         self.boxes = NO_ROWS
+        self.shown = (0.0, 0.0, float(width), float(height))
+        """Left, top, right and bottom of a letterboxed picture."""
 
     def place(
         self,
@@ -134,9 +136,9 @@ def letterbox(scene: Scene, width: int, height: int, most: float = math.inf) -> 
     canvas = Canvas(scene.pictures, width, height)
     x, y = letterbox_offset(scene.size, (width, height), most)
     everything = (0.0, 0.0, float(width), float(height))
-    canvas.place(
-        scene, everything, letterbox_factor(scene.size, (width, height), most), x, y, keeps_all=True
-    )
+    factor = letterbox_factor(scene.size, (width, height), most)
+    canvas.place(scene, everything, factor, x, y, keeps_all=True)
+    canvas.shown = (x, y, x + scene.size[0] * factor, y + scene.size[1] * factor)
     return canvas
 
 

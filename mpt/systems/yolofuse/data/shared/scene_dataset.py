@@ -20,7 +20,7 @@ from mpt.data.pictures.padding import pad_rows
 from mpt.data.pictures.seeds import mix
 from mpt.errors import ConfigError
 from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
-from mpt.systems.yolofuse.data.shared.detection_labels import NO_ROWS
+from mpt.systems.yolofuse.data.shared.detection_labels import NO_ROWS, crowd_of
 from mpt.systems.yolofuse.data.shared.scene_augmentation import (
     Canvas,
     Changes,
@@ -35,6 +35,8 @@ CHANNELS = {"rgb": 3, "ir": 1}
 SIDES = {"pair": ("rgb", "ir"), "rgb": ("rgb",), "ir": ("ir",)}
 MOSAIC_PICTURES = 4
 FEWEST_ROWS = 8
+SHOWN = "shown"
+"""Field (4,) of a batch of test samples: the picture's place on the canvas, corners in pixels."""
 
 
 @dataclass(frozen=True)
@@ -106,19 +108,27 @@ class SceneDataset(Dataset):
         raise NotImplementedError
 
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
-        """Return a batch: a picture field per camera, `boxes` in pixels, `classes`, `box_mask`."""
+        """Return a batch: a picture field per camera, `boxes` in pixels, `classes`, `box_mask`.
+
+        Test samples have `shown` too, and the regions of crowds as boxes that the mask leaves out.
+        """
         canvases = [self.canvas(index, epoch) for index in indices]
         pictures = zip(*(as_arrays(canvas) for canvas in canvases), strict=True)
         batch = {
             name: torch.from_numpy(np.stack(arrays))
             for name, arrays in zip(self.layout.cameras, pictures, strict=True)
         }
+        tests = self.changes is None
         rows = [
-            torch.from_numpy(canvas.boxes if len(canvas.boxes) else NO_ROWS) for canvas in canvases
+            torch.from_numpy(own if tests else own[own[:, 0] >= 0])
+            for own in (canvas.boxes if len(canvas.boxes) else NO_ROWS for canvas in canvases)
         ]
         length = padded_length(max(map(len, rows)), self.layout.most_boxes)
         boxes, mask = pad_rows([own[:, 1:].float() for own in rows], length)
         kinds, _ = pad_rows([own[:, 0].long() for own in rows], length)
+        mask, kinds = mask & (kinds >= 0), torch.where(kinds < 0, crowd_of(kinds), kinds)
+        if tests:
+            batch[SHOWN] = torch.tensor([canvas.shown for canvas in canvases])
         return {**batch, "boxes": boxes, "classes": kinds, "box_mask": mask}
 
     def canvas(self, index: int, epoch: int) -> Canvas:

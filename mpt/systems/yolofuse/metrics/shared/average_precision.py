@@ -1,7 +1,8 @@
 """Average precision of detections, COCO's way and the way of the article's software.
 
 COCO (Lin et al., 2014; pycocotools): detections of a picture and class take the true boxes best score first, each the
-free one it overlaps most, and count as right from an IoU of the threshold on. Precision is made to fall with recall and
+free one it overlaps most, and count as right from an IoU of the threshold on; of the rest those that lie in a crowd's
+region, by that share of their area, are left out. Precision is made to fall with recall and
 sampled at 101 recalls, as a staircase; beyond the last recall reached it is 0. Equal to pycocotools.
 
 `ultralytics-8.3`, with which the article's table was made, reads higher: it joins the curve's points by straight
@@ -34,11 +35,14 @@ TINY = float(np.spacing(1))
 class Pictures:
     """Detections and truth of a test set, picture by picture.
 
-    `detections`: (n, 6) corners, score, class. `truth`: (m, 5) corners and class. Any unit, the same in both.
+    `detections`: (n, 6) corners, score, class. `truth` and `crowds`: (m, 5) corners and class. Any unit, the same in
+    all.
     """
 
     detections: Sequence[Array]
     truth: Sequence[Array]
+    crowds: Sequence[Array] = ()
+    """Regions of many objects, which COCO's way leaves out with the detections in them; none without."""
 
 
 @dataclass
@@ -69,15 +73,17 @@ class Precision:
 
 def gather_pictures(evidence: Sequence[Evidence]) -> Pictures:
     """Return detections and truth picture by picture."""
-    found, truth = [], []
+    found, truth, crowds = [], [], []
     for one in evidence:
         arrays = {name: value.cpu().numpy() for name, value in one.items()}
         for rows, boxes, kinds, mask in zip(
             *(arrays[name] for name in ("found", "boxes", "classes", "box_mask")), strict=True
         ):
             found.append(rows[rows[:, 4] > 0].astype(np.float64))
-            truth.append(np.concatenate((boxes[mask], kinds[mask][:, None]), 1).astype(np.float64))
-    return Pictures(found, truth)
+            marked = np.concatenate((boxes, kinds[:, None]), 1).astype(np.float64)
+            truth.append(marked[mask])
+            crowds.append(marked[~mask & (boxes[:, 2] > boxes[:, 0])])
+    return Pictures(found, truth, crowds)
 
 
 def overlaps(first: Array, second: Array) -> Array:
@@ -87,6 +93,14 @@ def overlaps(first: Array, second: Array) -> Array:
     shared = np.clip(high - low, 0, None).prod(2)
     areas = [(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (first, second)]
     return np.asarray(shared / np.maximum(areas[0][:, None] + areas[1][None] - shared, 1e-300))
+
+
+def shares_within(first: Array, second: Array) -> Array:
+    """Return the share (n, m) of each of the corner boxes (n, 4) that lies in each of (m, 4)."""
+    low = np.maximum(first[:, None, :2], second[None, :, :2])
+    high = np.minimum(first[:, None, 2:4], second[None, :, 2:4])
+    areas = (first[:, 2] - first[:, 0]) * (first[:, 3] - first[:, 1])
+    return np.asarray(np.clip(high - low, 0, None).prod(2) / np.maximum(areas, 1e-300)[:, None])
 
 
 def match_greedily(iou: Array, thresholds: Array = THRESHOLDS) -> Array:
@@ -125,11 +139,11 @@ def measure(pictures: Pictures, classes: int, way: Way = "coco", limit: int = 30
     rows: list[tuple[Array, Array, Array]] = []
     staircases = np.zeros((classes, len(RECALLS)))
     for kind in range(classes):
-        scores, right, count = _matches(pictures, kind, match, limit)
+        scores, right, wrong, count = _matches(pictures, kind, match, limit, way)
         if count == 0:
             continue
         known.append(kind)
-        hits, misses = right.cumsum(0), (~right).cumsum(0)
+        hits, misses = right.cumsum(0), wrong.cumsum(0)
         recall, precision = hits / count, hits / np.maximum(hits + misses, TINY)
         for t in range(len(THRESHOLDS)):
             ap[kind, t], sampled = _area(recall[:, t], precision[:, t], way)
@@ -145,12 +159,19 @@ def measure(pictures: Pictures, classes: int, way: Way = "coco", limit: int = 30
     return _at_best_confidence(ap, np.array(known, int), rows, staircases)
 
 
-def _matches(pictures: Pictures, kind: int, match: Any, limit: int) -> tuple[Array, Array, int]:
-    """Return scores, rights (n, thresholds), best first over all pictures, and the number of true boxes."""
+def _matches(
+    pictures: Pictures, kind: int, match: Any, limit: int, way: Way
+) -> tuple[Array, Array, Array, int]:
+    """Return scores, rights and wrongs (n, thresholds), best first over all pictures, and the number of true boxes.
+
+    Neither right nor wrong is what lies in a crowd by COCO's way.
+    """
     scores: list[Array] = [np.zeros(0)]
     right: list[Array] = [np.zeros((0, len(THRESHOLDS)), bool)]
+    wrong: list[Array] = [np.zeros((0, len(THRESHOLDS)), bool)]
     count = 0
-    for found, truth in zip(pictures.detections, pictures.truth, strict=True):
+    regions = pictures.crowds if way == "coco" else ()
+    for number, (found, truth) in enumerate(zip(pictures.detections, pictures.truth, strict=True)):
         found = found[found[:, 5] == kind]
         found = found[np.argsort(-found[:, 4], kind="mergesort")[:limit]]
         truth = truth[truth[:, 4] == kind]
@@ -158,9 +179,14 @@ def _matches(pictures: Pictures, kind: int, match: Any, limit: int) -> tuple[Arr
         if len(found):
             scores.append(found[:, 4])
             right.append(match(overlaps(found[:, :4], truth[:, :4])))
+            wrong.append(~right[-1])
+            if regions:
+                crowds = regions[number][regions[number][:, 4] == kind]
+                within = shares_within(found, crowds).max(1, initial=0)
+                wrong[-1] &= within[:, None] < np.minimum(THRESHOLDS, 1 - 1e-10)
     joined = np.concatenate(scores)
     order = np.argsort(-joined, kind="mergesort")
-    return joined[order], np.concatenate(right)[order], count
+    return joined[order], np.concatenate(right)[order], np.concatenate(wrong)[order], count
 
 
 def _area(recall: Array, precision: Array, way: Way) -> tuple[float, Array]:

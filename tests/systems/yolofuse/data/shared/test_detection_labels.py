@@ -107,12 +107,12 @@ def coco(**changes: object) -> dict:
     return {**content, **changes}
 
 
-def test_coco_categories_are_numbered_in_the_order_of_their_ids_and_crowds_left_out(
+def test_coco_categories_are_numbered_in_the_order_of_their_ids_and_crowds_are_apart(
     tmp_path: Path,
 ) -> None:
     labels = read_coco(written(tmp_path, json.dumps(coco()), "a.json"))
     assert labels.classes == ("car", "dog")
-    np.testing.assert_allclose(labels.rows["a.jpg"], [[1, 0.1, 0.1, 0.3, 0.6]])
+    np.testing.assert_allclose(labels.rows["a.jpg"], [[1, 0.1, 0.1, 0.3, 0.6], [-1, 0, 0, 1, 1]])
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,15 @@ def random_case(seed: int) -> tuple[np.ndarray, np.ndarray, int, int]:
     return np.array(truth).reshape(-1, 6), np.array(found).reshape(-1, 7), images, classes
 
 
-def coco_precisions(truth: np.ndarray, found: np.ndarray, images: int, classes: int) -> np.ndarray:
+def coco_precisions(
+    truth: np.ndarray,
+    found: np.ndarray,
+    images: int,
+    classes: int,
+    is_crowd: np.ndarray | None = None,
+) -> np.ndarray:
     """AP (class, threshold) by pycocotools."""
+    is_crowd = np.zeros(len(truth), int) if is_crowd is None else is_crowd
     pytest.importorskip("pycocotools")
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -90,7 +97,7 @@ def coco_precisions(truth: np.ndarray, found: np.ndarray, images: int, classes: 
             "categories": [{"id": n + 1, "name": str(n)} for n in range(classes)],
             "annotations": [
                 {"id": n + 1, "image_id": int(row[0]) + 1, "category_id": int(row[1]) + 1, "bbox": row[2:].tolist(),
-                 "area": float(row[4] * row[5]), "iscrowd": 0}
+                 "area": float(row[4] * row[5]), "iscrowd": int(is_crowd[n])}
                 for n, row in enumerate(truth)
             ],
         }  # fmt: skip
@@ -123,6 +130,24 @@ def test_average_precision_equals_that_of_pycocotools_on_random_detections(seed:
     # pycocotools sorts a class's detections image by image: keep that order, as ties stay in it.
     ours = measure(pictures_of(truth, found, images), classes)
     np.testing.assert_allclose(ours.ap, coco_precisions(truth, found, images, classes), atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_detections_in_a_crowd_are_left_out_as_by_pycocotools(seed: int) -> None:
+    truth, found, images, classes = random_case(seed)
+    if not len(found) or not len(truth):
+        pytest.skip("pycocotools takes no empty list")
+    is_crowd = np.random.default_rng(seed).random(len(truth)) < 0.4
+    pictures = pictures_of(truth[~is_crowd], found, images)
+    regions = pictures_of(truth[is_crowd], found, images).truth
+    ours = measure(Pictures(pictures.detections, pictures.truth, regions), classes)
+    theirs = coco_precisions(truth, found, images, classes, is_crowd)
+    np.testing.assert_allclose(ours.ap, theirs, atol=1e-12)
+    # the published programs know no crowds
+    article = measure(
+        Pictures(pictures.detections, pictures.truth, regions), classes, "ultralytics-8.3"
+    )
+    np.testing.assert_array_equal(article.ap, measure(pictures, classes, "ultralytics-8.3").ap)
 
 
 def test_nothing_found_and_nothing_there_are_figures_too() -> None:
