@@ -110,6 +110,8 @@ class Run:
     """Notes about the build for the user: weights that were loaded."""
     averages: Mapping[str, nn.Module] = field(default_factory=dict)
     """Name of a module of the task -> the moving average of it that is evaluated (`train.ema`)."""
+    given_averages: list[str] = field(default_factory=list)
+    """The averages that began as those of a file (`model.weights`), which no ramp may replace."""
     world: World = ALONE
     """The processes that train together."""
     keeps_gradients: bool = False

@@ -112,7 +112,7 @@ def build_run(
     task = build_task(config, place_networks(networks, tricks, device, fake), data, precision)
     in_training = begin_training_mode(task) if trains else []
     averages = add_averages(task, config.train.ema)
-    fill_averages(averages, start.averages if start else {})
+    given_averages = fill_averages(averages, start.averages if start else {})
     frozen = freeze(task, config.train.freeze, config.train.frozen_norm) if trains else None
     if world.size > 1:
         prepare_ranks(config, task, world)
@@ -149,6 +149,7 @@ def build_run(
         notes=[*precision.numerics.notes, *in_training],
         stable_forms=make_stable_forms(config.precision.settings.stable_forms),
         averages=averages,
+        given_averages=given_averages,
         world=world,
         keeps_gradients=any(trick.gradients == "zeroed" for trick in tricks),
     )

@@ -5,7 +5,8 @@ references to a network lead to its twin, so that a task trains and evaluates by
 averages. Twins stay float32 if the networks are half: with a decay of 0.999 an average would not move in half.
 
 Decays: TensorFlow's `ExponentialMovingAverage` with `num_updates`, (1 + step) / (10 + step) at first; Ultralytics'
-exponential ramp (`ramp_steps`); a half-life in images, at first a share of those seen (Karras et al. 2019).
+exponential ramp (`ramp_steps`); a half-life in images, at first a share of those seen (Karras et al. 2019). An average
+that a file of weights gave has no such rise: it would be replaced by the first steps' weights.
 """
 
 from __future__ import annotations
@@ -40,13 +41,23 @@ def add_averages(task: Task, settings: MovingAverage | None) -> dict[str, nn.Mod
 
 
 @torch.no_grad()
-def fill_averages(averages: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Copy averages that a file of weights had (`gen_ema.layer.weight`) into the twins, if their shapes agree."""
+def fill_averages(averages: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> list[str]:
+    """Copy averages that a file of weights had (`gen_ema.layer.weight`) into the twins, if their shapes agree.
+
+    Return the names of those that it had whole.
+    """
+    whole = []
     for name, twin in averages.items():
+        is_whole = True
         for key, value in twin.state_dict(keep_vars=True).items():
             given = tensors.get(f"{name}{SUFFIX}.{key}")
             if given is not None and given.shape == value.shape:
                 value.copy_(given)
+            else:
+                is_whole = False
+        if is_whole:
+            whole.append(name)
+    return whole
 
 
 def trained_modules(task: Task) -> list[str]:
@@ -105,19 +116,25 @@ def follow_averages(run: Run, step: int) -> None:
     """Move the averages a step towards the networks."""
     settings = run.config.train.ema
     assert settings is not None
-    decay = decay_at(settings, step, run.config.train.batch_size)
     for name, twin in run.averages.items():
+        decay = decay_at(
+            settings, step, run.config.train.batch_size, rises=name not in run.given_averages
+        )
         follow(twin, run.task.modules[name], decay, settings.buffers == "average")
 
 
-def decay_at(settings: MovingAverage, step: int, batch_size: int) -> float:
-    """Return the share of an average that a step, counted from 0, leaves."""
+def decay_at(settings: MovingAverage, step: int, batch_size: int, rises: bool = True) -> float:
+    """Return the share of an average that a step, counted from 0, leaves; without `rises` it is the last from the start
+    on.
+    """
     if settings.half_life_kimg is not None:
         half_life = settings.half_life_kimg * 1000
-        if settings.rampup is not None:
+        if settings.rampup is not None and rises:
             half_life = min(half_life, step * batch_size * settings.rampup)
         return float(0.5 ** (batch_size / max(half_life, 1e-8)))
     assert settings.decay is not None
+    if not rises:
+        return settings.decay
     if settings.ramp_steps is not None:
         return settings.decay * (1 - math.exp(-(step + 1) / settings.ramp_steps))
     return min(settings.decay, (1 + step) / (10 + step))

@@ -42,6 +42,7 @@ def capture(run: Run) -> dict[str, Any]:
     return {
         "modules": modules,
         **({"training_weights": training} if training else {}),
+        **({"given_averages": list(run.given_averages)} if run.given_averages else {}),
         "task": run.task.state_dict(),
         "optimizers": {
             name: optimizer_state(run, optimizer) for name, optimizer in run.optimizers.items()
@@ -101,6 +102,7 @@ def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
         if name not in run.optimizers
     }
     restore_modules(run, {"modules": modules})
+    run.given_averages[:] = state.get("given_averages", ())
     run.task.load_state_dict(state["task"])
     for name, optimizer in run.optimizers.items():
         if name in changed:

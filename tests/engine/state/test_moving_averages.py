@@ -17,6 +17,7 @@ from mpt.engine.state.moving_averages import (
     add_averages,
     averages_in_place,
     decay_at,
+    fill_averages,
     follow,
     follow_step,
     make_twin,
@@ -118,6 +119,27 @@ def test_an_average_that_is_switched_on_later_begins_with_the_weights() -> None:
 )
 def test_the_decay_at_a_step(settings: dict[str, Any], step: int, expected: float) -> None:
     assert decay_at(MovingAverage(**settings), step, 8) == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_average_that_a_file_gave_does_not_rise_again_nor_after_a_resume() -> None:
+    settings = {"train": {"batch_size": 8, "steps": 2, "ema": 0.999}}
+    run, other = parts.classifier(**settings), parts.classifier(**settings)
+    (name,), (twin,) = run.averages.keys(), run.averages.values()
+    file = {f"{name}_ema.{key}": value + 1 for key, value in twin.state_dict().items()}
+    rest = dict(list(file.items())[1:])
+    assert (
+        fill_averages(run.averages, rest) == []
+    )  # a head of other classes, say, is new and has to rise
+    assert fill_averages(run.averages, file) == [name]
+    run.given_averages.append(name)
+    before = [weight.clone() for weight in twin.parameters()]
+    follow_step(run, 0)
+    for weight, first in zip(twin.parameters(), before, strict=True):
+        torch.testing.assert_close(weight, first - 0.001, atol=1e-5, rtol=0)
+    restore(other, capture(run))
+    assert other.given_averages == [name]
+    restore(run, capture(parts.classifier(**settings)))
+    assert run.given_averages == []
 
 
 def test_buffers_are_copied_or_averaged() -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from mpt.cli import main
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_run
+from mpt.engine.state.moving_averages import follow_step
 from mpt.inference.evaluating import measure_in_half, measure_trained
 from mpt.inference.exported import open_exported
 from mpt.inference.half import rebuild
@@ -132,6 +133,16 @@ def test_a_transfer_starts_from_the_network_with_its_first_layers_frozen(
     assert torch.equal(run.task.modules["gen"].synthesis.constant, given["G.synthesis.b4.const"])
     assert torch.equal(
         run.task.modules["gen_ema"].synthesis.constant, given["G_ema.synthesis.b4.const"]
+    )
+    # NVIDIA's program has no ramp there; with one the first step would replace the file's average
+    written["train"]["ema"]["rampup"] = 0.05
+    rising = build_run(load_config(written), torch.device("cpu"), data)
+    follow_step(rising, 0)
+    torch.testing.assert_close(
+        rising.task.modules["gen_ema"].synthesis.constant,
+        given["G_ema.synthesis.b4.const"],
+        atol=0.02,
+        rtol=0,
     )
     frozen = [
         name for name, one in run.task.modules["disc"].named_parameters() if not one.requires_grad
