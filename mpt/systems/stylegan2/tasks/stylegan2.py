@@ -92,6 +92,8 @@ class StyleGan2(gan.Gan):
         # sum and number of a step's path lengths; ranks average both
         self.lengths = torch.zeros(2, device=device)
         self.batch_size = 0
+        self.varies_noise = False
+        """Does every sample have noise of its own, though the network has fixed noise?"""
         self.differentiates_twice = self.style.r1_gamma > 0 or self.style.path_weight > 0
         self.r1 = precision.loss(adversarial.real_gradient_penalty)
         self.measure_paths = precision.loss(self._measure_paths)
@@ -296,9 +298,19 @@ class StyleGan2(gan.Gan):
             images.append(self.to_image(image))
         return torch.cat(images)
 
+    def evaluate_samples(self, first: int, count: int) -> Evidence:
+        """Return the features of samples, each with noise of its own: NVIDIA's program measures so, whatever noise it
+        draws pictures with.
+        """
+        self.varies_noise = True
+        try:
+            return super().evaluate_samples(first, count)
+        finally:
+            self.varies_noise = False
+
     def _noise(self, numbers: Sequence[int], device: torch.device) -> Tensor:
         synthesis = self.gen.synthesis
-        if synthesis.fixed_noise is not None:
+        if synthesis.fixed_noise is not None and not self.varies_noise:
             return synthesis.fixed_noise.expand(len(numbers), -1)
         return torch.stack([draw_noise(synthesis.noise_size, number) for number in numbers]).to(
             device

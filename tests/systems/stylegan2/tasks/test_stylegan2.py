@@ -354,3 +354,23 @@ def test_augmentation_rises_by_the_images_of_four_steps() -> None:
         task.after_step(step, 8 * (step + 1))
         rises.append(float(task.augment.probability))
     assert rises == pytest.approx([0.0, 0.0, 0.0, 0.032])
+
+
+@torch.no_grad()
+def test_a_network_with_fixed_noise_is_shown_with_it_and_judged_with_noise_for_each_sample() -> (
+    None
+):
+    run = build({**STYLEGAN2, "published": True})
+    task, judged = run.task, []
+    assert isinstance(task, StyleGan2)
+    for name, parameter in task.gen.named_parameters():
+        if name.endswith("noise_strength"):
+            parameter.fill_(1.0)
+    task.gen.synthesis.fixed_noise.normal_()
+    task.quality.features = lambda image, kind: judged.append(image) or {}
+    task.evaluate_samples(0, 4)
+    shown = task.generate(task.sampler.latents(task.evaluation_samples, METRIC_SEED)[:4])
+    assert not torch.allclose(judged[0], shown, atol=1e-3)
+    assert torch.equal(task.generate(task.sampler.latents(4, 0)), task.sampler.sample(4, 0))
+    fixed = task.gen.synthesis.fixed_noise
+    assert torch.equal(task._noise(range(2), fixed.device), fixed.expand(2, -1))
