@@ -54,6 +54,7 @@ def translate(into: Translation) -> None:
     if root:
         into.put("dataset.name", "image_folder", "a folder with train/CLASS and val/CLASS")
         into.put("dataset.root", str(root), f"data_dir: {root}")
+        into.move("crop_pct", "dataset.test_share", float, default=0.875)
     into.move("epochs", "train.epochs", float, default=300)
     per_pass, passes = (
         int(into.take("batch_size", "b", default=128)),

@@ -50,6 +50,14 @@ FITS = {
 """How a picture in 8 bits is brought to the input's size, with the call of Pillow that does it."""
 
 
+def described_fit(fit: str, share: float) -> str:
+    """Return how a picture is brought to the input's size; `share` of its sides are looked at if it is cut."""
+    if fit != "crop" or share == 1:
+        return f"{fit}: {FITS[fit]}"
+    cut = f"of the middle {share:g} of its width and height, {FITS[fit]}"
+    return f"{fit}: {cut[:-1]}, bleed={(1 - share) / 2:g})"
+
+
 def description(trained: Trained, task: Task, names: list[str], dtype: str) -> dict[str, str]:
     """Return a file's metadata."""
     data = trained.train_data.spec
@@ -74,7 +82,7 @@ def description(trained: Trained, task: Task, names: list[str], dtype: str) -> d
         about["mpt_input_sizes"] = json.dumps(
             {name: list(data.fields[name].shape) for name in task.inputs}
         )
-        about["mpt_fit"] = f"{dataset.get('fit', 'crop')}: {FITS[dataset.get('fit', 'crop')]}"
+        about["mpt_fit"] = described_fit(dataset.get("fit", "crop"), dataset.get("test_share", 1.0))
     if "mean" in settings and "std" in settings:
         about |= {"mpt_mean": json.dumps(settings["mean"]), "mpt_std": json.dumps(settings["std"])}
     return {**about, **(task.export_texts() if isinstance(task, Exports) else {})}

@@ -170,15 +170,16 @@ def read_image(trained: Trained, field: str, file: Path) -> Tensor:
             f"--input: '{field}' has {channels} channels; files can be read with 1, 3 or 4"
         )
     try:
-        return decode_bytes(file, channels, (height, width), MAX_PIXELS, fit_of(trained))
+        fit, share = fit_of(trained)
+        return decode_bytes(file, channels, (height, width), MAX_PIXELS, fit, share=share)
     except BadImageError as error:
         raise DataError(f"--input: {error.path}: {error.reason}. Leave this file out") from error
 
 
-def fit_of(trained: Trained) -> Fit:
-    """Return how the run's data set brought pictures to size."""
-    settings = trained.config.dataset.settings
-    return settings.model_dump().get("fit", "crop")  # type: ignore[no-any-return]
+def fit_of(trained: Trained) -> tuple[Fit, float]:
+    """Return how the run's data set brings test pictures to size, and the share of a cut one that it looks at."""
+    settings = trained.config.dataset.settings.model_dump()
+    return settings.get("fit", "crop"), settings.get("test_share", 1.0)
 
 
 def needs_inputs(task: Task) -> bool:

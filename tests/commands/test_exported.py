@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
+import PIL.ImageOps
 import pytest
 import torch
 from PIL import Image
@@ -19,7 +21,8 @@ from mpt.commands.convert import Command as ConvertArguments
 from mpt.commands.infer import Command as InferArguments
 from mpt.data.pictures.decoding import decode_bytes
 from mpt.errors import CheckpointError, ConfigError
-from mpt.inference.exported import refuse_absent_networks
+from mpt.inference.exported import described_fit, refuse_absent_networks
+from mpt.inference.inputs import read_image
 from mpt.seams.task import Task
 
 
@@ -152,6 +155,27 @@ def test_a_network_that_an_export_does_not_hold_is_not_called_with_random_weight
     assert modules["decoder"](torch.ones(1, 2)).shape == (1, 2)
     with pytest.raises(CheckpointError, match="it holds decoder alone, and this needs encoder too"):
         modules["encoder"](torch.ones(1, 2))
+
+
+def test_files_are_looked_at_as_the_test_set_is_and_an_export_says_so(tmp_path: Path) -> None:
+    settings = SimpleNamespace(model_dump=lambda: {"fit": "crop", "test_share": 0.875})
+    trained = SimpleNamespace(
+        config=SimpleNamespace(dataset=SimpleNamespace(settings=settings)),
+        run=SimpleNamespace(
+            data=SimpleNamespace(fields={"image": SimpleNamespace(shape=(3, 8, 8))})
+        ),
+    )
+    pixels = numpy.random.default_rng(0).integers(0, 255, (40, 30, 3), dtype=numpy.uint8)
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels).save(path)
+    found = read_image(trained, "image", path)
+    said = described_fit("crop", 0.875)
+    call = said[said.index("PIL.ImageOps.fit") :]
+    assert call == "PIL.ImageOps.fit(picture, (width, height), BILINEAR, bleed=0.0625)"
+    names = {"PIL": PIL, "picture": Image.open(path), "width": 8, "height": 8}
+    wanted = eval(call, {**names, "BILINEAR": Image.Resampling.BILINEAR})
+    assert numpy.array_equal(numpy.array(wanted).transpose(2, 0, 1), found.numpy())
+    assert not torch.equal(found, decode_bytes(path, 3, (8, 8), 10**6))
 
 
 def test_three_ways_of_making_a_picture_square(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "optimizer.momentum": 0.9,
             "task.mixup": 0.2,
             "train.evaluate_every": "1 epoch",
+            "dataset.test_share": 0.875,
         },
         [
             "128 x 2 = 256",

@@ -486,3 +486,23 @@ def test_files_of_one_name_in_two_classes_fall_to_either_side_by_themselves(tmp_
         held_out[path.parent.name].add(path.name)
     assert held_out["cat"] != held_out["dog"]
     assert 10 <= sum(map(len, held_out.values())) <= 30  # of 80, a quarter
+
+
+@pytest.mark.parametrize("size", [(333, 250), (250, 333), (256, 256)])
+def test_testing_may_look_at_the_middle_share_alone_as_torchvision_resizes_and_cuts(tmp_path, size):
+    for split in ("train", "val"):
+        photograph(tmp_path / split / "x" / "a.png", size=size)
+    train, test, whole = (
+        build(tmp_path, split, image_size=224, test_share=share)
+        for split, share in (("train", 0.875), ("test", 0.875), ("train", 1.0))
+    )
+    ours = test.fetch([0], 0)["image"][0].float()
+    assert torch.equal(train.fetch([0], 0)["image"], whole.fetch([0], 0)["image"])
+    transforms = import_torchvision("transforms.v2")
+    picture = Image.open(tmp_path / "val" / "x" / "a.png")
+    theirs = numpy.array(transforms.CenterCrop(224)(transforms.Resize(256)(picture)), numpy.float32)
+    difference = (ours - torch.from_numpy(theirs).permute(2, 0, 1)).abs()
+    assert float(difference.mean()) < 0.6  # theirs cuts at whole pixels
+    assert float(difference.max()) < 6
+    other = build(tmp_path, "test", image_size=224).fetch([0], 0)["image"][0].float()
+    assert float((ours - other).abs().mean()) > 2

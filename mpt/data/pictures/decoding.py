@@ -120,16 +120,17 @@ def decode_bytes(
     max_pixels: int,
     fit: Fit = "crop",
     *,
+    share: float = 1.0,
     reduces: bool = False,
     choose_cut: Callable[[int, int], Box] | None = None,
 ) -> Tensor:
     """Return an image file as uint8 (channels, h, w). Raises BadImageError.
 
-    With a `size` (height, width) it is brought to these proportions as `fit` says and resized (bilinear, antialiased);
-    without, it keeps its own, that of the upright picture. If it `reduces`, a JPEG of more than twice the size is
-    decoded smaller first, and one that is decoded whole by simplejpeg, if that is installed: to the same pixels, in
-    three quarters of the time. `choose_cut` is asked for the only part to return, given the upright picture's width and
-    height; its channels stay last in memory.
+    With a `size` (height, width) it is brought to these proportions as `fit` says and resized (bilinear, antialiased),
+    of a cut one the middle `share` of its sides alone; without, it keeps its own, that of the upright picture. If it
+    `reduces`, a JPEG of more than twice the size is decoded smaller first, and one that is decoded whole by simplejpeg,
+    if that is installed: to the same pixels, in three quarters of the time. `choose_cut` is asked for the only part to
+    return, given the upright picture's width and height; its channels stay last in memory.
     """
     most_bytes = max(LARGEST_PICTURE_BYTES, MOST_PIXEL_BYTES * max_pixels)
     with (
@@ -148,8 +149,8 @@ def decode_bytes(
             picture = picture.transpose(turn)
         if choose_cut is not None:
             picture = picture.crop(choose_cut(*picture.size))
-        if size is not None and picture.size != size[::-1]:
-            picture = fitted(picture, size[::-1], fit)
+        if size is not None and (picture.size != size[::-1] or share < 1):
+            picture = fitted(picture, size[::-1], fit, share)
         pixels = numpy.array(picture, dtype=numpy.uint8)
     tensor = torch.from_numpy(pixels)
     if tensor.dim() == 2:
@@ -242,14 +243,16 @@ def jpeg_decoder() -> Callable[[bytes], NDArray[numpy.uint8]] | None:
     return decoder
 
 
-def fitted(picture: Image.Image, size: tuple[int, int], fit: Fit) -> Image.Image:
-    """Return a picture in another size (width, height)."""
+def fitted(
+    picture: Image.Image, size: tuple[int, int], fit: Fit, share: float = 1.0
+) -> Image.Image:
+    """Return a picture in another size (width, height), of a cut one its middle `share` alone."""
     method = Image.Resampling.BILINEAR
     if fit == "letterbox":
         return ImageOps.pad(picture, size, method=method, color=0)
     if fit == "stretch":
         return picture.resize(size, method)
-    return ImageOps.fit(picture, size, method=method)
+    return ImageOps.fit(picture, size, method=method, bleed=(1 - share) / 2)
 
 
 def convert_mode(path: Path, image: Image.Image, mode: str) -> Image.Image:
