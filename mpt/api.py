@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mpt.config.finding.part_packages import use_parts
 from mpt.config.load import load_config
-from mpt.config.part_packages import use_parts
 from mpt.config.schema import Config
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ from scripts.card.gpu_check_processes import refuse_without_packages, run  # noq
 
 refuse_without_packages()  # before what needs them is imported
 
-from mpt.config.shipped import shipped_configs  # noqa: E402
+from mpt.config.finding.shipped import shipped_configs  # noqa: E402
 from mpt.doctor.card import runner  # noqa: E402
 from mpt.doctor.card.checks import check_names, commands_of  # noqa: E402
 from scripts.card import gpu_check_features, gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402

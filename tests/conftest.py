@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 import mpt
-from mpt.config.part_packages import IMPORT_HOME, VARIABLE
+from mpt.config.finding.part_packages import IMPORT_HOME, VARIABLE
 
 TESTS = Path(__file__).parent
 TRACING = "COVERAGE_PROCESS_CONFIG"

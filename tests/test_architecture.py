@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from mpt.cli import COMMANDS
-from mpt.config.part_packages import PART_FOLDERS, packages_below
-from mpt.config.part_source import declares_function
-from mpt.config.registry import FUNCTIONS
+from mpt.config.finding.part_packages import PART_FOLDERS, packages_below
+from mpt.config.finding.part_source import declares_function
+from mpt.config.finding.registry import FUNCTIONS
 
 pytestmark = pytest.mark.tier("fast")
 

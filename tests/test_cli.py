@@ -29,9 +29,9 @@ from mpt.commands.planning.plan_inference import Command as PlanInferArguments
 from mpt.commands.report import Command as ReportArguments
 from mpt.commands.train import Command as TrainArguments
 from mpt.commands.validate import Command as ValidateArguments
-from mpt.config import registry
+from mpt.config.finding import registry
+from mpt.config.finding.registry import INSTALLED, SUBPACKAGES
 from mpt.config.load import load_config
-from mpt.config.registry import INSTALLED, SUBPACKAGES
 from mpt.errors import ConfigError, GateError, Interrupted, MptError
 from tests.programs import run_mpt
 

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from pydantic import Field
 
+from mpt.config.finding.registry import INSTALLED, SUBPACKAGES
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.load import load_config
 from mpt.config.options import Options
-from mpt.config.registry import INSTALLED, SUBPACKAGES
 from mpt.config.schema import GeneralOptions, MemoryOptions, Parallel, Train
 
 ROOT = Path(__file__).parent.parent

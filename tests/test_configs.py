@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from mpt.config.finding.shipped import shipped_configs
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.config.shipped import shipped_configs
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.step.step import update
 from mpt.seams import Dataset

@@ -15,7 +15,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from mpt.config.shipped import find_shipped
+from mpt.config.finding.shipped import find_shipped
 from tests.test_documents import commands_of
 
 ROOT = Path(__file__).parent.parent

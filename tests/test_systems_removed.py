@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt.config.registry import INSTALLED
+from mpt.config.finding.registry import INSTALLED
 
 ROOT = Path(__file__).parents[1]
 SYSTEMS = sorted(
@@ -34,7 +34,7 @@ assert "torch" not in sys.modules
 """What a user looks at first."""
 IMPORTS = """
 from mpt.cli import main
-from mpt.config.registry import INSTALLED, SUBPACKAGES
+from mpt.config.finding.registry import INSTALLED, SUBPACKAGES
 for subpackage in SUBPACKAGES:
     for name in INSTALLED.names(subpackage):
         INSTALLED.find(subpackage, name).load()

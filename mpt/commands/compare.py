@@ -17,7 +17,7 @@ import typer
 from mpt.commands.cli.arguments import Allow, Device, Json, Output, Quiet, Runs
 from mpt.commands.cli.command_line import given
 from mpt.commands.cli.console import columns, open_console
-from mpt.config.registry import INSTALLED
+from mpt.config.finding.registry import INSTALLED
 from mpt.errors import CheckpointError, ConfigError, GateError
 from mpt.foreign.files import read_json
 from mpt.report.comparing.comparison import Comparison

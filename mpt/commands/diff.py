@@ -17,7 +17,7 @@ import typer
 
 from mpt.commands.cli.arguments import Allow, Device, Json, Runs
 from mpt.commands.cli.completion import complete_run
-from mpt.config.layers import write_overrides
+from mpt.config.checking.layers import write_overrides
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, GateError, NonFiniteError
 from mpt.workflows.comparing.sides import Side, read_side, resolve_mode, vary

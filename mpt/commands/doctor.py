@@ -18,10 +18,10 @@ import typer
 
 from mpt.commands.cli.arguments import Allow, Device, Json, Output, Overrides, Patches, Runs
 from mpt.commands.cli.completion import complete_run
-from mpt.config.layers import write_overrides
+from mpt.config.checking.layers import write_overrides
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from mpt.errors import ConfigError, NonFiniteError
 from mpt.planner.recipes.own_step import arguments_of, find_source, is_own
 from mpt.report.units import counted

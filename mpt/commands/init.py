@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import typer
 
 from mpt.commands.cli.skeleton import write_part
+from mpt.config.finding.registry import INSTALLED, Registry
+from mpt.config.finding.shipped import find_shipped
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.load import load_config
-from mpt.config.registry import INSTALLED, Registry
 from mpt.config.schema import Choice, Config
-from mpt.config.shipped import find_shipped
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from mpt.errors import ConfigError
 from mpt.run.process.files import write_new
 

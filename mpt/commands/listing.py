@@ -19,11 +19,11 @@ from typing import Annotated
 import typer
 
 from mpt.commands.cli.arguments import Json, Runs
-from mpt.config.messages import unknown_name
-from mpt.config.part_source import read_description
-from mpt.config.precision_names import ALIASES
-from mpt.config.registry import FUNCTIONS, INSTALLED, Part, Registry
-from mpt.config.shipped import described
+from mpt.config.checking.precision_names import ALIASES
+from mpt.config.finding.part_source import read_description
+from mpt.config.finding.registry import FUNCTIONS, INSTALLED, Part, Registry
+from mpt.config.finding.shipped import described
+from mpt.config.text.messages import unknown_name
 from mpt.errors import ConfigError
 from mpt.foreign.text import harmless
 from mpt.report.runs.run_rows import RunRow, best_runs, read_rows

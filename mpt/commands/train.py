@@ -17,10 +17,10 @@ import typer
 from mpt.commands.cli.arguments import Allow, Device, Json, Overrides, Patches, Quiet, Runs
 from mpt.commands.cli.command_line import WAYS, spell
 from mpt.commands.cli.completion import complete_config, complete_run
-from mpt.config.layers import write_overrides
+from mpt.config.checking.layers import write_overrides
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.config.yaml_text import printable
+from mpt.config.text.yaml_text import printable
 from mpt.engine.building.torch_settings import prepare_rank, prepare_torch
 from mpt.errors import ConfigError
 from mpt.parallel.place import read_place

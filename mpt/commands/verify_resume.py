@@ -15,7 +15,7 @@ import typer
 
 from mpt.commands.cli.arguments import Allow, Device, Json, Output, Overrides, Runs
 from mpt.commands.cli.completion import complete_run
-from mpt.config.layers import write_overrides
+from mpt.config.checking.layers import write_overrides
 from mpt.errors import GateError
 from mpt.workflows.comparing.sides import read_side
 from mpt.workflows.examining.resume_check import Check, verify_resume

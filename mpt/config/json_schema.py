@@ -1,8 +1,8 @@
 """The JSON Schema (draft 2020-12) of a configuration, made from the declarations of the parts.
 
 A section that chooses a plugin is one alternative per name, so that an editor completes and checks the keys of the
-chosen one. The schema says less than `mpt.config.checker` checks: values that a mode or alias fixes are left to it.
-What it refuses, loading refuses too.
+chosen one. The schema says less than `mpt.config.checking.checker` checks: values that a mode or alias fixes are left
+to it. What it refuses, loading refuses too.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpt.config.checking.precision_names import ALIASES
+from mpt.config.finding.part_source import read_notes
+from mpt.config.finding.registry import INSTALLED, Plugin, Registry
 from mpt.config.options import Options
-from mpt.config.part_source import read_notes
-from mpt.config.precision_names import ALIASES
-from mpt.config.registry import INSTALLED, Plugin, Registry
 from mpt.config.schema import NAMED_SECTIONS, GeneralOptions, MemoryOptions, Parallel, Train
 
 Schema = dict[str, Any]

@@ -1,7 +1,7 @@
 """YAML, patches and command-line overrides to a checked `Config`; every mistake is reported at once.
 
-The sources are laid over one another (`mpt.config.layers`) and the result is checked (`mpt.config.checker`). Nothing
-here imports torch or a plugin's module.
+The sources are laid over one another (`mpt.config.checking.layers`) and the result is checked
+(`mpt.config.checking.checker`). Nothing here imports torch or a plugin's module.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpt.config.checker import Checker
-from mpt.config.layers import read_layers
+from mpt.config.checking.checker import Checker
+from mpt.config.checking.layers import read_layers
+from mpt.config.checking.precision_names import resolve_precision_name
+from mpt.config.finding.registry import INSTALLED, Registry
 from mpt.config.options import Options, setting_of
-from mpt.config.plain_values import plain_tree
-from mpt.config.precision_names import resolve_precision_name
-from mpt.config.registry import INSTALLED, Registry
 from mpt.config.schema import Choice, Config
-from mpt.config.yaml_text import Node, Problem, printable
+from mpt.config.text.plain_values import plain_tree
+from mpt.config.text.yaml_text import Node, Problem, printable
 from mpt.errors import ConfigError
 
 PATHS = {"dataset": ("root", "test_root"), "model": ("weights",), "task": ("inception_weights",)}

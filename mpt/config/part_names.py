@@ -6,16 +6,16 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from mpt.config.messages import unknown_name
 from mpt.config.options import CROSS_ENTROPY
+from mpt.config.text.messages import unknown_name
 
 
 def known_as(kind: str, *built_in: str) -> AfterValidator:
-    """Return a check that a name is one of the parts of a kind (`mpt.config.registry.FUNCTIONS`), or built in."""
+    """Return a check that a name is one of the parts of a kind (`FUNCTIONS` of the registry), or built in."""
 
     def check(name: str) -> str:
         # which reads settings, and so this module
-        from mpt.config.registry import INSTALLED
+        from mpt.config.finding.registry import INSTALLED
 
         # a built-in name too: a file that has it must not be passed over
         known = INSTALLED.functions(kind)

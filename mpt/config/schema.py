@@ -4,7 +4,8 @@
 `Config.to_yaml` writes every setting, defaults included, and reads back to an equal `Config`: a run's record does not
 change its meaning when a default does.
 
-The sections' own settings belong to the plugins (`mpt.config.registry`); only settings of every run are declared here.
+The sections' own settings belong to the plugins (`mpt.config.finding.registry`); only settings of every run are
+declared here.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from mpt.config.finding.registry import Plugin
 from mpt.config.options import Options, setting_of
 from mpt.config.periods import AUTO, Period
-from mpt.config.registry import Plugin
 from mpt.config.sizes import parse_budget
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from mpt.errors import ConfigError
 
 RUN_NAME = re.compile(r"[\w-](?:[\w. -]{0,98}[\w.-])?")

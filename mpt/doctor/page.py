@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from mpt.doctor.findings import Finding, Section, worst_of
 from mpt.report.run_page.numerics_map import map_numerics
 from mpt.report.run_page.page import environment

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.engine.state.moving_averages import SUFFIX
 from mpt.errors import ConfigError
 from mpt.inference.exported import description

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.data.loading.fingerprint import Fingerprint, combine
 from mpt.engine.state.evaluation import (
     apart_from_training,

@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.load import change_precision, load_config
-from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_run

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from mpt.config.checking.precision_names import AUTOCAST
 from mpt.config.load import change_precision
-from mpt.config.precision_names import AUTOCAST
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run
 from mpt.engine.state.state import restore_trained

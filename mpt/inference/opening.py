@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mpt.config.precision_names import AUTOCAST, FLOAT32
+from mpt.config.checking.precision_names import AUTOCAST, FLOAT32
 from mpt.engine.state.evaluation import infer as infer_batch
 from mpt.errors import ConfigError
 from mpt.inference.exported import is_export, open_exported

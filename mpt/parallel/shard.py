@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from mpt.config.registry import INSTALLED, Plugin
+from mpt.config.finding.registry import INSTALLED, Plugin
 from mpt.config.schema import Config, Parallel
 from mpt.errors import ConfigError
 from mpt.parallel.world import World

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from mpt.config.part_packages import IMPORT_HOME, outside_packages
+from mpt.config.finding.part_packages import IMPORT_HOME, outside_packages
 
 
 class Finder:

@@ -9,7 +9,7 @@ from inspect import get_annotations
 from types import CodeType, FunctionType
 from typing import Any
 
-from mpt.config.moved import moved_member
+from mpt.config.finding.moved import moved_member
 from mpt.errors import PartError
 
 LIKENESS = 0.85

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mpt.config.messages import few
+from mpt.config.text.messages import few
 from mpt.errors import CheckpointError
 from mpt.run.checkpoints.state_checks import shown_shape
 from mpt.weights.position_grids import resample

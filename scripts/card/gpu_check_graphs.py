@@ -45,8 +45,8 @@ def take(name: str, memory: dict[str, Any], count: int) -> tuple[float, list[flo
     import torch
 
     import mpt
+    from mpt.config.finding.shipped import shipped_configs
     from mpt.config.load import load_config
-    from mpt.config.shipped import shipped_configs
 
     words = [
         "train.device=cuda",

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mpt.config.checking.precision_names import ALIASES
+from mpt.config.finding.part_source import read_notes
+from mpt.config.finding.registry import PACKAGE_FOLDER, Plugin, Registry
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.options import (
     DatasetOptions,
@@ -19,11 +22,8 @@ from mpt.config.options import (
     PrecisionOptions,
     options_within,
 )
-from mpt.config.part_source import read_notes
-from mpt.config.precision_names import ALIASES
-from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
 from mpt.config.schema import GeneralOptions, MemoryOptions, Parallel, Train
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
 INTRODUCTION = """# Every setting

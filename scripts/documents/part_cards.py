@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
+from mpt.config.finding.registry import PACKAGE_FOLDER, Plugin, Registry
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FOLDER = DOCS / "reference" / "cards"

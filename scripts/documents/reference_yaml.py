@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mpt.config.finding.part_source import read_notes
+from mpt.config.finding.registry import PACKAGE_FOLDER, Plugin, Registry
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.options import (
     DatasetOptions,
@@ -19,8 +21,6 @@ from mpt.config.options import (
     PrecisionOptions,
     options_within,
 )
-from mpt.config.part_source import read_notes
-from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
 from mpt.config.schema import GeneralOptions, MemoryOptions, Parallel, Train
 
 PAGE = Path(__file__).resolve().parents[2] / "configs" / "reference.yaml"

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from mpt.config.finding.shipped import find_shipped
 from mpt.config.load import load_config
-from mpt.config.shipped import find_shipped
 from mpt.errors import MptError
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import load_calibration

@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
+from mpt.config.finding.shipped import find_shipped
 from mpt.config.load import load_config
-from mpt.config.shipped import find_shipped
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.recipes.patch_origin import describe_origin
 from mpt.planner.recipes.presets import usable_bytes

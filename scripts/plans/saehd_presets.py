@@ -21,10 +21,10 @@ from typing import Any
 import yaml
 
 import mpt
+from mpt.config.finding.shipped import find_shipped
 from mpt.config.load import load_config
-from mpt.config.shipped import find_shipped
 from mpt.config.sizes import describe_bytes
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import Calibration

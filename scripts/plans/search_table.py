@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt.config.load import load_config
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from mpt.planner.client.processes import count_workers
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import load_calibration

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.engine.state.evaluation import inferring
 from mpt.inference.half import rebuild, rebuild_half
 from mpt.inference.trained import open_trained

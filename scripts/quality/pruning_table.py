@@ -188,8 +188,8 @@ def typed(*words: str) -> str:
 
 def planned() -> list[str]:
     """Return the table of planned steps."""
+    from mpt.config.finding.shipped import find_shipped
     from mpt.config.load import load_config
-    from mpt.config.shipped import find_shipped
     from mpt.planner.client.session import Session
     from mpt.planner.facts.calibration import load_calibration
     from mpt.planner.facts.gpus import find_gpu

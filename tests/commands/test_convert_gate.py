@@ -12,7 +12,7 @@ import torch
 
 from mpt.commands import convert
 from mpt.commands.convert import Command as ConvertArguments
-from mpt.config.part_packages import use_parts
+from mpt.config.finding.part_packages import use_parts
 from mpt.errors import ConfigError, DataError, GateError
 from mpt.inference.graphs.mixed import beyond_half, to_half
 from mpt.inference.graphs.watched import magnitudes, session

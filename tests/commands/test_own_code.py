@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mpt import cli
-from mpt.config import part_packages
+from mpt.config.finding import part_packages
 
 NET = """
 import torch

@@ -8,8 +8,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpt.commands.validate import CARD, refuse
+from mpt.config.finding.shipped import find_shipped
 from mpt.config.load import load_config
-from mpt.config.shipped import find_shipped
 from mpt.errors import ConfigError
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import Calibration

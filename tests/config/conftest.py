@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt.config.registry import SUBPACKAGES, Registry
+from mpt.config.finding.registry import SUBPACKAGES, Registry
 
 FILES = {
     "nn/net.py": '''

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mpt.config.part_source import LITERALS
-from mpt.config.registry import INSTALLED, SUBPACKAGES
+from mpt.config.finding.part_source import LITERALS
+from mpt.config.finding.registry import INSTALLED, SUBPACKAGES
 
 pytestmark = pytest.mark.tier("fast")
 

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
+from mpt.config.finding.shipped import shipped_configs
 from mpt.config.json_schema import config_schema
 from mpt.config.load import load_config
-from mpt.config.shipped import shipped_configs
-from mpt.config.yaml_text import read_text
+from mpt.config.text.yaml_text import read_text
 from mpt.errors import ConfigError
 
 pytestmark = pytest.mark.tier("fast")

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mpt.config.layers import write_override
+from mpt.config.checking.layers import write_override
+from mpt.config.finding.registry import INSTALLED
 from mpt.config.load import change_precision, load_config
-from mpt.config.messages import distance, nearest
 from mpt.config.options import Options
-from mpt.config.plain_values import plain_tree
-from mpt.config.registry import INSTALLED
 from mpt.config.schema import GeneralOptions, MemoryOptions, Train
-from mpt.config.yaml_text import write_text
+from mpt.config.text.messages import distance, nearest
+from mpt.config.text.plain_values import plain_tree
+from mpt.config.text.yaml_text import write_text
 from mpt.errors import ConfigError
 
 pytestmark = pytest.mark.tier("fast")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpt.config.yaml_text import read_file
+from mpt.config.text.yaml_text import read_file
 from tests.cuda_rehearsal.programs import CLASSIFIER, mpt, train
 from tests.cuda_rehearsal.torch_cuda import installed
 

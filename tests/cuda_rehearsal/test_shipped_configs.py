@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mpt.config.shipped import shipped_configs, shipped_presets
+from mpt.config.finding.shipped import shipped_configs, shipped_presets
 from tests.cuda_rehearsal.notes import Note
 from tests.cuda_rehearsal.programs import ROOT, Said, mpt
 from tests.cuda_rehearsal.torch_cuda import installed

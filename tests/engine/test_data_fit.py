@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mpt.config.finding.registry import INSTALLED
 from mpt.config.load import load_config
-from mpt.config.registry import INSTALLED
 from mpt.data.pictures.images import write_grid
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.errors import DataError

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mpt import cli
-from mpt.config.part_packages import use_parts
-from mpt.config.registry import INSTALLED
+from mpt.config.finding.part_packages import use_parts
+from mpt.config.finding.registry import INSTALLED
 from mpt.errors import CheckpointError, DataError, MptError, PartError
 from mpt.foreign import files
 from mpt.report.reading.read_run import read_outline, read_run

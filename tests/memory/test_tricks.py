@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
+from mpt.config.finding.registry import Registry
 from mpt.config.load import load_config
-from mpt.config.registry import Registry
 from mpt.engine.building.build import build_run
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from mpt.config.registry import INSTALLED
+from mpt.config.finding.registry import INSTALLED
 
 pytestmark = pytest.mark.tier("fast")
 

@@ -17,8 +17,8 @@ from mpt.commands import plan
 from mpt.commands.plan import Command as PlanArguments
 from mpt.commands.planning import plan_calibrate
 from mpt.commands.planning.plan_calibrate import Command as PlanCalibrateArguments
+from mpt.config.finding.shipped import shipped_configs
 from mpt.config.load import load_config
-from mpt.config.shipped import shipped_configs
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session

@@ -13,7 +13,7 @@ import yaml
 from mpt.commands.plan import Command as PlanArguments
 from mpt.commands.planning import plan_presets
 from mpt.commands.planning.plan_presets import Command as PlanPresetsArguments
-from mpt.config import shipped
+from mpt.config.finding import shipped
 from mpt.config.load import load_config
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.client.session import Session

@@ -15,9 +15,9 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
 
-from mpt.config.layers import SECTIONS
+from mpt.config.checking.layers import SECTIONS
+from mpt.config.finding.registry import INSTALLED
 from mpt.config.options import DatasetOptions, OptimizerOptions, Options
-from mpt.config.registry import INSTALLED
 from mpt.config.schema import GeneralOptions, Train
 from mpt.errors import ConfigError
 from mpt.importers.shared.command_words import (

@@ -13,9 +13,9 @@ from typing import Any
 
 import typer
 
+from mpt.config.finding.shipped import MARK, shipped_configs
 from mpt.config.json_schema import Schema, config_schema
-from mpt.config.shipped import MARK, shipped_configs
-from mpt.config.yaml_text import MAX_BYTES, read_text
+from mpt.config.text.yaml_text import MAX_BYTES, read_text
 from mpt.foreign.files import read_text as read_file_text
 from mpt.run.records.layout import is_run
 

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from mpt.commands.cli.infer_options import options_of
-from mpt.config.registry import INSTALLED, CommandPart
-from mpt.config.yaml_text import MAX_BYTES
+from mpt.config.finding.registry import INSTALLED, CommandPart
+from mpt.config.text.yaml_text import MAX_BYTES
 from mpt.errors import ConfigError
 from mpt.foreign.files import read_text
 from mpt.inference.exported import SUFFIXES, is_export

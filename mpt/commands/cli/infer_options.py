@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, get_type_hints
 
-from mpt.config.registry import CommandPart
+from mpt.config.finding.registry import CommandPart
 
 
 def options_of(part: CommandPart) -> tuple[str, ...]:

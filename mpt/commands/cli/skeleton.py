@@ -9,8 +9,8 @@ import keyword
 from importlib import resources
 from pathlib import Path
 
-from mpt.config.messages import unknown_name
-from mpt.config.part_packages import KINDS, outside_packages, package_name
+from mpt.config.finding.part_packages import KINDS, outside_packages, package_name
+from mpt.config.text.messages import unknown_name
 from mpt.errors import ConfigError
 from mpt.run.process.files import failures_explained
 

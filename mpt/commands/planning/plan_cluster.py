@@ -24,8 +24,8 @@ from mpt.commands.cli.command_line import given
 from mpt.commands.cli.console import columns, open_console
 from mpt.commands.planning.plan_config import common_words, load_planned, progress, sharded
 from mpt.commands.planning.plan_tables import print_scaling
+from mpt.config.checking.layers import write_override
 from mpt.config.differences import flatten
-from mpt.config.layers import write_override
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MemoryBudgetError

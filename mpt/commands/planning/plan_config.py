@@ -17,7 +17,7 @@ from mpt.commands.cli.arguments import PlannedConfig
 from mpt.commands.cli.command_line import spell
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError
 from mpt.planner.recipes.patch_origin import find_strange_patches
 from mpt.report.units import counted

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from mpt.config.own_code import explain_own_code
+from mpt.config.finding.own_code import explain_own_code
 from mpt.data.loading.checks import fetch
 from mpt.errors import DataError, MptError
 from mpt.run.process.operating_system import ignore_interrupts, interrupts_held_back

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from mpt.config.finding.shipped import shipped_configs
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.config.shipped import shipped_configs
 from mpt.engine.building.build import build_datasets
 from mpt.errors import ConfigError, MptError
 from mpt.seams import Batch, Dataset

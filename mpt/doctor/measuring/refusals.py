@@ -15,7 +15,7 @@ from types import FrameType
 import torch
 from torch import nn
 
-from mpt.config.own_code import first_line, is_module, is_own_file, library_of
+from mpt.config.finding.own_code import first_line, is_module, is_own_file, library_of
 from mpt.nn.shared.named_modules import named_modules
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.load import change_precision
 from mpt.config.options import setting_of
-from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run
 from mpt.engine.state.state import restore_trained

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mpt.config.part_packages import IMPORT_HOME
+from mpt.config.finding.part_packages import IMPORT_HOME
 from mpt.doctor.partings.lockstep import Training
 from mpt.nn.shared.named_modules import named_modules
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.load import change_precision
-from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.data.loading.loader import to_device
 from mpt.doctor.measuring.measured_step import (

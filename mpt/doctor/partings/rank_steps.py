@@ -21,8 +21,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
+from mpt.config.finding.part_packages import use_parts
 from mpt.config.load import load_config
-from mpt.config.part_packages import use_parts
 from mpt.config.schema import Config
 from mpt.doctor.measuring.instrument import evenly_spaced
 from mpt.doctor.measuring.measured_step import moved_weights, named_parameters

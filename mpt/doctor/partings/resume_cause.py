@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from types import ModuleType
 from typing import Any
 
-from mpt.config.own_code import is_own_file
-from mpt.config.part_packages import IMPORT_HOME
+from mpt.config.finding.own_code import is_own_file
+from mpt.config.finding.part_packages import IMPORT_HOME
 from mpt.config.schema import Config
 from mpt.doctor.partings.difference import differing
 from mpt.doctor.partings.hidden_state import PLAIN, Hidden, hidden_state, token

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mpt.config.messages import few
+from mpt.config.text.messages import few
 from mpt.engine.state.moving_averages import SUFFIX
 from mpt.errors import CheckpointError
 from mpt.memory.low_bit.packed_linear import PREFIX

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mpt.config.messages import few
 from mpt.config.options import OptimizerOptions, setting_of
 from mpt.config.schema import Config
+from mpt.config.text.messages import few
 from mpt.engine.building.initial_weights import Start, never_learnt
 from mpt.optim.shared.groups import group_parameters
 from mpt.seams.precision import Numerics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from mpt.config.relief import environment
+from mpt.config.checking.relief import environment
 from mpt.config.schema import Config
 
 OLD_NAMES = {"PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF"}

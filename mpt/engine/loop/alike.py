@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mpt.config.differences import flatten
-from mpt.config.part_packages import outside_packages
+from mpt.config.finding.part_packages import outside_packages
 from mpt.errors import ConfigError
 from mpt.parallel.local import full
 from mpt.run.records.used_parts import hash_of

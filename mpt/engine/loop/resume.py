@@ -16,8 +16,8 @@ from pathlib import Path
 from mpt.config.differences import Difference, find_differences
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.config.yaml_text import MAX_BYTES
-from mpt.config.yaml_text import read_text as parse_yaml
+from mpt.config.text.yaml_text import MAX_BYTES
+from mpt.config.text.yaml_text import read_text as parse_yaml
 from mpt.data.loading.fingerprint import hash_of_list
 from mpt.engine.loop.saving import conditions
 from mpt.engine.loop.summary import write_summary

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mpt.config.messages import few
+from mpt.config.text.messages import few
 from mpt.engine.state.state import capture_random, restore_random
 from mpt.engine.step.step import back_propagate, drop_gradients
 from mpt.nn.shared.module_places import LOSS, ModulePlaces, module_places, source_line

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from torch.optim import Optimizer
 
 from mpt import accelerator
-from mpt.config.relief import splitter
+from mpt.config.checking.relief import splitter
 from mpt.engine.recovery import ladder
 from mpt.engine.state.journal import Journal
 from mpt.engine.state.memory import snapshot_of

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mpt.config.load import load_config
-from mpt.config.messages import FOREIGN
+from mpt.config.text.messages import FOREIGN
 from mpt.errors import MptError
 from mpt.importers.shared.translation import epochs
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpt.config.yaml_text import read_text
+from mpt.config.text.yaml_text import read_text
 from mpt.errors import ConfigError
 from mpt.foreign.files import LARGEST_RECORD_BYTES
 from mpt.foreign.files import read_text as read_foreign

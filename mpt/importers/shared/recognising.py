@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mpt.config.registry import INSTALLED
+from mpt.config.finding.registry import INSTALLED
 from mpt.errors import ConfigError
 from mpt.importers.shared.reading import read_command, read_settings
 from mpt.importers.shared.translation import Translation

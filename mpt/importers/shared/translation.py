@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mpt.config.layers import SECTIONS
-from mpt.config.yaml_text import write_text
+from mpt.config.checking.layers import SECTIONS
+from mpt.config.text.yaml_text import write_text
 
 Convert = Callable[[Any], Any]
 SAME: Convert = lambda value: value  # noqa: E731

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional
 
+from mpt.config.finding.registry import INSTALLED
 from mpt.config.options import CROSS_ENTROPY
-from mpt.config.registry import INSTALLED
 from mpt.errors import ConfigError
 
 ClassificationLoss = Callable[[Tensor, Tensor], Tensor]

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from mpt.config.registry import INSTALLED
+from mpt.config.finding.registry import INSTALLED
 from mpt.errors import ConfigError, PartError
 from mpt.seams import Evidence, gather
 from mpt.seams.members import article

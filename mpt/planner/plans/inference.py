@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from mpt.config.checking.precision_names import AUTOCAST, FLOAT32
 from mpt.config.load import change_precision
-from mpt.config.precision_names import AUTOCAST, FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run
 from mpt.engine.state.evaluation import infer, inferring

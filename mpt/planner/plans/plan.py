@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpt.config.relief import reliefs
+from mpt.config.checking.relief import reliefs
 from mpt.config.schema import Config
 from mpt.planner.answers.plan import Growing, Plan, PlannedRanks, WithinBudget
 from mpt.planner.device import routes

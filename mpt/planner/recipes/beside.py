@@ -1,9 +1,9 @@
 """Changes that make room for an evaluation, samples or a preview that do not fit although the steps do.
 
-Tricks that relieve "moments" (`mpt.config.relief`) change nothing of the steps, so they are no recipes of the search:
-one is planned, with the whole run, only if something outside the steps does not fit. After them a smaller batch is
-planned, which evaluations take too: first a batch of one sample, since what does not fit with that, such as weights or
-cuBLAS's workspace, fits with none.
+Tricks that relieve "moments" (`mpt.config.checking.relief`) change nothing of the steps, so they are no recipes of the
+search: one is planned, with the whole run, only if something outside the steps does not fit. After them a smaller batch
+is planned, which evaluations take too: first a batch of one sample, since what does not fit with that, such as weights
+or cuBLAS's workspace, fits with none.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mpt.config.layers import write_override
+from mpt.config.checking.layers import write_override
+from mpt.config.checking.relief import reliefs
 from mpt.config.load import load_config
-from mpt.config.relief import reliefs
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
 from mpt.planner.answers.plan import RESUME, Plan, PlannedMoment

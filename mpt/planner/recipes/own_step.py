@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from mpt.config.layers import read_override
+from mpt.config.checking.layers import read_override
 from mpt.errors import ConfigError
 from mpt.planner.answers.own_plan import OwnPlan, Way
 from mpt.planner.answers.plan import Plan

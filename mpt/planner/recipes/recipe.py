@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mpt.config.relief import KINDS, reliefs, splitter
+from mpt.config.checking.relief import KINDS, reliefs, splitter
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.planner.answers.plan import Plan

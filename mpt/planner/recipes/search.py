@@ -31,7 +31,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpt.config.relief import reliefs, splitter
+from mpt.config.checking.relief import reliefs, splitter
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.answers.plan import Plan

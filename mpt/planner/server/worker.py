@@ -80,8 +80,8 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
 
     `specs` are kept for later requests.
     """
+    from mpt.config.finding.part_packages import outside_packages
     from mpt.config.load import load_config
-    from mpt.config.part_packages import outside_packages
     from mpt.errors import MptError
     from mpt.planner.facts.calibration import Calibration
     from mpt.planner.facts.gpus import Gpu

@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.differences import flatten
-from mpt.config.precision_names import FLOAT32
 from mpt.errors import ConfigError
 from mpt.report.comparing.intervals import Spread, spread
 from mpt.report.comparing.resolution import resolution_of

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpt.config.yaml_text import read_text as parse_yaml
+from mpt.config.text.yaml_text import read_text as parse_yaml
 from mpt.foreign.files import open_foreign, read_json
 from mpt.foreign.files import read_lines as log_lines
 from mpt.foreign.files import read_text as read_bounded

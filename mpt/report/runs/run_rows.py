@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mpt.config.yaml_text import printable
+from mpt.config.text.yaml_text import printable
 from mpt.errors import CheckpointError, DataError
 from mpt.report.reading.log_values import number
 from mpt.report.reading.read_run import read_outline

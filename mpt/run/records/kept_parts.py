@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from mpt.config.part_packages import IMPORT_HOME, VARIABLE, outside_packages
+from mpt.config.finding.part_packages import IMPORT_HOME, VARIABLE, outside_packages
 from mpt.foreign.files import LARGEST_SOURCE_BYTES, read_bytes
 from mpt.run.process.files import write_atomically
 from mpt.run.records.layout import RunDirectory

@@ -17,9 +17,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
+from mpt.config.finding.shipped import MARK, shipped_files
 from mpt.config.schema import RUN_NAME
-from mpt.config.shipped import MARK, shipped_files
-from mpt.config.yaml_text import WEIGHTS
+from mpt.config.text.yaml_text import WEIGHTS
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.run.process.files import failures_explained
 from mpt.run.process.operating_system import IS_POSIX, is_reserved

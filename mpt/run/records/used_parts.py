@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mpt.config.part_packages import PartPackage, outside_packages
+from mpt.config.finding.part_packages import PartPackage, outside_packages
 from mpt.errors import ConfigError, PartError
 from mpt.foreign.files import LARGEST_SOURCE_BYTES, read_bytes, read_json
 from mpt.run.process.files import write_atomically

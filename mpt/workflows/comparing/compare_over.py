@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.load import load_config
-from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
 from mpt.report.comparing.comparison import Group

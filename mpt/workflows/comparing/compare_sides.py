@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mpt.config.finding.registry import INSTALLED
 from mpt.config.load import change_precision, load_config
-from mpt.config.registry import INSTALLED
 from mpt.config.schema import Config
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from mpt.errors import ConfigError
 from mpt.workflows.comparing.compare_progress import Pace
 from mpt.workflows.comparing.sides import is_config, resolve_mode, suggest, vary

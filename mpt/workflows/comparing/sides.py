@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpt.config.checking.precision_names import meant_by, resolve_precision_name
+from mpt.config.finding.registry import INSTALLED
 from mpt.config.load import change_precision, load_config
-from mpt.config.messages import nearest
-from mpt.config.precision_names import meant_by, resolve_precision_name
-from mpt.config.registry import INSTALLED
 from mpt.config.schema import Config
+from mpt.config.text.messages import nearest
 from mpt.errors import CheckpointError, ConfigError
 from mpt.run.records.layout import RunDirectory, find_run
 

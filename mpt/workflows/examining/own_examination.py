@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt.config.own_code import explain, first_line
-from mpt.config.registry import place
+from mpt.config.finding.own_code import explain, first_line
+from mpt.config.finding.registry import place
 from mpt.errors import ConfigError, MptError
 from mpt.workflows.examining.examination import timed
 

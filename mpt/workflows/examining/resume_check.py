@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt.config.layers import write_override
+from mpt.config.checking.layers import write_override
+from mpt.config.finding.part_packages import use_parts
 from mpt.config.load import load_config
-from mpt.config.part_packages import use_parts
 from mpt.config.schema import Config
 from mpt.errors import MptError
 from mpt.report.reading.read_run import read_run

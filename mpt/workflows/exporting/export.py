@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.data.loading.loader import to_device
 from mpt.engine.state.evaluation import apart_from_training, gather_evidence
 from mpt.errors import ConfigError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.data.loading.absent import AbsentDataset
 from mpt.inference.evaluating import Measured, measure
 from mpt.inference.exported import attach

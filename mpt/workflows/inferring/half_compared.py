@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from mpt import accelerator
-from mpt.config.messages import few
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
+from mpt.config.text.messages import few
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.state.evaluation import evaluate
 from mpt.inference.half import awkward_dimensions, choose_half, rebuild, rebuild_half, watch_calls

@@ -23,7 +23,7 @@ import torch
 from mpt import accelerator
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
-from mpt.config.yaml_text import read_file, write_text
+from mpt.config.text.yaml_text import read_file, write_text
 from mpt.engine.loop.training import Training
 from mpt.engine.recovery import ladder
 from mpt.errors import ConfigError, MptError

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from mpt.accelerator import has_allocator, name_of, synchronize
-from mpt.config.layers import write_override
+from mpt.config.checking.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.data.loading.loader import to_device

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mpt.config.finding.own_code import first_line
 from mpt.config.options import PrecisionOptions
-from mpt.config.own_code import first_line
 from mpt.engine.step.built_parts import (
     Networks,
     check_evidence,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from mpt.config.finding.registry import INSTALLED
 from mpt.config.load import load_config
 from mpt.config.options import CROSS_ENTROPY
-from mpt.config.registry import INSTALLED
 from mpt.errors import ConfigError
 from mpt.losses.shared.choice import find_loss
 from mpt.seams import IGNORED

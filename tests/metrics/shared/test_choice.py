@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mpt.config.registry import INSTALLED
+from mpt.config.finding.registry import INSTALLED
 from mpt.errors import ConfigError, PartError
 from mpt.metrics.shared.choice import measure_all, measure_possible, metrics_of, refuse_taken
 from mpt.metrics.shared.torchmetrics_call import of_torchmetrics

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import mpt
+from mpt.config.finding.shipped import shipped_configs
 from mpt.config.load import load_config
-from mpt.config.shipped import shipped_configs
 from mpt.errors import ConfigError, MptError
 from mpt.planner.client.session import Session
 from scripts.plans.live_bytes import live_bytes

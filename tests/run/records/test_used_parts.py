@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mpt.config.part_packages import use_parts
-from mpt.config.registry import INSTALLED
+from mpt.config.finding.part_packages import use_parts
+from mpt.config.finding.registry import INSTALLED
 from mpt.errors import ConfigError, PartError
 from mpt.run.records.used_parts import (
     changed_parts,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mpt.config.finding.shipped import find_shipped
 from mpt.config.load import load_config
-from mpt.config.shipped import find_shipped
 from mpt.config.sizes import describe_bytes
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import Calibration

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpt.commands import compare
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from tests.systems.diffusion.library import diffusers
 from tests.systems.diffusion.test_ranks import LORA, folder_of_data
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mpt.commands import diff
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from mpt.errors import GateError
 from tests.systems.diffusion.library import diffusers
 from tests.systems.diffusion.test_ranks import folder_of_data

@@ -28,7 +28,7 @@ from unittest import mock
 import torch
 
 from mpt import vision_ops  # noqa: F401 - before a torchvision that may be built for another torch
-from mpt.config.registry import place
+from mpt.config.finding.registry import place
 from mpt.errors import ConfigError, MptError
 from mpt.planner.own.execution.script import beginning_of
 from mpt.planner.own.execution.source import Made, Source

@@ -12,7 +12,7 @@ import torch
 import typer
 from torch import Tensor
 
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.sizes import describe_bytes, parse_budget
 from mpt.engine.state.evaluation import inferring
 from mpt.errors import ConfigError, DataError, Interrupted, MemoryBudgetError

@@ -14,7 +14,7 @@ import typer
 from torch import Tensor
 
 from mpt.commands.cli.arguments import Runs
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.sizes import describe_bytes, parse_budget
 from mpt.data.video.video import describe_video, is_video
 from mpt.data.video.video_writer import VideoWriter

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from mpt.config.checking.precision_names import AUTOCAST, FLOAT32
 from mpt.config.load import change_precision
-from mpt.config.precision_names import AUTOCAST, FLOAT32
 from mpt.config.sizes import describe_bytes
 from mpt.engine.building.build import build_run
 from mpt.engine.state.evaluation import inferring

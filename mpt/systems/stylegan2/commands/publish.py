@@ -36,7 +36,7 @@ def run(command: Command) -> None:
 
     import torch
 
-    from mpt.config.precision_names import FLOAT32
+    from mpt.config.checking.precision_names import FLOAT32
     from mpt.engine.state.moving_averages import evaluated_module
     from mpt.errors import ConfigError
     from mpt.inference.half import rebuild

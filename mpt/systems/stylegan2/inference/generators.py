@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.engine.building.devices import choose_device
 from mpt.engine.state.moving_averages import evaluated_module
 from mpt.errors import CheckpointError, ConfigError

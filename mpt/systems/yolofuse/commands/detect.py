@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mpt.commands.cli.arguments import Device, Runs
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.data.video.video import is_video
 from mpt.errors import ConfigError
 from mpt.inference.exported import is_export, open_exported

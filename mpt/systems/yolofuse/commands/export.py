@@ -16,7 +16,7 @@ import typer
 from torch import nn
 
 from mpt.commands.cli.arguments import Runs
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.engine.state.moving_averages import evaluated_module
 from mpt.errors import ConfigError
 from mpt.inference.half import rebuild

@@ -15,7 +15,7 @@ from PIL import ExifTags, Image
 from pydantic import ValidationError
 
 from mpt.cli import main
-from mpt.config.shipped import find_shipped
+from mpt.config.finding.shipped import find_shipped
 from mpt.data.loading.loader import Loader
 from mpt.errors import ConfigError, DataError
 from mpt.systems.yolofuse.data.detection_files import DetectionFiles, Settings, assume, build

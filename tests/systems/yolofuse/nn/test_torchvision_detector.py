@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpt import vision_ops
 from mpt.cli import main
-from mpt.config.registry import INSTALLED
+from mpt.config.finding.registry import INSTALLED
 from mpt.engine.building.build import build_datasets
 from mpt.engine.state.evaluation import evaluate
 from mpt.engine.step.step import back_propagate

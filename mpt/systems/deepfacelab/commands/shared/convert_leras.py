@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.load import load_config
 from mpt.config.options import setting_of
-from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run
 from mpt.errors import CheckpointError, ConfigError

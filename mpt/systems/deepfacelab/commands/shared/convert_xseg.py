@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.load import load_config
-from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_networks, build_run
 from mpt.errors import CheckpointError, ConfigError

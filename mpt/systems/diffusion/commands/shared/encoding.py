@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from mpt.config.yaml_text import write_text
+from mpt.config.text.yaml_text import write_text
 from mpt.data.pictures.decoding import BadImageError, decode_bytes, upright_size
 from mpt.engine.building.devices import choose_device
 from mpt.errors import ConfigError, DataError

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mpt.config.yaml_text import read_file
+from mpt.config.text.yaml_text import read_file
 from mpt.data.pictures.decoding import EXTENSIONS
 from mpt.errors import DataError
 from mpt.foreign.files import read_text

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.load import change_precision, load_config
-from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_networks, build_run
 from mpt.engine.state.moving_averages import SUFFIX

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mpt.config.registry import Plugin
-from mpt.config.yaml_text import Node, Problem
+from mpt.config.finding.registry import Plugin
+from mpt.config.text.yaml_text import Node, Problem
 
 OF_DECAY = ("decay", "ramp_steps")
 OF_HALF_LIFE = ("half_life_kimg", "rampup")

@@ -11,10 +11,10 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
-from mpt.config.part_packages import outside_packages, packages_below
+from mpt.config.finding.part_packages import outside_packages, packages_below
 from mpt.errors import ConfigError
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 MARK = "@"
 PLAN = ".plan"
 """How the name of a plan's recipe for a configuration ends."""

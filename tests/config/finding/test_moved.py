@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mpt.config.moved import moved_to
-from mpt.config.part_packages import PartPackage
-from mpt.config.registry import Registry
+from mpt.config.finding.moved import moved_to
+from mpt.config.finding.part_packages import PartPackage
+from mpt.config.finding.registry import Registry
 from mpt.errors import PartError
 
 pytestmark = pytest.mark.tier("fast")
@@ -20,6 +20,9 @@ pytestmark = pytest.mark.tier("fast")
         ("mpt.precision.policy", "mpt.precision.shared.policy"),
         ("mpt.data.in_memory", "mpt.data.pictures.in_memory"),
         ("mpt.engine.step", "mpt.engine.step.step"),
+        ("mpt.doctor.numerics", "mpt.doctor.numerics.numerics"),
+        ("mpt.report.page", "mpt.report.run_page.page"),
+        ("mpt.config.finding.registry", "mpt.config.finding.registry"),
         ("mpt.task", "mpt.seams.task"),
         ("mpt.config.patch_origin", "mpt.planner.recipes.patch_origin"),
         ("mpt.run.weights", "mpt.weights"),

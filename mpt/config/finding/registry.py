@@ -1,8 +1,8 @@
 """Which models, data sets, precision modes, memory tricks, optimizers and tasks there are, found without running them.
 
 A part is a file in its subpackage that declares `class Settings`; its name in YAML is the file's name. The subpackages
-are those of every part package (`mpt.config.part_packages`), and the files are read as source
-(`mpt.config.part_source`). `Plugin.load` imports the real module when it is to be run.
+are those of every part package (`mpt.config.finding.part_packages`), and the files are read as source
+(`mpt.config.finding.part_source`). `Plugin.load` imports the real module when it is to be run.
 
 In `commands/` of a system, or of a package from outside, the class is called `Command` and the part is a command of the
 shell. Metrics and losses are functions: see `Registry.functions`.
@@ -18,10 +18,16 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
-from mpt.config.moved import explain_import
+from mpt.config.finding.moved import explain_import
+from mpt.config.finding.part_packages import KINDS, PartPackage, outside_packages, packages_below
+from mpt.config.finding.part_source import (
+    COMMAND,
+    SETTINGS,
+    PartSource,
+    declares_function,
+    read_source,
+)
 from mpt.config.options import CROSS_ENTROPY, Options
-from mpt.config.part_packages import KINDS, PartPackage, outside_packages, packages_below
-from mpt.config.part_source import COMMAND, SETTINGS, PartSource, declares_function, read_source
 from mpt.errors import MptError, PartError
 from mpt.foreign.files import LARGEST_SOURCE_BYTES, read_text
 
@@ -36,7 +42,7 @@ A metric's parameters are its own: the names of a task's evaluation outputs.
 """
 WITHOUT_FILE = {"losses": (CROSS_ENTROPY,)}
 """Kind -> its names that are no file's."""
-PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
+PACKAGE_FOLDER = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Plugin(Part):
     task: str | None = None
     conflicts: Mapping[str, str] = field(default_factory=dict)
     literals: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Further declarations of the file that are read as literals (`mpt.config.part_source`)."""
+    """Further declarations of the file that are read as literals (`mpt.config.finding.part_source`)."""
     notes: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The file's descriptions of its settings, by field name."""
 

@@ -37,7 +37,7 @@ ALLOWED_IMPORTS = (
     "typer",
     "typing",
 )
-LITERALS = (  # the second line: see mpt.config.relief, the third: mpt.planner.recipes.lighter_modes
+LITERALS = (  # the second line: see mpt.config.checking.relief, the third: mpt.planner.recipes.lighter_modes
     *(
         "NAMES",
         "TASK",
@@ -270,4 +270,4 @@ def read_notes(path: Path, class_name: str | None = None) -> Mapping[str, str]:
 
 
 def _option_notes() -> Mapping[str, str]:
-    return read_notes(Path(__file__).with_name("options.py"))
+    return read_notes(Path(__file__).parents[1] / "options.py")

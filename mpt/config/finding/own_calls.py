@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any
 
-from mpt.config.part_packages import KINDS, outside_packages
+from mpt.config.finding.part_packages import KINDS, outside_packages
 
 REFUSED = re.compile(r"^([\w.<>]+)\(\) (?:takes|missing|got an unexpected|got some|got multiple)")
 BUILDS = {

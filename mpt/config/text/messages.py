@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from mpt.config.yaml_text import KeyPath, Node, Place, Problem, printable
+from mpt.config.text.yaml_text import KeyPath, Node, Place, Problem, printable
 
 ALLOWED: dict[str, str] = {
     "int_type": "a whole number",

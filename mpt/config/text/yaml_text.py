@@ -25,7 +25,7 @@ from typing import NoReturn, Protocol
 
 import yaml
 
-from mpt.config.shipped import MARK, find_shipped, near_names, shipped_files
+from mpt.config.finding.shipped import MARK, find_shipped, near_names, shipped_files
 from mpt.errors import ConfigError
 from mpt.foreign.files import open_foreign
 

@@ -12,9 +12,9 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
-from mpt.config.messages import nearest, unknown_name
-from mpt.config.part_packages import VARIABLE, outside_packages
-from mpt.config.yaml_text import WEIGHTS, printable
+from mpt.config.finding.part_packages import VARIABLE, outside_packages
+from mpt.config.text.messages import nearest, unknown_name
+from mpt.config.text.yaml_text import WEIGHTS, printable
 from mpt.foreign.files import LARGEST_SOURCE_BYTES, read_text
 
 SOURCES = ("torchvision", "timm")

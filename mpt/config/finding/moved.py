@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 KINDS_OF_TASKS = {
     "Samples": ("optional_inputs", "evaluation_samples", "evaluate_samples", "samples", "walk"),
     "Game": ("opponents", "bounded_losses", "limits", "collapse"),
@@ -108,8 +108,11 @@ def moved_to(module: str) -> str | None:
     first, *folders, name = module.split(".")
     if PACKAGE.joinpath(name, "__init__.py").is_file():  # a room that is a package now
         return f"{first}.{name}"
-    found = sorted(PACKAGE.joinpath(*folders).glob(f"*/{name}.py")) or sorted(
-        PACKAGE.rglob(f"{name}.py")
+    folder = PACKAGE.joinpath(*folders)
+    found = (
+        sorted(folder.glob(f"{name}/{name}.py"))  # its package is a room of it now
+        or sorted(folder.glob(f"*/{name}.py"))
+        or sorted(PACKAGE.rglob(f"{name}.py"))
     )
     return (
         ".".join((first, *found[0].relative_to(PACKAGE).with_suffix("").parts))

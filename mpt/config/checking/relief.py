@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpt.config.registry import INSTALLED, Plugin
+from mpt.config.finding.registry import INSTALLED, Plugin
 from mpt.errors import PartError
 
 KINDS = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt.config.shipped import find_shipped
+from mpt.config.finding.shipped import find_shipped
 from mpt.errors import ConfigError
 
 pytestmark = pytest.mark.tier("fast")

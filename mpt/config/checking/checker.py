@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from mpt.config.averages import moved_settings, with_average
-from mpt.config.elsewhere import parts_hint, unknown_model
-from mpt.config.layers import SECTIONS
-from mpt.config.messages import describe, explain_errors, unknown_key, unknown_name
+from mpt.config.checking.averages import moved_settings, with_average
+from mpt.config.checking.elsewhere import parts_hint, unknown_model
+from mpt.config.checking.layers import SECTIONS
+from mpt.config.checking.precision_names import ALIASES, meant_by, resolve_precision_name
+from mpt.config.finding.registry import Plugin, Registry
 from mpt.config.options import Options, options_within
-from mpt.config.precision_names import ALIASES, meant_by, resolve_precision_name
-from mpt.config.registry import Plugin, Registry
 from mpt.config.schema import (
     NAMED_SECTIONS,
     Choice,
@@ -34,7 +33,8 @@ from mpt.config.schema import (
     Precision,
     Train,
 )
-from mpt.config.yaml_text import Node, Problem, printable
+from mpt.config.text.messages import describe, explain_errors, unknown_key, unknown_name
+from mpt.config.text.yaml_text import Node, Problem, printable
 
 DEFAULT_NAMES = {"dataset": "digits", "precision": "amp", "optimizer": "adam"}
 DEFAULT_STEPS = 1000

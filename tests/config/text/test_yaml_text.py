@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpt.config.yaml_text import MAX_BYTES, read_file, read_text, resolve_scalar, write_text
+from mpt.config.text.yaml_text import MAX_BYTES, read_file, read_text, resolve_scalar, write_text
 from mpt.errors import ConfigError
 
 pytestmark = pytest.mark.tier("fast")

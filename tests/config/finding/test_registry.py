@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from mpt.config.precision_names import ALIASES, resolve_precision_name
-from mpt.config.registry import INSTALLED, SUBPACKAGES, Registry
+from mpt.config.checking.precision_names import ALIASES, resolve_precision_name
+from mpt.config.finding.registry import INSTALLED, SUBPACKAGES, Registry
 
 pytestmark = pytest.mark.tier("fast")
 
@@ -111,7 +111,7 @@ def test_every_installed_plugin_is_read_and_its_defaults_are_valid():
 def test_all_subpackages_are_read_quickly_and_without_torch():
     code = """
 import sys, time
-from mpt.config.registry import INSTALLED as registry, SUBPACKAGES
+from mpt.config.finding.registry import INSTALLED as registry, SUBPACKAGES
 started = time.process_time()
 plugins = [registry.find(subpackage, name) for subpackage in SUBPACKAGES for name in registry.names(subpackage)]
 first = time.process_time() - started

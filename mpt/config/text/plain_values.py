@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mpt.config.yaml_text import INTEGER_LIMIT, Node, Place
+from mpt.config.text.yaml_text import INTEGER_LIMIT, Node, Place
 
 MOST = 1000
 """Values; a configuration has some hundred. Far below the limit of text."""

@@ -2,7 +2,7 @@
 
 The file, then patches, then overrides: mappings are united, anything else is replaced. A shorthand (`precision: amp`,
 `micro_batch: 4`) is written out first, so `precision=bf16` changes the mode and keeps the other keys. Only the form is
-checked here; `mpt.config.checker` checks the result.
+checked here; `mpt.config.checking.checker` checks the result.
 """
 
 from __future__ import annotations
@@ -14,10 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpt.config.messages import describe
-from mpt.config.registry import Registry
+from mpt.config.finding.registry import Registry
 from mpt.config.schema import NAMED_SECTIONS
-from mpt.config.yaml_text import Node, Place, Problem, printable, read_file, read_text, write_text
+from mpt.config.text.messages import describe
+from mpt.config.text.yaml_text import (
+    Node,
+    Place,
+    Problem,
+    printable,
+    read_file,
+    read_text,
+    write_text,
+)
 
 SECTIONS = ("model", "task", "dataset", "precision", "memory", "optimizer", "train", "parallel")
 

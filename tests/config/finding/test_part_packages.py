@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from mpt.cli import main
-from mpt.config import part_packages
+from mpt.config.finding import part_packages
+from mpt.config.finding.part_packages import PartPackage, outside_packages, use_parts
+from mpt.config.finding.registry import INSTALLED, Registry
 from mpt.config.load import load_config
-from mpt.config.part_packages import PartPackage, outside_packages, use_parts
-from mpt.config.registry import INSTALLED, Registry
 from mpt.errors import ConfigError, PartError
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.recipes.lighter_modes import is_lossy, is_scaled

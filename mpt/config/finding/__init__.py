@@ -1,0 +1,1 @@
+"""Parts and shipped configurations: where they are, and what they declare."""

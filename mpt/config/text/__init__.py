@@ -1,0 +1,1 @@
+"""YAML text as trees that remember places, and the words of mistakes."""
