@@ -38,6 +38,7 @@ class Command:
 def run(command: Command) -> None:
     """Write the file and say how it was checked."""
     from mpt.config.sizes import describe_bytes
+    from mpt.engine.state.moving_averages import evaluated_module
     from mpt.errors import ConfigError
     from mpt.inference.half import rebuild
     from mpt.inference.trained import open_trained
@@ -51,7 +52,7 @@ def run(command: Command) -> None:
             f"{trained.directory.path}: its model is {trained.config.model.name}; a .dfm holds a saehd"
         )
     size = trained.config.model.settings.image_size
-    autoencoder = rebuild(trained, FLOAT32).task.modules["autoencoder"]
+    autoencoder = evaluated_module(rebuild(trained, FLOAT32).task, "autoencoder")
     faces, about = (
         faces_to_try(trained),
         {"mpt_run": trained.directory.name, "mpt_step": str(trained.loaded.step)},

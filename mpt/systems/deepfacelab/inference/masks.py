@@ -12,7 +12,10 @@ import numpy as np
 import torch
 
 from mpt.config.options import setting_of
+from mpt.config.precision_names import FLOAT32
+from mpt.engine.state.moving_averages import evaluated_module
 from mpt.errors import CheckpointError, ConfigError
+from mpt.inference.half import rebuild
 from mpt.inference.trained import open_trained
 from mpt.run.records.layout import find_run
 from mpt.systems.deepfacelab.data.leras.model_data import plain, read_model_data
@@ -70,7 +73,7 @@ def load_run(place: Path, device: torch.device, runs: Path) -> TrainedMasks:
     size = trained.config.model.settings.image_size
     if size != SIDE:
         raise ConfigError(f"{place}: its xseg has {size} pixels; masks are drawn at {SIDE}")
-    network = trained.run.task.modules["xseg"].float().eval()
+    network = evaluated_module(rebuild(trained, FLOAT32).task, "xseg").eval()
     face_type = setting_of(trained.config.dataset.settings, "face_type")
     return TrainedMasks(partial(draw_mask, network, device=device), face_type)
 

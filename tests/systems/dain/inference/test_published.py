@@ -10,8 +10,13 @@ import torch
 from PIL import Image
 
 from mpt.cli import main
+from mpt.config.load import load_config
+from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.building.initial_weights import load_initial_weights
+from mpt.engine.state.state import capture
 from mpt.errors import CheckpointError, ConfigError
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import create_run
 from mpt.systems.dain.commands import interpolate as command
 from mpt.systems.dain.inference.halving import by_halving
 from mpt.systems.dain.inference.published import adjust, open_network, open_published
@@ -53,9 +58,10 @@ def test_a_flownet_pkl_makes_frames_and_comes_back_as_it_was(
     assert len(list(out.iterdir())) == 8
 
     trained = open_network(str(flownet), tmp_path, "cpu")
-    monkeypatch.setattr(
-        "mpt.systems.dain.nn.weights.published_weights.open_trained", lambda *_: trained
-    )
+    for name, found in (("open_trained", trained), ("rebuild", trained.run)):
+        monkeypatch.setattr(
+            f"mpt.systems.dain.nn.weights.published_weights.{name}", lambda *_, found=found: found
+        )
     publish("run", tmp_path / "back.pkl", tmp_path)
     back, wanted = (
         torch.load(path, weights_only=True) for path in (tmp_path / "back.pkl", flownet)
@@ -103,6 +109,36 @@ def test_half_is_compared_with_float32_at_the_same_scale_and_padding(
     ]
     assert type_in("dain", "interpolate", *words, "--pad-to", 128) == 0
     assert ways == [((8, 4, 2), 128)] * 2
+
+
+def test_adapters_are_published_in_the_weights(tmp_path):
+    config = load_config(
+        {
+            "model": {"name": "rife", "version": "hd3"},
+            "task": {"name": "interpolate", "loss": "laplacian"},
+            "dataset": {"name": "procedural_triplets", "image_size": 64, "count": 2},
+            "precision": "fp32",
+            "memory": {"lora": {"rank": 2, "targets": ["convolutions"]}},
+            "optimizer": "adamw",
+            "train": {"steps": 1, "batch_size": 2},
+        }
+    )
+    run = build_run(config, torch.device("cpu"), build_datasets(config)[0].spec)
+    net = run.task.modules["net"]
+    with torch.no_grad():
+        for name, weight in net.named_parameters():
+            if name.endswith("lora_b"):
+                weight.normal_(std=0.05)
+    directory = create_run(tmp_path, "adapted")
+    directory.config_path.write_text(config.to_yaml())
+    checkpoint.save(directory, 0, capture(run), keep_last=1)
+    publish(str(directory.path), tmp_path / "back.pkl", tmp_path)
+    back = open_network(str(tmp_path / "back.pkl"), tmp_path, "cpu").run.task.modules["net"]
+    assert {name for name, _ in back.named_parameters()} < {n for n, _ in net.named_parameters()}
+    frames, time = torch.rand(2, 1, 3, 64, 64), torch.tensor([0.5])
+    with torch.no_grad():
+        (adapted, _), (ours, _) = net.eval()(*frames, time), back.eval()(*frames, time)
+    torch.testing.assert_close(ours, adapted, atol=1e-4, rtol=0)
 
 
 def test_a_pruned_run_is_not_published(tmp_path, monkeypatch):

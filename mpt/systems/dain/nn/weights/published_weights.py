@@ -13,8 +13,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from mpt.config.precision_names import FLOAT32
 from mpt.engine.building.initial_weights import load_initial_weights
 from mpt.errors import ConfigError, InputOutputError
+from mpt.inference.half import rebuild
 from mpt.inference.trained import open_trained
 from mpt.run.process.files import write_atomically
 from mpt.systems.dain.nn.dain import Dain
@@ -54,7 +56,8 @@ def publish(run: str, output: Path, runs: Path) -> None:
         raise ConfigError(
             "RUN: it is pruned (memory.prune), and the original programs have no network of its widths"
         )
-    modules = trained.run.task.modules
+    # adapters go into the weights, which the original programs know alone
+    modules = rebuild(trained, FLOAT32).task.modules
     name = "net_ema" if "net_ema" in modules else "net"
     net = modules[name]
     prefix = ""

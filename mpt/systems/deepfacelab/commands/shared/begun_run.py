@@ -8,6 +8,7 @@ from typing import Any
 
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_datasets
+from mpt.engine.state.moving_averages import follow
 from mpt.engine.state.state import capture
 from mpt.run.checkpoints import checkpoint
 from mpt.run.process.files import write_atomically
@@ -25,6 +26,9 @@ def write_run(
     write_atomically(directory.config_path, config.to_yaml())
     write_layout(directory.data_path, run.data)
     keep(directory.path / KEPT)
+    for name, average in run.averages.items():
+        # It begins with the weights, which were loaded after it was made.
+        follow(average, run.task.modules[name], 0.0)
     captured = capture(run)
     captured["loop"] = start_of_loop(step)
     checkpoint.save(directory, step, captured, keep_last=1, extra_manifest={"source": source})
