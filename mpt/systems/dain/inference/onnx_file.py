@@ -23,9 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpt.config.precision_names import FLOAT32
 from mpt.errors import ConfigError, GateError
 from mpt.inference.export import as_half_network
 from mpt.inference.graphs.eight_bits import quantise_file
+from mpt.inference.half import rebuild
 from mpt.run.process.files import temporary_name
 from mpt.systems.dain.data.procedural_triplets import draw_scene, render
 from mpt.systems.dain.inference.interpolate import kind_of
@@ -85,7 +87,8 @@ def export_file(wanted: str, output: Path, wishes: Wishes, runs: Path) -> None:
         raise ConfigError("--half and --int8: choose one")
     width, height = read_size(wishes.size)
     trained = open_network(wanted, runs, "cpu")
-    net = trained.run.task.modules.get("net_ema", trained.run.task.modules.get("net"))
+    modules = rebuild(trained, FLOAT32).task.modules
+    net = modules.get("net_ema", modules.get("net"))
     if not isinstance(net, PublishedRife | Dain):
         raise ConfigError(
             f"RUN: {trained.config.model.name} is not exported; DAIN and RIFE with a version are"

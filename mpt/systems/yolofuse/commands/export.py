@@ -163,7 +163,7 @@ def write_weights(command: Command) -> None:
             f"{command.output}: weights by name have no --nms, --int8, --half and --ultralytics; name an .onnx"
         )
     trained = open_trained(command.run, Path(command.runs), "cpu")
-    task = yolo_detector(trained.run)
+    task = yolo_detector(rebuild(trained, FLOAT32))  # adapters go into the weights
     state = {name: value.detach().float().clone() if value.is_floating_point() else value.clone()
              for name, value in evaluated_module(task, "net").state_dict().items()}  # fmt: skip
     stream = io.BytesIO()

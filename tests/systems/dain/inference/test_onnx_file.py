@@ -30,6 +30,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     plan = plan_425((8, 8), scales=(2.0, 1.0), multiple=32)
     monkeypatch.setattr(onnx_file, "open_network", lambda *_: of(PracticalRife(plan)))
+    monkeypatch.setattr(onnx_file, "rebuild", lambda trained, _: trained.run)
 
 
 @pytest.mark.slow
@@ -95,6 +96,7 @@ def test_what_does_not_export_is_said_before_anything_is_written(tmp_path, monke
     with pytest.raises(ConfigError, match=r"--size: found '96'; write WIDTHxHEIGHT"):
         read_size("96")
     monkeypatch.setattr(onnx_file, "open_network", lambda *_: of(FlowWarp([4, 8, 8])))
+    monkeypatch.setattr(onnx_file, "rebuild", lambda trained, _: trained.run)
     with pytest.raises(
         ConfigError, match="flow_warp is not exported; DAIN and RIFE with a version are"
     ):

@@ -17,7 +17,7 @@ from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.state.state import capture
 from mpt.errors import GateError
 from mpt.run.checkpoints import checkpoint
-from mpt.run.records.layout import create_run
+from mpt.run.records.layout import RunDirectory, create_run
 from mpt.systems.yolofuse.commands.shared.fewer_bits import Measured, compare_measured
 from mpt.systems.yolofuse.tasks.shared.decoded import decoded_outputs
 from tests.systems.yolofuse.published import read_json
@@ -32,15 +32,20 @@ def mpt(*words: object) -> int:
     return int(ended.value.code or 0)
 
 
-def make_run(folder: Path, fusion: str) -> Path:
+def make_run(folder: Path, fusion: str, **sections: Any) -> Path:
     cameras = fusion if fusion in ("rgb", "ir") else "pair"
     settings = config(
         model={"name": "yolofuse", "fusion": fusion, "image_size": 64},
         dataset={"name": "rgb_ir_scenes", "count": 8, "test_count": 6, "cameras": cameras},
         task={"confidence": 0.0001, "most_detections": 20},
+        **sections,
     )
     data, _ = build_datasets(settings)
     run = build_run(settings, torch.device("cpu"), data.spec)
+    with torch.no_grad():
+        for name, weight in run.task.modules["net_ema"].named_parameters():
+            if name.endswith("lora_b"):
+                weight.normal_(std=0.1)
     directory = create_run(folder, fusion)
     directory.config_path.write_text(settings.to_yaml())
     checkpoint.save(directory, 0, capture(run), keep_last=1)
@@ -196,6 +201,18 @@ def test_weights_have_the_names_of_ultralytics_models(
     state = torch.load(file, weights_only=True) if suffix == "pt" else load_file(file)
     listing = read_json("listings.json.gz")["yolov8n_nc1"]["state_dict"]
     assert {name: list(value.shape) for name, value in state.items()} == listing
+
+
+def test_weights_by_name_have_the_adapters_in_them(tmp_path: Path) -> None:
+    adapted = make_run(tmp_path, "rgb", memory={"lora": {"rank": 2, "targets": ["convolutions"]}})
+    assert mpt("yolofuse", "export", adapted, tmp_path / "a.pt") == 0
+    state = torch.load(tmp_path / "a.pt", weights_only=True)
+    listing = read_json("listings.json.gz")["yolov8n_nc1"]["state_dict"]
+    assert {name: list(value.shape) for name, value in state.items()} == listing
+    saved = checkpoint.load(RunDirectory(adapted)).state["modules"]["net_ema"]
+    name = "model.1.conv"
+    assert f"{name}.lora_b" in saved
+    assert not torch.allclose(state[f"{name}.weight"], saved[f"{name}.weight"], atol=1e-3)
 
 
 def test_a_least_score_of_zero_is_refused_as_in_detection(
