@@ -87,9 +87,7 @@ class FaceSwap(Legend):
         unwarped = extra.get("random_warp") is False and "inter_AB" in dict(
             modules["autoencoder"].named_children()
         )
-        self.resting = (
-            list(modules["autoencoder"].get_submodule("inter_AB").parameters()) if unwarped else []
-        )
+        self.resting = modules["autoencoder"].get_submodule("inter_AB") if unwarped else None
         self.modules: dict[str, nn.Module] = dict(modules)
         self.autoencoder = modules["autoencoder"]
         self.faces = cast(Autoencoder, self.autoencoder)
@@ -350,8 +348,14 @@ def build(
 
 
 @contextlib.contextmanager
-def resting(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Keep parameters from getting gradients inside the block. They stay the optimizer's, so that its state is kept."""
+def resting(network: nn.Module | None) -> Iterator[None]:
+    """Keep a network's weights from getting gradients inside the block.
+
+    They stay the optimizer's, so that its state is kept. They are those of the moment: a precision mode puts others in
+    their place.
+    """
+    weights = () if network is None else network.parameters()
+    parameters = [weight for weight in weights if weight.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:

@@ -259,6 +259,9 @@ def test_inter_ab_rests_while_nothing_is_warped_and_stays_the_optimizers():
     for name in ("encoder", "inter_B", "decoder"):
         assert unwarped[name] == pytest.approx(warped[name])
     assert all(parameter.requires_grad for parameter in task.autoencoder.parameters())
+    task.resting.requires_grad_(False)  # as train.freeze does
+    norms(task, batch)
+    assert not any(parameter.requires_grad for parameter in task.resting.parameters())
     assert norms(make_task(spec=with_extra(random_warp=False)), batch)["inter"] > 0
 
 
@@ -318,8 +321,10 @@ def test_a_blurred_surround_leaves_the_face_and_smooths_the_rest():
     assert torch.equal(make_task().draw(batch, None)["src_target"], batch["src_target"])
 
 
-@pytest.mark.parametrize("memory", [{}, {"set_to_none": False}])
-def test_inter_ab_at_rest_is_moved_by_no_decay_and_no_momentum(memory):
+@pytest.mark.parametrize(
+    ("precision", "memory"), [("fp32", {}), ("fp32", {"set_to_none": False}), ("O2", {})]
+)
+def test_inter_ab_at_rest_is_moved_by_no_decay_and_no_momentum(precision, memory):
     sections = {
         "model": {"name": "saehd", **TINY, "archi": "liae-ud"},
         "dataset": "procedural_faces",
@@ -327,7 +332,7 @@ def test_inter_ab_at_rest_is_moved_by_no_decay_and_no_momentum(memory):
     }
     sections |= {
         "optimizer": {"name": "adamw", "weight_decay": 0.1, "lr": 1e-2},
-        "precision": "fp32",
+        "precision": precision,
     }
     config = load_config({**sections, "train": {"batch_size": 2, "steps": 1}})
     run = build_run(config, torch.device("cpu"), with_extra(random_warp=False))
@@ -340,4 +345,4 @@ def test_inter_ab_at_rest_is_moved_by_no_decay_and_no_momentum(memory):
         if not p.equal(before[name])
     }
     assert moved == {"encoder", "inter_B", "decoder"}
-    assert all(parameter.grad is None for parameter in run.task.resting)
+    assert all(parameter.grad is None for parameter in run.task.resting.parameters())
