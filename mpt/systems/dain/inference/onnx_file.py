@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.errors import ConfigError, GateError
 from mpt.inference.export import as_half_network
 from mpt.inference.graphs.eight_bits import quantise_file

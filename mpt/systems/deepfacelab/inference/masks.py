@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.options import setting_of
-from mpt.config.precision_names import FLOAT32
 from mpt.engine.state.moving_averages import evaluated_module
 from mpt.errors import CheckpointError, ConfigError
 from mpt.inference.half import rebuild

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from mpt.config.precision_names import FLOAT32
+from mpt.config.checking.precision_names import FLOAT32
 from mpt.engine.building.initial_weights import load_initial_weights
 from mpt.errors import ConfigError, InputOutputError
 from mpt.inference.half import rebuild
