@@ -23,12 +23,12 @@ from typer.core import TyperCommand
 from mpt.commands.cli.command_line import PARTS, Parts, UsageError, declare, explain_usage
 from mpt.commands.cli.infer_options import with_options_of
 from mpt.commands.cli.plan_group import PlanCommand, PlanGroup
-from mpt.config.finding.own_code import explain
 from mpt.config.finding.part_packages import PartPackage, use_parts
 from mpt.config.finding.part_source import COMMAND
 from mpt.config.finding.registry import INSTALLED, CommandPart
 from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError, OwnCodeError, PartError
 from mpt.foreign.text import guard_output
+from mpt.outside.own_code import explain
 from mpt.run.process.collector import collect_rarely, pause
 from mpt.run.process.collector import end as end_pause
 from mpt.run.process.files import FULL

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from mpt.config.finding.own_code import explain_own_code
 from mpt.data.loading.checks import fetch
 from mpt.errors import DataError, MptError
+from mpt.outside.own_code import explain_own_code
 from mpt.run.process.operating_system import ignore_interrupts, interrupts_held_back
 from mpt.seams import Batch, Dataset
 

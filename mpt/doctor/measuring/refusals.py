@@ -15,8 +15,8 @@ from types import FrameType
 import torch
 from torch import nn
 
-from mpt.config.finding.own_code import first_line, is_module, is_own_file, library_of
 from mpt.nn.shared.named_modules import named_modules
+from mpt.outside.own_code import first_line, is_module, is_own_file, library_of
 
 
 @dataclass(frozen=True)

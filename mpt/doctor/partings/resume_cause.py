@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from types import ModuleType
 from typing import Any
 
-from mpt.config.finding.own_code import is_own_file
 from mpt.config.finding.part_packages import IMPORT_HOME
 from mpt.config.schema import Config
 from mpt.doctor.partings.difference import differing
@@ -22,6 +21,7 @@ from mpt.doctor.partings.lockstep import Training
 from mpt.doctor.partings.side_by_side import take
 from mpt.engine.building.build import build_datasets
 from mpt.engine.building.devices import choose_device
+from mpt.outside.own_code import is_own_file
 
 MOST_NAMED = 4
 MOST_TRIED = 12

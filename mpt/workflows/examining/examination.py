@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt.config.checking.precision_names import FLOAT32
-from mpt.config.finding.own_code import explain
 from mpt.config.load import change_precision
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, MptError
+from mpt.outside.own_code import explain
 from mpt.run.records.layout import RunDirectory
 
 if TYPE_CHECKING:

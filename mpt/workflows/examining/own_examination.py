@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt.config.finding.own_code import explain, first_line
 from mpt.config.finding.registry import place
 from mpt.errors import ConfigError, MptError
+from mpt.outside.own_code import explain, first_line
 from mpt.workflows.examining.examination import timed
 
 if TYPE_CHECKING:

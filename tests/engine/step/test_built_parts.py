@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpt.config.finding.own_code import first_line
 from mpt.config.options import PrecisionOptions
 from mpt.engine.step.built_parts import (
     Networks,
@@ -23,6 +22,7 @@ from mpt.engine.step.built_parts import (
     require,
 )
 from mpt.errors import ConfigError, PartError
+from mpt.outside.own_code import first_line
 from mpt.precision.shared.policy import Policy
 from mpt.seams import Batch, Evidence, Legend, Loss, MemoryTrick, Phase, Precision, Samples, Task
 

@@ -17,10 +17,10 @@ from types import FrameType
 from typing import Any
 
 from mpt.config.finding.moved import explain_attribute
-from mpt.config.finding.own_calls import explain_call
 from mpt.config.finding.part_packages import KINDS, outside_packages
+from mpt.outside.own_calls import explain_call
 
-MPT = Path(__file__).resolve().parents[2]
+MPT = Path(__file__).resolve().parents[1]
 MOST_FRAMES = 12
 HALF = re.compile(r"\b(c10::)?(Half|BFloat16)\b")
 """Half dtypes in torch's messages."""

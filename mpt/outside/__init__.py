@@ -1,0 +1,1 @@
+"""Exceptions from code that is no part of mpt: said in one line, with the place in that code."""
