@@ -58,6 +58,9 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
         begin(training)
     except Hurried:
         raise_unsaved(training, stop)
+    owed = progress.owes_evaluation
+    if owed:
+        judge_and_save(training, stop, Window(progress.step), end)
     stream, window = training.stream(), Window(progress.step)
     while progress.step < end and not training.stops_early:
         goal = min(training.next_side_job(), end)
@@ -68,7 +71,7 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
             stream, window = training.stream(), Window(progress.step)
     training.tell_early_end()
     training.list_skipped_files()
-    if training.step_seconds:
+    if training.step_seconds or owed:
         write_summary(training)
 
 
@@ -83,6 +86,12 @@ def do_side_jobs(training: Training, stop: StopRequest, window: Window, end: int
     if due(progress.step, training.train.log_every) or progress.step == end:
         training.log(window.started, progress.step - window.first)
         window.begin(progress.step)
+    return judge_and_save(training, stop, window, end)
+
+
+def judge_and_save(training: Training, stop: StopRequest, window: Window, end: int) -> bool:
+    """Do the side jobs after the line of the log, as far as they are due. Return False when the run was rolled back."""
+    progress = training.progress
     started = time.perf_counter()
     training.look_at_samples()
     evaluates = evaluate_and_sample(training)
@@ -118,12 +127,30 @@ def evaluate_and_sample(training: Training) -> bool:
     evaluates = step == training.total_steps or due(step, periods.evaluate)
     samples = due(step, periods.sample)
     if evaluates or samples:
-        with contextlib.suppress(Hurried):  # the step is whole and can be saved
-            if evaluates:
-                training.evaluate()
-            if samples or training.is_over:
-                training.write_preview()
+        try:
+            with contextlib.suppress(Hurried):  # the step is whole and can be saved
+                if evaluates:
+                    training.evaluate()
+                if samples or training.is_over:
+                    training.write_preview()
+        except Exception:
+            save_before_failing(training)
+            raise
     return evaluates
+
+
+def save_before_failing(training: Training) -> None:
+    """Save the step whose evaluation or preview fails, in somebody's metric perhaps: it cost more than they do.
+
+    Of several processes one may have failed alone, and none can save.
+    """
+    step = training.progress.step
+    if training.run.world.size > 1:
+        return
+    with contextlib.suppress(Exception):  # the failure itself is the one to be reported
+        if training.save() is None:
+            training.saver.finish()
+            training.journal.say(f"step {step} is saved, without what fails; go on with --resume")
 
 
 def advance_to(training: Training, stop: StopRequest, stream: Iterator[Batch], goal: int) -> bool:

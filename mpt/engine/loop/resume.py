@@ -220,6 +220,8 @@ def name_optimizers(loaded: LoadedCheckpoint, settings: Sequence[Difference]) ->
 def why_complete(training: Training) -> str | None:
     """Return why nothing is left to train, and a remedy; None if something is."""
     step, total = training.progress.step, training.total_steps
+    if training.progress.owes_evaluation:
+        return None
     if training.is_over and step < total:
         return (
             f"it stopped early at step {step}; raise train.early_stopping.patience, or set train.early_stopping=null, "

@@ -275,6 +275,7 @@ class Training:
     def evaluate(self) -> None:
         """Evaluate on the test set and remember the best."""
         task = self.run.task
+        self.progress.owed_step = self.progress.step
         with self.peaks.beside_steps(self.run.device):
             fingerprint = Fingerprint() if self.test_set is None else None
             figures = evaluate(self.run, self.test_data, self.train.batch_size, fingerprint)
@@ -284,7 +285,7 @@ class Training:
             self.note_test_set(fingerprint)
         self.progress.last_metrics = figures
         self.progress.note_figure(figures[task.metric], task.higher_is_better)
-        self.evaluated_step = self.progress.step
+        self.evaluated_step, self.progress.owed_step = self.progress.step, None
         assert self.test_set is not None
         self.journal.evaluation(figures, self.tested, self.test_set)
         if self.plateau is not None:

@@ -65,6 +65,8 @@ class Progress:
     best: float | None = None
     best_step: int = 0
     last_metrics: dict[str, float] = field(default_factory=dict)
+    owed_step: int | None = None
+    """The step whose evaluation has begun and not ended; a resume from there begins with it."""
     waiting: Waiting = field(default_factory=Waiting)
     """The record of early stopping."""
     scales_seen: dict[str, float] = field(default_factory=dict)
@@ -77,6 +79,11 @@ class Progress:
     def seconds(self) -> float:
         """Wall seconds of training so far, over all resumes."""
         return self.seconds_before + time.perf_counter() - self.started
+
+    @property
+    def owes_evaluation(self) -> bool:
+        """Did the evaluation of this step begin and not end?"""
+        return self.owed_step == self.step
 
     def add_losses(self, phase: str, done: Update) -> None:
         sums = self.sums
@@ -153,6 +160,7 @@ class Progress:
             "best": self.best,
             "best_step": self.best_step,
             "last_metrics": self.last_metrics,
+            "owed_step": self.owed_step,
             "waiting": asdict(self.waiting),
             "scales_seen": dict(self.scales_seen),
             "memory": self.memory,
@@ -178,6 +186,7 @@ class Progress:
         self.logged_counts = dict(record.get("logged_counts", {})) if world.is_first else {}
         self.best, self.best_step = record["best"], record["best_step"]
         self.last_metrics = dict(record["last_metrics"])
+        self.owed_step = record.get("owed_step")
         # a run from before early stopping begins to wait
         self.waiting = Waiting(**record.get("waiting", {}))
         self.scales_seen = dict(record["scales_seen"])

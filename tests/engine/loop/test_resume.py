@@ -14,8 +14,10 @@ from mpt.config.load import load_config
 from mpt.data import digits
 from mpt.engine.loop.saving import conditions
 from mpt.run.checkpoints import checkpoint
+from mpt.run.checkpoints.retention import list_steps
 from mpt.run.records.layout import open_run
 from mpt.run.records.recorder import evaluations_of
+from mpt.tasks.classify import Classify
 from tests.engine import parts
 
 CLASSIFIER = {
@@ -227,3 +229,38 @@ def test_the_best_evaluation_has_a_checkpoint_and_no_other_figure_is_written_to_
     assert saved.keys() >= {3, 4, 8, 9}, "the first evaluation is the best so far"
     assert saved == {step: evaluated.get(step) for step in saved}
     assert max(evaluated.values()) in saved.values()
+
+
+@pytest.mark.parametrize("failing", [3, 9], ids=["in the middle", "at the end"])
+def test_a_step_whose_evaluation_fails_is_saved_and_evaluated_at_the_resume(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = settings(CLASSIFIER, "fp32", evaluate_every=3, early_stopping={"patience": 3})
+    whole, _ = run_training(data, tmp_path / "whole")
+    conclude, seen = Classify.conclude, []
+
+    def fails_once(task: Classify, evidence: Any) -> dict[str, float]:
+        seen.append(evidence)
+        if len(seen) * 3 == failing:
+            raise KeyError("a figure of somebody's own")
+        return conclude(task, evidence)
+
+    monkeypatch.setattr(Classify, "conclude", fails_once)
+    with pytest.raises(KeyError):
+        run_training(data, tmp_path / "failed")
+    assert list_steps(open_run(tmp_path / "failed" / "run"))[-1] == failing
+    config, arguments = (
+        load_config(data),
+        TrainArguments(
+            config=Path("unused"), runs=str(tmp_path / "failed"), quiet=True, resume="auto"
+        ),
+    )
+    path = train(config, arguments)
+    assert path is not None
+    state = checkpoint.load(open_run(path)).state
+    for part in ("modules", "optimizers"):
+        assert_same(state[part], whole[part])
+    for counter in ("best", "best_step", "last_metrics", "waiting", "owed_step"):
+        assert state["loop"][counter] == whole["loop"][counter], counter
+    assert [step for step, _ in evaluations_of(open_run(path))] == [3, 6, 9]
+    assert json.loads((path / "summary.json").read_text())["final"] is not None
