@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from mpt.planner.answers.plan import Growing, Plan
 from mpt.planner.client.session import Answer, PlanError
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.recipes.dials import Turn
+from mpt.planner.recipes.known import Known
 from mpt.planner.recipes.patches import combinations, patched, precision_patches
 from mpt.planner.recipes.recipe import (
     Patch,
@@ -518,12 +518,9 @@ def test_a_dial_is_turned_further_where_two_values_alike_leave_room_for_blocks_b
 def test_what_changes_something_has_to_be_faster_by_the_band_than_what_changes_nothing() -> None:
     def cannot_win(seconds: float, trick: str, allow_lossy: bool = False) -> bool:
         plain, exact = recipe({}, total=8), recipe({"memory": {"recompute": "all"}}, 3, seconds)
-        under_way: Any = SimpleNamespace(
-            recipes=[plain, exact],
-            allow_lossy=allow_lossy,
-            is_inexact=lambda patch: "cpu_optimizer" in patch["memory"],
-        )
-        return _Search.cannot_win(under_way, plain, {"memory": {trick: True}})
+        known = Known(BUDGET, allow_lossy)
+        known.recipes = [plain, exact, recipe({}, 9, inexact=("cpu_optimizer",))]
+        return known.cannot_win(plain, {"memory": {trick: True}})
 
     assert cannot_win(1.15, "cpu_optimizer")
     assert not cannot_win(1.35, "cpu_optimizer")
@@ -540,7 +537,10 @@ def test_bfloat16_is_not_tried_for_a_trick_beside_what_comes_before_the_configur
     under_way = _Search(
         session, load_config(CONFIG), BUDGET, lambda planned, fitting: None, allow_lossy=False
     )
-    under_way.recipes = [recipe({}, 8.0), recipe({"memory": {"recompute": "all"}}, 3.0, seconds)]
+    under_way.known.recipes = [
+        recipe({}, 8.0),
+        recipe({"memory": {"recompute": "all"}}, 3.0, seconds),
+    ]
     under_way.refused = [({"memory": {"optimizer_in_backward": True}}, "it has a loss scale")]
     under_way.try_without_scale(find_gpu("rtx3060"))
     assert bool(session.asked) == is_tried
@@ -557,7 +557,7 @@ def test_a_recipe_waits_for_the_answer_to_a_part_of_it_that_may_rule_it_out() ->
     both = {"cpu_optimizer": True, "recompute": "all"}
     under_way.try_all([{"memory": {"cpu_optimizer": True}}, {"memory": both}])
     assert len(session.asked) == 1
-    assert under_way.hopeless == [{"memory": both}]
+    assert under_way.known.hopeless == [{"memory": both}]
 
 
 def test_a_recipe_waits_for_other_settings_of_its_tricks_that_may_rule_it_out() -> None:
@@ -568,7 +568,7 @@ def test_a_recipe_waits_for_other_settings_of_its_tricks_that_may_rule_it_out() 
     under_way = _Search(
         session, load_config(CONFIG), BUDGET, lambda planned, fitting: None, allow_lossy=False
     )
-    under_way.recipes = [recipe({}, 8.0), recipe({"memory": {"cpu_optimizer": True}}, 7.9)]
+    under_way.known.recipes = [recipe({}, 8.0), recipe({"memory": {"cpu_optimizer": True}}, 7.9)]
     pairs = [{"recompute": way, "cpu_optimizer": True} for way in ("sqrt", "selective")]
     under_way.try_all({"memory": one} for one in pairs)
     assert len(session.asked) == 1
@@ -604,8 +604,9 @@ def test_weights_are_heavy_by_what_the_context_leaves_of_a_small_budget(
     plain = Recipe(
         {}, load_config({"model": "small_cnn", "dataset": "digits"}), make_plan(**figures)
     )
-    under_way: Any = SimpleNamespace(recipes=[plain], budget_bytes=600)
-    assert _Search.is_heavy(under_way, {}) is heavy
+    known = Known(600, allow_lossy=False)
+    known.recipes = [plain]
+    assert known.is_heavy({}) is heavy
 
 
 def test_sizes_in_a_recipe_are_in_the_unit_of_its_memory() -> None:
