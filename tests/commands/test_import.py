@@ -35,7 +35,15 @@ optimizer: SGD
 lr0: 0.01
 lrf: 0.02
 box: 7.5
-mosaic: 1.0
+mosaic: 0.8
+fliplr: 0.0
+scale: 0.4
+degrees: 0.0
+shear: 2.0
+close_mosaic: 5
+multi_scale: true
+max_det: 100
+agnostic_nms: true
 amp: true
 """
 TIMM = """
@@ -110,8 +118,22 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "optimizer.name": "sgd_warmup",
             "optimizer.last_lr": 0.02,
             "task.box_gain": 7.5,
+            "dataset.cameras": "rgb",
+            "dataset.mosaic": 0.8,
+            "dataset.flip_across": 0.0,
+            "dataset.scale": 0.4,
+            "dataset.saturation": 0.7,
+            "dataset.mosaic_epochs": 45,
+            "task.multi_scale": 0.5,
+            "task.iou": 0.7,
+            "task.most_detections": 100,
+            "task.agnostic": True,
         },
-        ["16 x 4 = 64", "#   mosaic: 1.0", "model.weights: yolov8s.pt"],
+        [
+            "16 x 4 = 64",
+            "#   shear: 2.0    (pictures are changed along",
+            "model.weights: yolov8s.pt",
+        ],
     ),
     (
         "timm.sh",

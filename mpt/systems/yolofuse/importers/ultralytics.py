@@ -31,6 +31,20 @@ SIMPLE = {
     "name": "name",
     "lrf": "optimizer.last_lr",
 }
+CHANGES = {
+    "mosaic": ("mosaic", 1.0),
+    "mixup": ("mixup", 0.0),
+    "fliplr": ("flip_across", 0.5),
+    "flipud": ("flip_down", 0.0),
+    "hsv_h": ("hue", 0.015),
+    "hsv_s": ("saturation", 0.7),
+    "hsv_v": ("brightness", 0.4),
+    "translate": ("translate", 0.1),
+    "scale": ("scale", 0.5),
+}
+"""Its change of pictures -> ours under `dataset`, and its default."""
+TURNING = ("degrees", "shear", "perspective", "copy_paste", "cutmix", "bgr")
+"""Changes that are not here, if they are not 0."""
 NOMINAL = 64
 """The batch that its optimizer steps on: smaller ones are accumulated up to it."""
 
@@ -60,9 +74,11 @@ def translate(into: Translation) -> None:
         )
     data = into.take("data")
     into.put("dataset.name", "detection_files", "pictures with boxes")
+    into.put("dataset.cameras", "rgb", "one camera")
     if data:
         into.put("dataset.root", str(data), f"data: {data}")
     into.move("epochs", "train.epochs", float, default=100)
+    translate_changes(into)
     translate_batch(into)
     translate_optimizer(into)
     amp = is_true(into.take("amp", default=True))
@@ -89,6 +105,32 @@ def translate(into: Translation) -> None:
     into.leave_all(("device",), "--device, --nproc N")
     into.leave_all(("freeze",), "train.freeze: globs over the names of weights")
     into.leave_all(("warmup_epochs",), "optimizer.warmup: epochs x images / batch, in steps")
+
+
+def translate_changes(into: Translation) -> None:
+    """Take how pictures are changed by chance, and what is kept of the detections."""
+    for name, (ours, usual) in CHANGES.items():
+        into.move(name, f"dataset.{ours}", float, default=usual)
+    closing, length = int(into.take("close_mosaic", default=10)), into.settings["train.epochs"][0]
+    if closing > 0:
+        into.put(
+            "dataset.mosaic_epochs",
+            max(0, int(length) - closing),
+            f"close_mosaic: no mosaic in the last {closing} epochs",
+        )
+    given = into.take("multi_scale", default=0.0)
+    spread = 0.5 if is_true(given) else float(given)
+    if spread > 0:
+        into.put("task.multi_scale", spread, f"multi_scale: {given}")
+    into.move("conf", "task.confidence", float)
+    into.move("iou", "task.iou", float, default=0.7)
+    into.move("max_det", "task.most_detections", int)
+    if is_true(into.take("agnostic_nms")):
+        into.put("task.agnostic", True, "agnostic_nms: true")
+    for name in TURNING:
+        if not float(into.given.get(name) or 0):
+            into.given.pop(name, None)
+    into.leave_all(TURNING, "pictures are changed along their axes")
 
 
 def translate_batch(into: Translation) -> None:
