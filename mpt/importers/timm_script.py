@@ -35,7 +35,6 @@ SIMPLE = {
     "workers": "dataset.workers",
     "log_interval": "train.log_every",
     "checkpoint_hist": "train.keep_last",
-    "img_size": "model.image_size",
     "initial_checkpoint": "model.weights",
     "experiment": "name",
 }
@@ -55,6 +54,9 @@ def translate(into: Translation) -> None:
         into.put("dataset.name", "image_folder", "a folder with train/CLASS and val/CLASS")
         into.put("dataset.root", str(root), f"data_dir: {root}")
         into.move("crop_pct", "dataset.test_share", float, default=0.875)
+        translate_pictures(into)
+    else:
+        into.move("img_size", "model.image_size", int)
     into.move("epochs", "train.epochs", float, default=300)
     per_pass, passes = (
         int(into.take("batch_size", "b", default=128)),
@@ -86,11 +88,33 @@ def translate(into: Translation) -> None:
         }
     )
     into.leave_all(("pretrained",), "nothing is downloaded: model.weights: FILE")
-    into.leave_all(
-        ("aa", "reprob", "color_jitter", "hflip"),
-        "dataset.augment: torchvision's transforms by name",
-    )
+    into.leave_all(("aa", "reprob"), "dataset.augment: torchvision's transforms by name")
     into.leave_all(("output",), "runs go to --runs DIR")
+
+
+def translate_pictures(into: Translation) -> None:
+    """Take the pictures' size, their changes by chance, and their mean and deviation."""
+    into.move("img_size", "model.image_size", int, default=224)
+    size = into.settings["model.image_size"][0]
+    cut: dict[str, Any] = {"size": size, "antialias": True}
+    cut |= {name: found for name in ("scale", "ratio") if (found := into.take(name)) is not None}
+    across, down = (
+        float(into.take(name, default=usual)) for name, usual in (("hflip", 0.5), ("vflip", 0.0))
+    )
+    changes: list[Any] = [{"RandomResizedCrop": cut}]
+    changes += [
+        {kind: {"p": chance}}
+        for kind, chance in (("RandomHorizontalFlip", across), ("RandomVerticalFlip", down))
+        if chance
+    ]
+    jitter = float(into.given.get("color_jitter", 0.4) or 0)  # null is none
+    into.given.pop("color_jitter", None)
+    if jitter and not into.given.get("aa"):
+        parts = ("brightness", "contrast", "saturation")
+        changes.append({"ColorJitter": dict.fromkeys(parts, jitter)})
+    into.put("dataset.augment", changes, "scale, ratio, hflip, vflip, and color_jitter without aa")
+    into.move("mean", "task.mean", list, default=[0.485, 0.456, 0.406])
+    into.move("std", "task.std", list, default=[0.229, 0.224, 0.225])
 
 
 def translate_rate(into: Translation, batch: int) -> None:

@@ -148,6 +148,11 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "task.mixup": 0.2,
             "train.evaluate_every": "1 epoch",
             "dataset.test_share": 0.875,
+            "dataset.augment": [
+                {"RandomResizedCrop": {"size": 224, "antialias": True}},
+                {"RandomHorizontalFlip": {"p": 0.5}},
+            ],
+            "task.std": [0.229, 0.224, 0.225],
         },
         [
             "128 x 2 = 256",
@@ -258,6 +263,24 @@ def test_timms_own_file_has_no_rate_but_its_base_and_says_when_nothing_decays(
     settings, text = imported("args.yaml", own.replace("adamw", "sgd"), other)
     assert settings["optimizer"]["lr"] == 0.1  # 0.1 x 256 / 256
     assert settings["optimizer"]["weight_decay"] == 2e-5
+
+
+def test_timms_pictures_are_changed_and_standardised_as_there(tmp_path: Path) -> None:
+    own = "model: vit_tiny\nopt: adamw\nsched: cosine\ndata_dir: /data\nimg_size: 160\nhflip: 0.0\nvflip: 0.2\n"
+    own += "scale: [0.2, 1.0]\nmean: [0.5, 0.5, 0.5]\n"
+    settings, text = imported("args.yaml", own, tmp_path)
+    cut = {"size": 160, "antialias": True, "scale": [0.2, 1.0]}
+    jitter = dict.fromkeys(("brightness", "contrast", "saturation"), 0.4)
+    assert settings["dataset"]["augment"] == [
+        {"RandomResizedCrop": cut},
+        {"RandomVerticalFlip": {"p": 0.2}},
+        {"ColorJitter": jitter},
+    ]
+    assert settings["task"]["mean"] == [0.5, 0.5, 0.5]
+    assert "#   mean" not in text
+    (tmp_path / "b").mkdir()
+    settings, _ = imported("args.yaml", f"{own}color_jitter: null\n", tmp_path / "b")
+    assert "ColorJitter" not in str(settings["dataset"]["augment"])
 
 
 def test_lightning_counts_batches_of_a_pass_and_of_a_device(tmp_path: Path) -> None:
