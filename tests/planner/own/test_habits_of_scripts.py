@@ -89,10 +89,23 @@ PICKLED = """
     del kept, same
 """
 
+RECORDED = """
+    pictures = torch.rand(2, 64, device="cuda")
+    halves = torch.jit.trace(lambda one: one.view(one.shape[0], one.shape[1] // 2, 2), pictures)
+    with torch.no_grad():
+        recorded = torch.jit.trace(layer, (pictures,), strict=False)
+        assert halves(recorded(pictures)).shape == (2, 32, 2)
+    torch._C._jit_pass_inline(recorded.graph)
+    assert recorded.weight is layer.weight and isinstance(recorded, torch.nn.Linear)
+    assert [*recorded.state_dict()] == ["weight", "bias"] and not [*recorded.graph.nodes()]
+    torch.jit.save(recorded, "recorded.pt")
+    del pictures
+"""
+
 
 @pytest.mark.parametrize(
     "further",
-    [ACCURACY, CHOICE, BY_KIND, SIGNED, MODULE, COUNTED, WRITTEN, PICKLED],
+    [ACCURACY, CHOICE, BY_KIND, SIGNED, MODULE, COUNTED, WRITTEN, PICKLED, RECORDED],
     ids=[
         "inferred",
         "chosen",
@@ -102,6 +115,7 @@ PICKLED = """
         "counted",
         "written to its end",
         "pickled",
+        "recorded by jit",
     ],
 )
 def test_a_step_with_more_than_a_step_is_planned(

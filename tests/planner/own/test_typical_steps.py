@@ -119,7 +119,9 @@ def test_an_adjacency_matrix_takes_the_memory_of_its_edges(session: Session) -> 
 def test_an_error_that_may_follow_from_a_value_names_where_it_was_read(session: Session) -> None:
     words = r"ZeroDivisionError.*; a value read at .*typical_steps.py:\d+ was taken as 0"
     with pytest.raises(MptError, match=words):
-        planned(session, "averaged")
+        planned(session, "averaged", least=0.0)
+    notes = planned(session, "averaged").notes
+    assert any("since the step cannot be planned without them" in note for note in notes)
 
 
 def test_what_a_library_checks_of_drawn_numbers_is_true(session: Session) -> None:

@@ -3,7 +3,8 @@
 Values are bounds or zeros first (`mpt.planner.own.values.bounds`). They are those that are loaded and drawn where
 bounds lead nowhere, where integers are read, which may become sizes, and where bounds are far above what the data need.
 Where a draw may decide what a step holds, a few others are drawn. Where a step asks if a mask has places, it has none
-first and then some.
+first and then some. Where a value says how often a loop goes round, or nothing else leads to an end, all values are
+computed on the host, as long as that takes no longer than a minute.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mpt.config.sizes import describe_bytes
 from mpt.errors import MptError
 from mpt.planner.own.stand_ins.extensions import KernelNotCompiled, extensions_forgotten
 from mpt.planner.own.values.bounds import BoundedShapes, follows_from_value
+from mpt.planner.own.values.value_loops import GOES_ROUND, EndlessLoop
 from mpt.planner.trace.cannot_plan import CannotPlan
 from mpt.planner.trace.trace import Trace, live_peak
 
@@ -49,9 +51,18 @@ class Answers:
     """Kernels that it compiles are there, and refused when they are called."""
     shares: bool = False
     """Masks that share places out are even."""
+    computes: bool = False
+    """All values are computed."""
+    waits: bool = False
+    """Loops are waited for that seem to have no end."""
 
 
 AS_BOUNDS = Answers()
+COMPUTING = Answers(trusts_data=True, computes=True)
+ALL_COMPUTED = (
+    "all values were computed on the host, {}: where they change, a step may need more than planned"
+)
+NO_OTHER = "since the step cannot be planned without them"
 WITHOUT_KERNELS = "kernels that it compiles are not in this plan: it is planned as where there is no compiler of CUDA"
 LARGER = "with each size as large as it can be, the tensors would need {}"
 OF_DATA = (
@@ -84,6 +95,8 @@ class Attempt(Generic[T]):
     """Not all of these masks were, so that those may be larger than even."""
     asks_masks: bool = False
     """It asked whether masks have places, and went on as if they had none."""
+    loop: str = ""
+    """The line of a loop that goes on as long as a value says which is not known."""
 
     @classmethod
     def of(
@@ -105,6 +118,7 @@ class Attempt(Generic[T]):
             values.shared.are_asked,
             not values.shared.are_whole,
             values.asked.missed > 0,
+            values.loops.first,
         )
 
     @property
@@ -146,6 +160,10 @@ def as_its_data_need(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
         with suppress(MptError):
             return _without_compiler(attempt)
         raise
+    except EndlessLoop as error:
+        with suppress(MptError):
+            return _with_draws(attempt, attempt(COMPUTING), started, ALL_COMPUTED.format(error.why))
+        most = last = attempt(Answers(waits=True))
     except CannotPlan as error:
         if not follows_from_value(error):
             raise
@@ -153,7 +171,15 @@ def as_its_data_need(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
             return _with_draws(attempt, _of_data(attempt), started)
         with suppress(MptError):
             return _with_draws(attempt, attempt(Answers(finds=True)), started)
+        with suppress(MptError):
+            return _with_draws(attempt, attempt(COMPUTING), started, ALL_COMPUTED.format(NO_OTHER))
         raise
+    if most.loop and time.perf_counter() - started < PATIENCE:
+        with suppress(MptError):
+            computed = attempt(COMPUTING)
+            if not computed.loop:
+                note = ALL_COMPUTED.format(GOES_ROUND.format(most.loop))
+                return _with_draws(attempt, computed, started, note)
     asks = most.reads_integers or most.is_bounded or most.evens_counts or most.shares_out
     if asks and time.perf_counter() - started < PATIENCE:
         with suppress(MptError):
@@ -185,7 +211,7 @@ def _without_compiler(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
 
 
 def _with_draws(
-    attempt: Callable[[Answers], Attempt[T]], first: Attempt[T], started: float
+    attempt: Callable[[Answers], Attempt[T]], first: Attempt[T], started: float, *notes: str
 ) -> Chosen[T]:
     """Return the attempt, or the one with other draws that holds the most."""
     made = [first]
@@ -197,10 +223,10 @@ def _with_draws(
             made.append(attempt(replace(first.answers, trusts_data=trusts_data, seed=seed)))
     most = max(made, key=lambda one: one.peak)
     least = min(one.peak for one in made)
-    notes = []
+    found = [*notes]
     if least < ALIKE * most.peak:
-        notes.append(
+        found.append(
             f"its memory depends on numbers that it draws: {describe_bytes(least)} to {describe_bytes(most.peak)} of "
             f"tensors in {len(made)} draws. The largest is planned; another draw may need more"
         )
-    return Chosen(most.found, first.reads_integers, notes)
+    return Chosen(most.found, first.reads_integers, found)

@@ -36,6 +36,7 @@ from mpt.planner.own.stand_ins.sequences import PackedSequences
 from mpt.planner.own.values import compared, counts
 from mpt.planner.own.values.asked_masks import AskedMasks
 from mpt.planner.own.values.asserted import is_asserted
+from mpt.planner.own.values.computed_values import ComputedValues
 from mpt.planner.own.values.known_values import UNKNOWN, TrueValues, are_true, values_known
 from mpt.planner.own.values.largest import (
     BOUNDS,
@@ -50,6 +51,7 @@ from mpt.planner.own.values.largest import (
 )
 from mpt.planner.own.values.shared_masks import SharedMasks
 from mpt.planner.own.values.updates import is_in_update
+from mpt.planner.own.values.value_loops import ValueLoops
 from mpt.planner.trace.cannot_plan import line_of
 from mpt.run.process.storage_trace import tensors_in
 
@@ -79,10 +81,15 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
     """Answers every read of a value with zero, and gives shapes that depend on values their bound."""
 
     def __init__(
-        self, trusts_data: bool = False, finds: bool = False, shares: bool = False
+        self,
+        trusts_data: bool = False,
+        finds: bool = False,
+        shares: bool = False,
+        computes: bool = False,
+        waits: bool = False,
     ) -> None:
         """`finds`: masks are said to have places if a step asks (`torch.any`); `shares`: those that share places out
-        are even.
+        are even; `computes`: all values are computed; `waits`: for loops that seem to have no end.
         """
         super().__init__()
         self.trusts_data = trusts_data
@@ -111,12 +118,14 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.packed = PackedSequences(self.largest)
         self.is_loaded = False
         """A loader made a batch of real tensors."""
-        self.values = TrueValues(trusts_data)
+        self.values = ComputedValues() if computes else TrueValues(trusts_data)
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
         self.numbers_of = DifferentNumbers()
         self.shared = SharedMasks(self.numbers_of, self.values.read, shares)
         self.is_built = False
         """Before, a mode of its own follows the values; if data are trusted, it does all the time."""
+        self.loops = ValueLoops(waits)
+        self.values.on_read = lambda: self.loops.read_known(sys._getframe(1), self.reads)
         self.steps = QuasiNewton()
         self.kernels = TritonKernels()
         self._rules: dict[Any, Callable[..., Any]] = {
@@ -250,6 +259,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             or is_known(args[0])
         ):
             self.integers += 1
+        if func is SCALAR and is_known(args[0]):  # a number that the script wrote
+            self.values.on_read()
         result = super().__torch_dispatch__(func, types, args, kwargs)
         self.numbers_of.follow(func, args, result)
         self.shared.follow(func, args, result)
@@ -265,6 +276,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         value = super().number(tensor)
         if value:
             return value
+        if self.loops.read(sys._getframe(1)):
+            return type(value)(1)
         if tensor.dtype.is_floating_point and is_in_update(sys._getframe(1)):
             self.reads, self.updates = self.reads - 1, self.updates + 1
             return 1.0
@@ -363,6 +376,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
                 f"layers in int8 were planned with {quantized.OUTLIERS} columns beyond their threshold"
             )
         found += [*self.totals.notes(), *self.asked.notes(), *self.shared.notes()]
+        found += self.loops.notes()
         if self.bounded:
             found.append(
                 f"{self.bounded} results whose size depends on values were taken as large as they can be"

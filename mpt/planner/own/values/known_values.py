@@ -14,7 +14,7 @@ ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device.composites import parts_of
 from mpt.planner.device.operator_kinds import DEVICE_QUERY
+from mpt.planner.device.zero_values import SCALAR
 from mpt.run.process.storage_trace import LiveStorages, tensors_in
 
 MOST_BYTES = 32768
@@ -114,13 +115,17 @@ def traits_of(func: Any) -> Traits:
 class TrueValues:
     """The values of the storages that are known."""
 
+    most_filled = MOST_FILLED
+
     def __init__(self, are_trusted: bool = False) -> None:
         self.are_trusted = are_trusted
-        self._most_bytes = MOST_TRUSTED_BYTES if are_trusted else MOST_BYTES
+        self.most_bytes = MOST_TRUSTED_BYTES if are_trusted else MOST_BYTES
         self._storages: dict[int, torch.UntypedStorage | None] = {}
         """By number; None for memory that nothing was written to."""
         self._live = LiveStorages(self._drop)
         self._count = 0
+        self.on_read: Callable[[], None] = lambda: None
+        """What is called if a number is read."""
         self.sizes = self.empty_sizes = 0
         """How many sizes followed from values, and how many of them were 0."""
 
@@ -222,7 +227,9 @@ class TrueValues:
         """Return whether the results of an operator of chance are those of a draw of our own."""
         if not (self.are_trusted and traits.is_drawn):
             return False
-        return not traits.writes or all(one.numel() <= MOST_FILLED for one in tensors_in(result))
+        return not traits.writes or all(
+            one.numel() <= self.most_filled for one in tensors_in(result)
+        )
 
     def answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the result of an operator that asks for values, if they are known, or `UNKNOWN`."""
@@ -231,6 +238,8 @@ class TrueValues:
         value = self.computed(func, args, kwargs)
         if value is UNKNOWN:
             return value
+        if func is SCALAR:
+            self.on_read()
         if torch.Tag.dynamic_output_shape in func.tags:
             self.note_size(max(one.numel() for one in tensors_in(value)))
         return self.made(value, args[0].device)
@@ -268,7 +277,7 @@ class TrueValues:
         if type(fake) is not FakeTensor or self._is_followed(fake):
             return
         size = fake.untyped_storage().nbytes()
-        if not 0 < size <= self._most_bytes or size < fake.numel() * fake.itemsize:
+        if not 0 < size <= self.most_bytes or size < fake.numel() * fake.itemsize:
             return
         if value is not None and (value.shape != fake.shape or value.dtype != fake.dtype):
             return
@@ -313,7 +322,7 @@ class TrueValues:
             self.keep(fake, value)
 
     def _is_small(self, tensor: Tensor) -> bool:
-        return tensor.numel() * tensor.itemsize <= self._most_bytes
+        return tensor.numel() * tensor.itemsize <= self.most_bytes
 
     def _drop(self, number: int) -> None:
         self._storages.pop(number, None)

@@ -1,0 +1,75 @@
+"""Training steps of which a value says how often a loop goes round."""
+
+import torch
+from torch import nn
+
+ROWS, WIDTH = 256, 64
+
+
+def _trained(forward):
+    torch.manual_seed(0)
+    layer = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.Adam(layer.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        forward(layer, torch.randn(ROWS, WIDTH)).square().sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def solved():
+    """A solver whose passes go on until the values stay as they are."""
+
+    def forward(layer, state):
+        change = torch.tensor(1.0)
+        while change > 1e-2:
+            following = torch.tanh(0.5 * layer(state))
+            change, state = (following - state).abs().mean(), following
+        return state
+
+    return _trained(forward)
+
+
+def left():
+    """The same loop, which is left by a condition inside."""
+
+    def forward(layer, state):
+        while True:
+            following = torch.tanh(0.5 * layer(state))
+            change, state = (following - state).abs().mean(), following
+            if change.item() < 1e-2:
+                break
+        return state
+
+    return _trained(forward)
+
+
+def rejecting():
+    """A solver that knows its end, and takes a step or not by an error that it computes."""
+
+    def forward(layer, state):
+        time, size = torch.tensor(0.0), torch.tensor(0.3)
+        while time < 1:
+            following = state + size * torch.tanh(layer(state))
+            if (following - state).abs().mean() < 0.2:
+                state, time = following, time + size
+            else:
+                size = size * 0.7
+        return state
+
+    return _trained(forward)
+
+
+def counting():
+    """A loop of known length that reads values on its way, more often than one is waited for that may have no end."""
+
+    def forward(layer, state):
+        count, total = torch.tensor(0), 0.0
+        while count < 120:
+            total += state[0, 0].item()
+            count = count + 1
+        return layer(state)
+
+    return _trained(forward)
