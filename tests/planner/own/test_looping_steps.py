@@ -25,7 +25,8 @@ STATE = 4 * looping_steps.ROWS * looping_steps.WIDTH
 
 def test_live_bytes_of_a_loop_on_a_cpu_are_those_of_real_tensors() -> None:
     calls = [
-        ({"where": str(STEPS), "function": name}, {}) for name in ("solved", "left", "rejecting")
+        ({"where": str(STEPS), "function": name}, {})
+        for name in ("solved", "left", "balanced", "rejecting")
     ]
     for planned, measured in live_bytes(*calls):
         assert planned == measured > 6 * STATE
@@ -74,11 +75,14 @@ def test_values_that_take_too_long_or_too_much_are_not_computed(
             torch.rand(100)
 
 
-def test_lines_of_loops_are_conditions_of_while_and_of_what_leaves_it(tmp_path: Path) -> None:
+def test_lines_of_loops_are_their_conditions_and_of_what_leaves_them_but_for_training(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "loops.py"
     file.write_text(
         "while a():\n    b()\n    with c:\n        if d():\n            break\n    if e():\n        f()\n"
         "for g in h:\n    if i():\n        break\nwhile (j() and\n       k()):\n    pass\n"
+        "for m in n:\n    m.backward()\n    if o():\n        break\n"
     )
-    assert lines_of_loops(str(file)) == {1, 4, 11, 12}
+    assert lines_of_loops(str(file)) == {1, 4, 9, 11, 12}
     assert lines_of_loops(str(tmp_path / "none.py")) == frozenset()

@@ -2,7 +2,8 @@
 
 A value that is read is 0, so such a loop would end at once, and what each of its passes leaves for the backward pass
 would be missing; or it would never end. Such a read is seen by its line: it is in the condition of a `while`, or of an
-`if` that leaves one. A step with such reads is planned with all of its values (`mpt.planner.own.values.attempts`).
+`if` that leaves a loop, as `if error.item() < 1e-6: break`. A step with such reads is planned with all of its values
+(`mpt.planner.own.values.attempts`). Loops that train are none of them: they end after the steps that are planned.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ UNKNOWN = (
     "more often, the step needs more than planned"
 )
 GOES_ROUND = "since one says how often the loop at {} goes round"
+TRAINING = ("backward", "zero_grad")
+"""Names of calls in a loop that trains."""
 Place = tuple[str, int]
 
 
@@ -89,17 +92,23 @@ def place_in_loop(frame: FrameType | None) -> Place | None:
 
 @functools.cache
 def lines_of_loops(file: str) -> frozenset[int]:
-    """Return the lines of a file's conditions that decide if a `while` goes on."""
+    """Return the lines of a file's conditions that decide if a loop goes on."""
     try:
         tree = ast.parse(text_of(file))
     except (OSError, SyntaxError, ValueError):
         return frozenset()
     found: set[int] = set()
     for loop in ast.walk(tree):
-        if isinstance(loop, ast.While):
-            for test in (loop.test, *(one.test for one in _leaving(loop.body))):
+        if isinstance(loop, ast.While | ast.For) and not _trains(loop):
+            tests = [one.test for one in _leaving(loop.body)]
+            for test in [loop.test, *tests] if isinstance(loop, ast.While) else tests:
                 found.update(range(test.lineno, (test.end_lineno or test.lineno) + 1))
     return frozenset(found)
+
+
+def _trains(loop: ast.AST) -> bool:
+    """Return whether training steps are made in a loop."""
+    return any(isinstance(one, ast.Attribute) and one.attr in TRAINING for one in ast.walk(loop))
 
 
 def _leaving(body: list[ast.stmt]) -> Iterator[ast.If]:
@@ -109,5 +118,5 @@ def _leaving(body: list[ast.stmt]) -> Iterator[ast.If]:
             if any(isinstance(last, ast.Break) for last in (*one.body, *one.orelse)):
                 yield one
             yield from _leaving([*one.body, *one.orelse])
-        elif isinstance(one, ast.With):
+        elif isinstance(one, ast.With | ast.Try):
             yield from _leaving(one.body)
