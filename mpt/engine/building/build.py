@@ -217,7 +217,8 @@ def load_start(config: Config, networks: dict[str, nn.Module]) -> Start | None:
         return None
     plugin = config.model.plugin
     translate, read = plugin.optional("translate_weights"), plugin.optional("read_weights")
-    return load_initial_weights(networks, Path(weights), translate, read)
+    keeps_averages = config.train.ema is not None
+    return load_initial_weights(networks, Path(weights), translate, read, keeps_averages)
 
 
 def build_precision(config: Config, device: torch.device) -> Precision:

@@ -60,8 +60,12 @@ def load_initial_weights(
     path: Path,
     translate: Translate | None = None,
     read: Read | None = None,
+    keeps_averages: bool = True,
 ) -> Start:
     """Copy a file's tensors into networks that were just built.
+
+    A file of mpt may have networks and their averages. Networks are as they are in it if the run `keeps_averages` of
+    its own; else they begin as the averages, which are what was evaluated.
 
     Both functions are the model file's own: `read` reads a format that only it knows, and `translate` returns the
     tensors of a related model's file that this one can use, under its names. Each returns None for other files.
@@ -78,10 +82,11 @@ def load_initial_weights(
     )
     refuse_packed(path, file)
     translated = translate(modules, file.tensors) if translate is not None else None
-    given, twins = split_averages(
-        modules, file.tensors if translated is None else translated, translated is not None
-    )
-    match = best_match(modules, given)
+    tensors = file.tensors if translated is None else translated
+    averages = averages_in(modules, tensors)
+    given = {name: value for name, value in tensors.items() if name not in averages}
+    averaged = [] if keeps_averages else [name for name in averages if averages[name] in given]
+    match = best_match(modules, {**given, **{averages[name]: tensors[name] for name in averaged}})
     refuse_misfit(modules, match, path, LEAST_SHARE if translated is None else LEAST_TRANSLATED)
     refuse_adapters(path, match)
     check(modules, match.found, path)
@@ -91,18 +96,30 @@ def load_initial_weights(
             own[name].copy_(tensor)
     is_own = any(name in file.tensors or f"modules.{name}" in file.tensors for name in match.found)
     made = tuple(name.partition(" ")[0] for name in match.new)
-    return Start(describe(match, file, path), made, is_own, twins, passed_over)
+    message = describe(match, file, path)
+    if averaged:
+        names = sorted({averages[name].removeprefix("modules.").split(".")[0] for name in averaged})
+        message += f"; {', '.join(names)}: the average, which was evaluated"
+    twins = {name.removeprefix("modules."): tensors[name] for name in averages}
+    return Start(message, made, is_own, twins, passed_over)
 
 
-def split_averages(
-    modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], translated: bool
-) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
-    """Return the networks' tensors, and those of their averages' twins, which only a translated file has by name."""
-    if not translated:
-        return tensors, {}
-    averages = tuple(f"{name}{SUFFIX}." for name in modules)
-    twins = {name: value for name, value in tensors.items() if name.startswith(averages)}
-    return {name: value for name, value in tensors.items() if name not in twins}, twins
+def averages_in(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the names of averages in a file -> those of their networks' tensors.
+
+    A file that has averages alone, as an export has, has them for its networks.
+    """
+    found: dict[str, str] = {}
+    for name in modules:
+        for start in ("modules.", ""):
+            plain, average = f"{start}{name}.", f"{start}{name}{SUFFIX}."
+            if f"{name}{SUFFIX}" not in modules and any(one.startswith(plain) for one in tensors):
+                found |= {
+                    one: plain + one.removeprefix(average)
+                    for one in tensors
+                    if one.startswith(average)
+                }
+    return found
 
 
 def read_start(path: Path) -> tuple[Path, WeightsFile, tuple[str, ...]]:

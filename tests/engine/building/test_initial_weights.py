@@ -234,6 +234,32 @@ def test_every_model_takes_weights_and_its_average_starts_from_them_too(tmp_path
     assert run.messages[0].startswith("model.weights: loaded all")
 
 
+@pytest.mark.parametrize("prefix", ["modules.", ""])
+def test_a_run_begins_with_what_an_averaged_one_evaluated(prefix: str, tmp_path: Path) -> None:
+    donor = gan(seed=3, task={"ema": 0.9})
+    gen, average = donor.task.modules["gen"], donor.task.modules["gen_ema"]
+    with torch.no_grad():
+        for value in average.parameters():
+            value.add_(1)
+    path = tmp_path / "state.safetensors"
+    modules = {name: module.state_dict() for name, module in donor.task.modules.items()}
+    save_file(
+        {f"{prefix}{name}.{key}": one for name in modules for key, one in modules[name].items()},
+        path,
+    )
+    model = {"name": "dcgan", "features": 4, "image_size": 16, "latent_size": 8}
+    without = gan(model={**model, "weights": str(path)}, train={"ema": None})
+    assert same(without.task.modules["gen"], average.state_dict())
+    assert same(without.task.modules["disc"], modules["disc"])
+    assert without.messages[0].endswith("gen: the average, which was evaluated")
+    # one that averages too goes on with both
+    further = gan(model={**model, "weights": str(path)}, task={"ema": 0.9})
+    assert same(further.task.modules["gen"], gen.state_dict())
+    assert same(further.task.modules["gen_ema"], average.state_dict())
+    assert further.given_averages == ["gen"]
+    assert "average" not in further.messages[0]
+
+
 def test_a_run_that_is_resumed_or_infers_does_not_need_the_file() -> None:
     from mpt.engine.building.build import build_run
 
