@@ -83,5 +83,9 @@ def pieces_of(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def resolution(dtype: torch.dtype) -> float:
-    """Return the decimal resolution of a dtype (1e-6 for float32), which DeepFaceLab uses for epsilon."""
-    return float(torch.finfo(dtype).resolution)
+    """Return the decimal resolution of a dtype (1e-6 for float32), which DeepFaceLab uses for epsilon.
+
+    bfloat16 has float32's range, and takes its epsilon: its own, 0.01, is larger than most roots of mean squares.
+    float16 keeps 0.001, for smaller squares are 0 there.
+    """
+    return float(torch.finfo(torch.float32 if dtype == torch.bfloat16 else dtype).resolution)

@@ -54,6 +54,19 @@ def test_epsilon_is_outside_the_root_where_it_shows():
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
+def test_weights_in_bfloat16_move_as_far_as_in_float32(plugin):
+    """Its own resolution, 0.01, as epsilon made steps a fifth as long at SAEHD's gradients."""
+    moved = []
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.nn.Parameter(torch.zeros(4, dtype=dtype))
+        optimizer = plugin.build(plugin.Settings(lr=0.5), [weight])
+        weight.grad = torch.tensor([0.03, 0.003, -0.03, -0.003]).to(dtype)
+        optimizer.step()
+        moved.append(weight.detach().float())
+    torch.testing.assert_close(moved[1], moved[0], rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
 def test_the_rate_follows_a_cosine_over_updates(plugin):
     steps = []
     for count in (1, 5, 9):
