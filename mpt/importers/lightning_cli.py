@@ -25,13 +25,16 @@ OPTIMIZERS = {
     "RMSprop": "rmsprop",
     "Adamax": "adamax",
 }
-ARGUMENTS = {
-    "lr": "lr",
-    "weight_decay": "weight_decay",
-    "betas": "betas",
-    "momentum": "momentum",
-    "eps": "eps",
+ARGUMENTS = (
+    *("lr", "weight_decay", "betas", "momentum", "eps"),
+    *("nesterov", "dampening", "alpha", "centered"),
+)
+"""Arguments of torch's optimizers that have the same name and meaning here."""
+DEFAULTS = {
+    "sgd": {"lr": 1e-3, "momentum": 0.0},
+    "rmsprop": {"lr": 1e-2},
 }
+"""Defaults of torch's optimizers that are others here."""
 
 
 def recognises(given: Mapping[str, Any], words: str) -> bool:
@@ -58,7 +61,7 @@ def translate(into: Translation) -> None:
     else:
         into.leave("trainer.precision", written, "see `mpt list precision`")
     if into.given.get("trainer.gradient_clip_algorithm") != "value":
-        into.move("trainer.gradient_clip_val", "optimizer.clip_grad_norm", float)
+        into.move("trainer.gradient_clip_val", "optimizer.clip_grad_norm", or_none)
     into.leave_all(
         ("trainer.gradient_clip_val",),
         "it clips each value there; optimizer.clip_grad_norm clips their norm",
@@ -82,6 +85,11 @@ def translate(into: Translation) -> None:
         "--device, --nproc N or torchrun",
     )
     into.leave_all(("trainer.default_root_dir",), "runs go to --runs DIR")
+
+
+def or_none(value: Any) -> float | None:
+    """Return a norm to clip at; 0 is none there."""
+    return float(value) or None
 
 
 def devices_of(into: Translation) -> int:
@@ -148,6 +156,9 @@ def translate_optimizer(into: Translation) -> None:
             into.leave("optimizer", written, "see `mpt list optimizers`")
         return
     into.put("optimizer.name", name, f"optimizer: {written}")
-    for theirs, ours in ARGUMENTS.items():
-        into.move(f"optimizer.init_args.{theirs}", f"optimizer.{ours}")
-        into.move(f"optimizer.{theirs}", f"optimizer.{ours}")
+    for argument in ARGUMENTS:
+        into.move(f"optimizer.init_args.{argument}", f"optimizer.{argument}")
+        into.move(f"optimizer.{argument}", f"optimizer.{argument}")
+    for argument, value in DEFAULTS.get(name, {}).items():
+        if f"optimizer.{argument}" not in into.settings:
+            into.put(f"optimizer.{argument}", value, f"{argument} is {value} there by default")

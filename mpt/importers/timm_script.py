@@ -21,12 +21,16 @@ OWN = (
 )
 OPTIMIZERS = {
     "sgd": "sgd",
+    "momentum": "sgd",
+    "nesterov": "sgd",
     "adam": "adam",
     "adamw": "adamw",
     "rmsprop": "rmsprop",
     "lion": "lion",
     "adamax": "adamax",
 }
+WARMUP_EPOCHS = 5
+"""The script's default."""
 SIMPLE = {
     "clip_grad": "optimizer.clip_grad_norm",
     "mixup": "task.mixup",
@@ -80,6 +84,10 @@ def translate(into: Translation) -> None:
     if is_true(into.take("grad_checkpointing")):
         into.put("memory.recompute", True, "grad_checkpointing: true")
     into.move("smoothing", "task.label_smoothing", float, default=0.1)
+    if (mode := into.take("clip_mode", default="norm")) != "norm":
+        into.leave_all(
+            ("clip_grad",), f"clip_mode: {mode}; optimizer.clip_grad_norm clips the norm"
+        )
     into.move_all(
         {
             name: path
@@ -134,6 +142,8 @@ def translate_rate(into: Translation, batch: int) -> None:
             "optimizer.lr", rate, f"lr_base x batch / lr_base_size: {base:g} x {ratio} = {rate:g}"
         )
     into.move("weight_decay", "optimizer.weight_decay", float, default=2e-5)
+    if into.settings.get("optimizer.weight_decay", (0.0, ""))[0]:
+        into.put("optimizer.no_decay", ["bias", "norm"], "what does not decay there")
 
 
 def translate_optimizer(into: Translation) -> None:
@@ -144,8 +154,16 @@ def translate_optimizer(into: Translation) -> None:
     if name is None:
         into.leave("opt", written, "see `mpt list optimizers`")
     momentum = into.take("momentum", default=0.9)
-    if name == "sgd":
+    if name in ("sgd", "rmsprop"):
         into.put("optimizer.momentum", float(momentum), f"momentum: {momentum}")
+    if name == "sgd":
+        # theirs needs some too
+        is_nesterov = written != "momentum" and float(momentum) > 0
+        into.put("optimizer.nesterov", is_nesterov, f"opt: {written}")
+    elif name == "rmsprop":
+        into.put("optimizer.alpha", 0.9, "opt: rmsprop")
+    if name in ("adam", "adamw", "adamax", "rmsprop"):
+        into.move("opt_eps", "optimizer.eps", float)
     betas = into.take("opt_betas")
     if betas is not None and name in ("adam", "adamw", "lion"):
         into.put("optimizer.betas", betas, f"opt_betas: {betas}")
@@ -158,9 +176,12 @@ def translate_optimizer(into: Translation) -> None:
         )
     else:
         into.leave("sched", schedule, "schedules are constant, linear, cosine, one_cycle")
-    if epochs := into.take("warmup_epochs"):
+    written = into.take("warmup_epochs")
+    epochs = WARMUP_EPOCHS if written is None and schedule == "cosine" else written
+    if epochs:
+        by_default = "there by default; " if written is None else ""
         into.leave(
             "warmup_epochs",
             epochs,
-            f"optimizer.warmup_steps: {epochs} x the steps of an epoch (images / batch)",
+            f"{by_default}optimizer.warmup_steps: {epochs} x the steps of an epoch (images / batch)",
         )

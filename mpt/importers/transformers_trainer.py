@@ -95,11 +95,22 @@ def translate_optimizer(into: Translation, steps: int) -> None:
         float(into.take(f"adam_beta{number}", default=one))
         for number, one in ((1, 0.9), (2, 0.999))
     ]
-    if name == "adamw":
+    if name in ("adamw", "lion"):
         into.put("optimizer.betas", betas, f"adam_beta1, adam_beta2: {betas[0]}, {betas[1]}")
+    if name == "adamw":
         into.move("adam_epsilon", "optimizer.eps", float)
         if "weight_decay" not in into.given:
             into.put("optimizer.weight_decay", 0.0, "weight_decay is 0 there by default")
+    elif name == "sgd":
+        into.put("optimizer.momentum", 0.0, "optim: sgd has none there by default")
+    elif name == "adafactor":
+        into.leave(
+            "optim",
+            written,
+            "there a step has the rate's size, here the rate times the weights': choose optimizer.lr anew",
+        )
+    if into.given.get("weight_decay"):
+        into.put("optimizer.no_decay", ["bias", "norm"], "what does not decay there")
     into.move(
         "max_grad_norm", "optimizer.clip_grad_norm", lambda value: float(value) or None, default=1.0
     )

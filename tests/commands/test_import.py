@@ -323,7 +323,8 @@ def test_kohyas_shares_schedules_and_second_rates_are_not_lost(tmp_path: Path) -
     assert settings["optimizer"]["lr"] == 5e-5
     assert settings["optimizer"]["warmup_steps"] == 160
     assert "schedule" not in settings["optimizer"]
-    assert settings["memory"]["lora"] == {"rank": 8}
+    assert settings["memory"]["lora"] == {"rank": 8, "alpha": 1.0}
+    assert settings["optimizer"]["clip_grad_norm"] == 1.0
     for left in ("learning_rate: 0.0001    (unet_lr", "lr_scheduler: cosine_with_restarts"):
         assert f"#   {left}" in text
 
@@ -340,3 +341,106 @@ def test_onetrainer_counts_passes_and_writes_a_rank_without_a_lora_too(tmp_path:
     assert "sample_every" not in settings["train"]
     for left in ("lora_rank: 16", "lora_alpha: 1.0", "sample_after: 10 MINUTE"):
         assert f"#   {left}" in text
+
+
+TORCH_SGD = "optimizer: {class_path: torch.optim.SGD, init_args: {%s}}\ntrainer: {max_epochs: 1}\n"
+HUGGING_FACE = (
+    '{"per_device_train_batch_size": 8, "max_steps": 9, "optim": "%s", "weight_decay": 0.1}'
+)
+YOLO = "imgsz: 64\nlr0: 0.01\nmomentum: 0.8\nbatch: %s\noptimizer: %s\nlrf: 0.1\n"
+KOHYA = 'train_batch_size = 2\nmax_train_steps = 9\noptimizer_type = "%s"\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("c.yaml", TORCH_SGD % "", {"lr": 1e-3, "momentum": 0.0}),
+        (
+            "c.yaml",
+            TORCH_SGD % "lr: 0.1, momentum: 0.9, nesterov: true",
+            {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+        ),
+        ("c.yaml", TORCH_SGD.replace("SGD", "RMSprop") % "alpha: 0.9", {"lr": 0.01, "alpha": 0.9}),
+        ("t.json", HUGGING_FACE % "sgd", {"momentum": 0.0, "no_decay": ["bias", "norm"]}),
+        ("t.json", HUGGING_FACE % "lion_32bit", {"betas": [0.9, 0.999], "weight_decay": 0.1}),
+        (
+            "t.sh",
+            "train.py --model r --opt sgd --sched cosine",
+            {"momentum": 0.9, "nesterov": True, "no_decay": ["bias", "norm"]},
+        ),
+        ("t.sh", "train.py --model r --opt momentum --sched none", {"nesterov": False}),
+        (
+            "t.sh",
+            "train.py --model r --opt rmsprop --sched none --opt-eps 1e-3 --momentum 0.8",
+            {"alpha": 0.9, "momentum": 0.8, "eps": 1e-3},
+        ),
+        (
+            "a.yaml",
+            YOLO % (16, "AdamW"),
+            {"betas": [0.8, 0.999], "no_decay": ["bias", "norm"], "weight_decay": 0.0005},
+        ),
+        ("a.yaml", YOLO % (128, "SGD"), {"weight_decay": 0.001, "momentum": 0.8}),
+        (
+            "k.toml",
+            KOHYA % "SGDNesterov",
+            {"momentum": 0.9, "nesterov": True, "lr": 2e-6, "clip_grad_norm": 1.0},
+        ),
+        ("k.toml", KOHYA % "AdamW", {"lr": 2e-6, "clip_grad_norm": 1.0}),
+    ],
+)
+def test_an_optimizer_is_theirs_also_where_its_defaults_are_others_here(
+    name: str, text: str, wanted: dict[str, Any], tmp_path: Path
+) -> None:
+    settings, _ = imported(name, text, tmp_path)
+    found = {key: settings["optimizer"].get(key) for key in wanted}
+    assert found == wanted
+
+
+def test_defaults_that_cannot_be_translated_are_comments(tmp_path: Path) -> None:
+    text = "train.py --model r --opt sgd --sched cosine --clip-grad 1 --clip-mode value"
+    settings, written = imported("t.sh", text, tmp_path)
+    assert "clip_grad_norm" not in settings["optimizer"]
+    assert "#   clip_grad: 1    (clip_mode: value;" in written
+    assert "#   warmup_epochs: 5    (there by default; optimizer.warmup_steps: 5 x" in written
+    (tmp_path / "yolo").mkdir()
+    _, written = imported("a.yaml", YOLO % (16, "Adam"), tmp_path / "yolo")
+    assert "#   lrf: 0.1    (the rate of this optimizer falls to 0 here)" in written
+    (tmp_path / "adafactor").mkdir()
+    _, written = imported("t.json", HUGGING_FACE % "adafactor", tmp_path / "adafactor")
+    assert "#   optim: adafactor    (there a step has the rate's size" in written
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "t.json",
+            HUGGING_FACE.replace("8", '"auto"') % "sgd",
+            "per_device_train_batch_size, auto,",
+        ),
+        (
+            "c.yaml",
+            "trainer: {max_steps: many}\n",
+            "trainer.max_steps, many, is not understood as L",
+        ),
+        ("a.yaml", YOLO % ("[1]", "SGD"), "batch, - 1, is not"),
+        (
+            "k.toml",
+            KOHYA.replace("2", "true", 1) % "AdamW" + 'learning_rate = "x"',
+            "learning_rate, x,",
+        ),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_its_name(
+    name: str, text: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"the value of {said}"):
+        imported(name, text, tmp_path)
+
+
+def test_a_comment_holds_no_character_that_yaml_refuses(tmp_path: Path) -> None:
+    _, text = imported(
+        "t.json", HUGGING_FACE.replace("}", ', "hub": "a\\u0000b"}') % "sgd", tmp_path
+    )
+    assert "hub" in text
+    assert "\x00" not in text

@@ -49,7 +49,12 @@ def translate(given: dict[str, Any], words: str, source: str) -> tuple[Translati
     for importer in all_importers():
         if importer.recognises(given, words):
             into = Translation(dict(given))
-            importer.translate(into)
+            try:
+                importer.translate(into)
+            except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+                raise ConfigError(
+                    f"{source}: the value of {into.taken} is not understood as {importer.NAME} has it"
+                ) from error
             return into, importer.NAME
     names = ", ".join(importer.NAME for importer in all_importers())
     raise ConfigError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mpt.config.checking.layers import SECTIONS
-from mpt.config.text.yaml_text import write_text
+from mpt.config.text.yaml_text import printable, write_text
 
 Convert = Callable[[Any], Any]
 SAME: Convert = lambda value: value  # noqa: E731
@@ -40,12 +40,16 @@ class Translation:
     """Our setting's path -> value and what it comes from."""
     left: dict[str, str] = field(default_factory=dict)
     """A setting that has no counterpart -> why, if there is more to say."""
+    taken: str = "its settings"
+    """The setting that was taken last, and its value: of which an error is."""
 
     def take(self, *names: str, default: Any = None) -> Any:
         """Return the first of these settings that is given, and note others that say something else; null is not
         given."""
         found = {name: value for name in names if (value := self.given.pop(name, None)) is not None}
         taken = next(iter(found), "")
+        if found:
+            self.taken = f"{taken}, {show(found[taken])},"
         for name, value in found.items():
             if value != found[taken]:
                 self.leave(name, value, f"{taken} goes before it")
@@ -186,7 +190,7 @@ def show(value: Any) -> str:
         if not isinstance(value, str)
         else value
     )
-    text = " ".join(text.split())
+    text = printable(" ".join(text.split()))
     return text if len(text) <= 60 else text[:57] + "..."
 
 

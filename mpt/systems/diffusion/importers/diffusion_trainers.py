@@ -71,7 +71,8 @@ def recognises(given: Mapping[str, Any], words: str) -> bool:
 
 def translate(into: Translation) -> None:
     """Take the settings that both have, by either's names. kohya's TOML may have sections, which mean nothing there."""
-    if not any(name in into.given for name in ONE_TRAINER):
+    is_kohya = not any(name in into.given for name in ONE_TRAINER)
+    if is_kohya:
         into.given = {name.rpartition(".")[2]: value for name, value in into.given.items()}
     epochs = into.take("max_train_epochs", "epochs")
     if epochs:
@@ -83,7 +84,7 @@ def translate(into: Translation) -> None:
     per_pass = int(into.take("train_batch_size", "batch_size", default=1))
     into.batch(per_pass, passes, ("train_batch_size", "gradient_accumulation_steps"))
     counted = passes if "training_method" in into.given else 1
-    translate_optimizer(into, counted)
+    translate_optimizer(into, counted, is_kohya)
     written = str(into.take("mixed_precision", "train_dtype", default="no")).casefold()
     into.put(
         "precision.mode",
@@ -109,6 +110,8 @@ def translate(into: Translation) -> None:
         into.put("memory.lora.rank", int(rank), f"network_dim or lora_rank: {rank}")
         into.move("network_alpha", "memory.lora.alpha", float)
         into.move("lora_alpha", "memory.lora.alpha", float)
+        if "memory.lora.alpha" not in into.settings:
+            into.put("memory.lora.alpha", 1.0, "network_alpha or lora_alpha is 1 there by default")
     translate_periods(into, counted)
     into.leave_all(
         TEXT_ENCODERS,
@@ -121,8 +124,11 @@ def translate(into: Translation) -> None:
     into.leave_all(("output_dir", "output_model_destination"), "runs go to --runs DIR")
 
 
-def translate_optimizer(into: Translation, passes: int) -> None:
-    """Take the optimizer, its rate and its schedule; `passes` of their steps make an update."""
+def translate_optimizer(into: Translation, passes: int, is_kohya: bool) -> None:
+    """Take the optimizer, its rate and its schedule; `passes` of their steps make an update.
+
+    kohya's defaults are put in; OneTrainer writes all of its settings.
+    """
     written = str(into.take("optimizer_type", "optimizer.optimizer", default="AdamW"))
     name = OPTIMIZERS.get(written.casefold())
     into.put("optimizer.name", name or "adamw", f"optimizer: {written}")
@@ -130,11 +136,23 @@ def translate_optimizer(into: Translation, passes: int) -> None:
         into.leave("optimizer", written, "see `mpt list optimizers`")
     if "8bit" in written.casefold() or "8_bit" in written.casefold():
         into.put("memory.low_bit_optimizer", True, f"optimizer: {written}")
+    if name == "sgd":
+        has_nesterov = written.casefold() == "sgdnesterov"
+        momentum = into.take("optimizer.momentum", default=0.9 if has_nesterov else 0.0)
+        into.put("optimizer.momentum", float(momentum), f"optimizer: {written}")
+        into.put("optimizer.nesterov", has_nesterov, f"optimizer: {written}")
     rate = into.take("unet_lr", "learning_rate")
     if rate is not None:
         into.put("optimizer.lr", float(rate), f"learning_rate: {rate}")
+    elif is_kohya:
+        into.put("optimizer.lr", 2e-6, "learning_rate is 2e-6 there by default")
     into.move("optimizer.weight_decay", "optimizer.weight_decay", float)
-    into.move("max_grad_norm", "optimizer.clip_grad_norm", lambda value: float(value) or None)
+    into.move(
+        "max_grad_norm",
+        "optimizer.clip_grad_norm",
+        lambda value: float(value) or None,
+        default=1.0 if is_kohya else None,
+    )
     into.move("clip_grad_norm", "optimizer.clip_grad_norm", lambda value: float(value) or None)
     written = str(
         into.take("lr_scheduler", "learning_rate_scheduler", default="constant")

@@ -147,15 +147,17 @@ def translate_batch(into: Translation) -> None:
     batch, nominal = int(batch), into.take("nbs", default=NOMINAL)
     passes = max(1, round(nominal / batch))
     into.batch(batch, passes, ("batch", f"nbs / batch ({nominal} / {batch})"))
+    decay = into.take("weight_decay", default=0.0005)
+    # it decays as if the batch were the nominal one
+    share = batch * passes / nominal
+    scaled = f" x {batch * passes} / {nominal}" if share != 1 else ""
+    into.put("optimizer.weight_decay", float(decay) * share, f"weight_decay: {decay}{scaled}")
 
 
 def translate_optimizer(into: Translation) -> None:
     """Take SGD with its warm-up, or an Adam."""
     written = str(into.take("optimizer", default="auto"))
-    momentum, decay = (
-        into.take("momentum", default=0.937),
-        into.take("weight_decay", default=0.0005),
-    )
+    momentum = into.take("momentum", default=0.937)
     if written.casefold() in ("auto", "sgd"):
         chosen = (
             "; auto takes what suits the number of iterations there" if written == "auto" else ""
@@ -163,8 +165,13 @@ def translate_optimizer(into: Translation) -> None:
         into.put("optimizer.name", "sgd_warmup", f"optimizer: {written}{chosen}")
         into.put("optimizer.momentum", float(momentum), f"momentum: {momentum}")
     else:
-        into.put("optimizer.name", written.casefold(), f"optimizer: {written}")
-        into.given.pop("lrf", None)
-    into.put("optimizer.weight_decay", float(decay), f"weight_decay: {decay}")
+        name = written.casefold()
+        into.put("optimizer.name", name, f"optimizer: {written}")
+        if name == "rmsprop":
+            into.put("optimizer.momentum", float(momentum), f"momentum: {momentum}")
+        else:
+            into.put("optimizer.betas", [float(momentum), 0.999], f"momentum: {momentum}")
+        into.put("optimizer.no_decay", ["bias", "norm"], "what does not decay there")
+        into.leave_all(("lrf",), "the rate of this optimizer falls to 0 here")
     into.move("lr0", "optimizer.lr", float, default=0.01)
     into.put("optimizer.schedule", "cosine" if is_true(into.take("cos_lr")) else "linear", "cos_lr")
