@@ -23,6 +23,7 @@ from mpt.optim.shared.carry_over import Carried, carry_over, given_up, lineage
 from mpt.optim.shared.groups import fit_saved_groups
 from mpt.parallel.local import full, is_sharded
 from mpt.precision.shared.module_state import load_module_state, module_state
+from mpt.precision.shared.saved_dtypes import keep_saved_dtypes, weights_of_other_dtypes
 from mpt.precision.shared.weight_pieces import COMPENSATION
 from mpt.run.checkpoints.state_checks import compare_keys, refuse_split
 from mpt.seams import Run
@@ -55,6 +56,8 @@ def capture(run: Run) -> dict[str, Any]:
 def optimizer_state(run: Run, optimizer: Optimizer) -> dict[str, Any]:
     """Return an optimizer's state; its entries for single numbers are single numbers."""
     saved = {**optimizer.state_dict(), "kind": lineage(optimizer)}
+    if weights := weights_of_other_dtypes(optimizer):
+        saved["weights"] = weights
     if not run.world.numbers:
         return saved
     named = (
@@ -169,6 +172,8 @@ def restore_optimizer(
     fitting = fit_saved_groups(dict(saved), optimizer, trained, list(every))
     loaded, carried = carry_over(fitting, optimizer, foreign)
     optimizer.load_state_dict(loaded)
+    if saved.get("weights"):
+        keep_saved_dtypes(optimizer, loaded, saved["weights"])
     if run.world.is_sharded:
         from mpt.parallel.shard import shard_state
 

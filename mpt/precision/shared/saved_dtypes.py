@@ -1,12 +1,12 @@
 """Optimizer state that is loaded in the dtypes in which it was saved.
 
 Torch casts the state of floating parameters to their dtype: codes of one byte would become numbers of the weights'
-dtype, and bfloat16 means of float16 weights would lose bits.
+dtype, and bfloat16 means of float16 weights, or float32 ones of an optimizer of somebody's own, would lose bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,44 @@ def put_back_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         for name, value in saved["state"].get(number, {}).items():
             if isinstance(value, Tensor):
                 optimizer.state[parameter][name] = value.detach().clone().to(parameter.device)
+
+
+def weights_of_other_dtypes(optimizer: Optimizer) -> list[str]:
+    """Return the dtypes of the weights of an optimizer that keeps state in others; [] if it keeps all in the weights'.
+
+    With them saved, `keep_saved_dtypes` can tell a resume from one with weights of another dtype.
+    """
+    optimizer = getattr(optimizer, "inner", optimizer)  # of one that works in host memory
+    differs = any(
+        isinstance(value, Tensor) and value.dtype != parameter.dtype and name != "step"
+        for parameter, entries in optimizer.state.items()
+        for name, value in entries.items()
+    )
+    return dtypes_of_weights(optimizer) if differs else []
+
+
+def dtypes_of_weights(optimizer: Optimizer) -> list[str]:
+    weights = (weight for group in optimizer.param_groups for weight in group["params"])
+    return sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
+
+
+def keep_saved_dtypes(
+    optimizer: Optimizer, saved: Mapping[str, Any], weights: Sequence[str]
+) -> None:
+    """Give an optimizer that has loaded a state dict its tensors in the dtypes in which they were saved.
+
+    Not if the weights, then of the dtypes `weights`, have others by now, nor if it loads in a way of its own.
+    """
+    optimizer = getattr(optimizer, "inner", optimizer)
+    loads_plainly = type(optimizer).load_state_dict is Optimizer.load_state_dict
+    hooks = optimizer._optimizer_load_state_dict_pre_hooks
+    if not loads_plainly or hooks or list(weights) != dtypes_of_weights(optimizer):
+        return
+    for number, parameter in parameters_of(optimizer, saved):
+        entries = optimizer.state[parameter]
+        for name, value in saved["state"].get(number, {}).items():
+            if isinstance(value, Tensor) and value.dtype != entries[name].dtype:
+                entries[name] = value.detach().clone().to(entries[name].device)
 
 
 def hold_state_in_bfloat16(optimizer: Optimizer) -> None:
