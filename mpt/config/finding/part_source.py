@@ -37,7 +37,7 @@ ALLOWED_IMPORTS = (
     "typer",
     "typing",
 )
-LITERALS = (  # the second line: see mpt.config.checking.relief, the third: mpt.planner.recipes.lighter_modes
+LITERALS = (  # the second line: see mpt.memory.relieving.relief, the third: mpt.planner.recipes.lighter_modes
     *(
         "NAMES",
         "TASK",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from mpt.config.checking.relief import environment
 from mpt.config.schema import Config
+from mpt.memory.relieving.relief import environment
 
 OLD_NAMES = {"PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF"}
 """Variables that torch also reads by an older name, and only if the newer one is not set."""

@@ -20,11 +20,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import BatchNorm1d, _BatchNorm
 
-from mpt.config.checking.relief import Relief, reliefs, splitter
 from mpt.config.finding.registry import INSTALLED
 from mpt.config.options import bare_setting
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
+from mpt.memory.relieving.relief import Relief, reliefs, splitter
 from mpt.nn.shared.mixin import become, without_outermost
 from mpt.seams import Run
 

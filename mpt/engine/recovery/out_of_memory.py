@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 from torch.optim import Optimizer
 
 from mpt import accelerator
-from mpt.config.checking.relief import splitter
 from mpt.engine.recovery import ladder
 from mpt.engine.state.journal import Journal
 from mpt.engine.state.memory import snapshot_of
@@ -22,6 +21,7 @@ from mpt.engine.state.state import capture_random, restore_random
 from mpt.engine.step.faults import describe_out_of_memory, fault_kind, out_of_memory_reason
 from mpt.engine.step.step import Update, update
 from mpt.errors import ConfigError, MemoryBudgetError
+from mpt.memory.relieving.relief import splitter
 from mpt.seams import Batch, Phase, Run
 from mpt.seams.undo import notes_of, take_back
 

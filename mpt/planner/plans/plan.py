@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpt.config.checking.relief import reliefs
 from mpt.config.schema import Config
+from mpt.memory.relieving.relief import reliefs
 from mpt.planner.answers.plan import Growing, Plan, PlannedRanks, WithinBudget
 from mpt.planner.device import routes
 from mpt.planner.facts.calibration import Calibration

@@ -1,6 +1,6 @@
 """Changes that make room for an evaluation, samples or a preview that do not fit although the steps do.
 
-Tricks that relieve "moments" (`mpt.config.checking.relief`) change nothing of the steps, so they are no recipes of the
+Tricks that relieve "moments" (`mpt.memory.relieving.relief`) change nothing of the steps, so they are no recipes of the
 search: one is planned, with the whole run, only if something outside the steps does not fit. After them a smaller batch
 is planned, which evaluations take too: first a batch of one sample, since what does not fit with that, such as weights
 or cuBLAS's workspace, fits with none.
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpt.config.checking.layers import write_override
-from mpt.config.checking.relief import reliefs
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
+from mpt.memory.relieving.relief import reliefs
 from mpt.planner.answers.plan import RESUME, Plan, PlannedMoment
 from mpt.planner.client.session import Session
 

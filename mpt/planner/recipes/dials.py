@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from mpt.config.checking.relief import Dial
+from mpt.memory.relieving.relief import Dial
 from mpt.planner.answers.plan import Plan
 from mpt.planner.facts.verdict import sure_share
 from mpt.planner.recipes.patches import joined

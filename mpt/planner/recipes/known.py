@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mpt.config.checking.relief import reliefs, splitter
+from mpt.memory.relieving.relief import reliefs, splitter
 from mpt.planner.recipes.patches import is_same_but_for_size
 from mpt.planner.recipes.recipe import TIE, Patch, Recipe
 

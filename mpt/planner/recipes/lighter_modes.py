@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpt.config.checking.relief import LAST_RANK
 from mpt.config.finding.registry import INSTALLED, Plugin
+from mpt.memory.relieving.relief import LAST_RANK
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpt.config.checking.layers import write_override
-from mpt.config.checking.relief import Relief, reliefs, splitter
 from mpt.config.load import change_precision, load_config
 from mpt.config.schema import Config
+from mpt.memory.relieving.relief import Relief, reliefs, splitter
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.recipes.lighter_modes import holds_float32, lighter_modes
 from mpt.planner.recipes.recipe import Patch
@@ -19,7 +19,7 @@ from mpt.planner.recipes.recipe import Patch
 @dataclass(frozen=True)
 class Combinations:
     """The combinations of memory tricks that are tried, from the declarations of the tricks' files
-    (`mpt.config.checking.relief`)."""
+    (`mpt.memory.relieving.relief`)."""
 
     single: tuple[Patch, ...]
     """No trick, and each proposal alone."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mpt.config.checking.relief import KINDS, reliefs, splitter
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
+from mpt.memory.relieving.relief import KINDS, reliefs, splitter
 from mpt.planner.answers.plan import Plan
 from mpt.planner.facts.verdict import SURE, fits_surely
 from mpt.planner.recipes.lighter_modes import is_lossy

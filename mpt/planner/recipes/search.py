@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from mpt.config.checking.relief import reliefs, splitter
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, MemoryBudgetError
+from mpt.memory.relieving.relief import reliefs, splitter
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Answer, Session
 from mpt.planner.facts.gpus import Gpu

@@ -15,10 +15,10 @@ import torch
 import mpt
 from mpt.cli import main
 from mpt.commands.cli.skeleton import SUBPACKAGE_OF
-from mpt.config.checking.relief import reliefs
 from mpt.config.finding.part_packages import KINDS, use_parts
 from mpt.config.finding.registry import INSTALLED
 from mpt.config.load import load_config
+from mpt.memory.relieving.relief import reliefs
 
 ALL_AT_ONCE = """
 model: my_model

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from mpt.config.checking.relief import Relief, reliefs
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.text.yaml_text import write_text
 from mpt.errors import MemoryBudgetError
+from mpt.memory.relieving.relief import Relief, reliefs
 from mpt.planner.answers.plan import Growing, Plan
 from mpt.planner.client.session import Answer, PlanError
 from mpt.planner.facts.gpus import find_gpu

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpt.config.checking.relief import environment, reliefs, splitter
 from mpt.config.load import load_config
+from mpt.memory.relieving.relief import environment, reliefs, splitter
 
 pytestmark = pytest.mark.tier("fast")
 

@@ -1,0 +1,1 @@
+"""What each memory trick relieves, as its file says in literals."""
