@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from mpt.config.options import DatasetOptions
@@ -60,6 +60,14 @@ class Settings(DatasetOptions):
     """ram keeps each decoded image in memory, for sets that fit: files are read once. The weights are the same."""
     cache_gib: float = Field(8.0, gt=0)
     """The most that `cache` may take, for training and test images each, in each process of a parallel training."""
+
+    @model_validator(mode="after")
+    def check_share(self) -> Settings:
+        if self.test_share < 1 and self.fit != "crop":
+            raise ValueError(
+                f"test_share is {self.test_share:g}, which belongs to fit: crop; fit is {self.fit}: leave one out"
+            )
+        return self
 
 
 class ImageFolder(Dataset):

@@ -6,6 +6,7 @@ import numpy
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 
 from mpt.data import image_folder
 from mpt.data.loading.loader import Loader, to_device
@@ -506,3 +507,5 @@ def test_testing_may_look_at_the_middle_share_alone_as_torchvision_resizes_and_c
     assert float(difference.max()) < 6
     other = build(tmp_path, "test", image_size=224).fetch([0], 0)["image"][0].float()
     assert float((ours - other).abs().mean()) > 2
+    with pytest.raises(ValidationError, match="belongs to fit: crop"):
+        build(tmp_path, "test", image_size=224, test_share=0.875, fit="stretch")

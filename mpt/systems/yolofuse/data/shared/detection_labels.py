@@ -57,6 +57,15 @@ def crowd_of(kind: Any) -> Any:
     return -1 - kind
 
 
+def regions_of(rows: Sequence[Sequence[float]]) -> Rows:
+    """Return crowds' regions, cut to the picture; of what is none, nothing: a picture is not bad for it."""
+    table = np.array(rows, float).reshape(-1, 5)
+    table = table[np.isfinite(table).all(1)]
+    table[:, 0], table[:, 1:] = crowd_of(table[:, 0]), table[:, 1:].clip(0, 1)
+    has_area = (table[:, 3] > table[:, 1]) & (table[:, 4] > table[:, 2])
+    return np.asarray(table[has_area])
+
+
 def read_yolo(path: Path, classes: int) -> Rows:
     """Read `class centre_x centre_y width height` lines, relative; longer lines are polygons, read as their boxes.
 
@@ -224,9 +233,7 @@ def read_coco(path: Path) -> CocoLabels:
     rows, bad = {}, {}
     for name, own in boxes.items():
         try:
-            regions = checked(crowds[name], len(names))
-            regions[:, 0] = crowd_of(regions[:, 0])
-            rows[name] = np.concatenate((checked(own, len(names)), regions))
+            rows[name] = np.concatenate((checked(own, len(names)), regions_of(crowds[name])))
         except BadLabel as error:
             bad[name] = str(error)
     sizes = {name: (width, height) for name, width, height in pictures.values()}

@@ -113,6 +113,14 @@ def test_coco_categories_are_numbered_in_the_order_of_their_ids_and_crowds_are_a
     labels = read_coco(written(tmp_path, json.dumps(coco()), "a.json"))
     assert labels.classes == ("car", "dog")
     np.testing.assert_allclose(labels.rows["a.jpg"], [[1, 0.1, 0.1, 0.3, 0.6], [-1, 0, 0, 1, 1]])
+    beyond = coco()
+    beyond["annotations"] = [
+        {"image_id": 7, "category_id": 3, "bbox": [180, 10, 60, 50], "iscrowd": 1},
+        {"image_id": 7, "category_id": 3, "bbox": [20, 10, 0, 50], "iscrowd": 1},
+    ]
+    labels = read_coco(written(tmp_path, json.dumps(beyond), "b.json"))
+    np.testing.assert_allclose(labels.rows["a.jpg"], [[-1, 0.9, 0.1, 1, 0.6]])
+    assert not labels.bad
 
 
 @pytest.mark.parametrize(
