@@ -252,7 +252,11 @@ class Session:
             self._idle.put(worker)
             return Answer(error="cannot plan: it took too long", exit_code=2)
         worker = worker or self._replacement()
-        answer = worker.ask(request)
+        try:
+            answer = worker.ask(request)
+        except TypeError:  # nothing was sent: JSON cannot hold the request
+            self._idle.put(worker)
+            raise
         self._fork(None if answer is None else worker)
         if answer is None:
             words = worker.last_words()

@@ -137,6 +137,13 @@ def test_a_worker_that_dies_costs_one_plan_only() -> None:
 
 
 @pytest.mark.skipif(not CAN_FORK, reason="workers are forked on Linux only")
+def test_what_json_cannot_hold_costs_no_worker() -> None:
+    with Session(find_gpu("rtx2060"), Calibration()) as session:
+        with pytest.raises(TypeError):
+            session.plan_own({"function": object()}, {})
+        assert session.submit(make("small_cnn")).result(timeout=60).get().allocated > 0
+
+
 def test_a_fork_of_a_worker_plans_as_it_does_and_dies_alone(session: Session) -> None:
     original = session._idle.get()
     pair = Session(session.gpu, session.calibration, session.allow, workers=2)
