@@ -51,7 +51,7 @@ def train(
     """
     prepare_torch(config)
     from mpt import accelerator
-    from mpt.engine.building.start_notes import untested_classes
+    from mpt.engine.building.start_notes import strange_pictures, untested_classes
     from mpt.engine.loop.alike import check_alike
     from mpt.engine.loop.assembly import build_explained, open_training, supply
     from mpt.engine.loop.resume import begin, find_run_to_resume, make_directory
@@ -74,7 +74,9 @@ def train(
         for message in built.messages:
             console.message(message)
         untested = untested_classes(supplied.test_data.spec)
-        for note in (*built.notes, *untested, *strange_cards(retry.patches, device)):
+        is_own = config.dataset.plugin.package.outside
+        strange = strange_pictures(data) if is_own else []
+        for note in (*built.notes, *untested, *strange, *strange_cards(retry.patches, device)):
             console.warning(note)
         if dry_run:
             from mpt.engine.step.shared_graphs import check_graphs
