@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def attempt_of(asked: list[Answers]) -> Callable[[Answers], Attempt[str]]:
         asked.append(answers)
         if answers == AS_BOUNDS:
             raise EndlessLoop("train.py:1")
-        if answers.computes:
+        if answers.computes_for:
             raise computed_values.TooMuch("cannot plan")
         return Attempt("found", Trace(), answers)
 
@@ -63,16 +64,29 @@ def test_a_loop_without_end_is_waited_for_if_its_values_take_too_long() -> None:
     assert asked == [AS_BOUNDS, COMPUTING, Answers(waits=True)]
 
 
-@pytest.mark.parametrize("limit", ["MOST_SECONDS", "MOST_HELD_BYTES"])
 def test_values_that_take_too_long_or_too_much_are_not_computed(
-    limit: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with LeanFakeMode(allow_non_fake_inputs=True), without_values(COMPUTING) as asked:
         with asked.building():
             assert torch.rand(100).add(2).sum().item() > 200
-        monkeypatch.setattr(computed_values, limit, 0)
-        with pytest.raises(computed_values.TooMuch), asked.building():
+        monkeypatch.setattr(computed_values, "MOST_HELD_BYTES", 0)
+        with pytest.raises(computed_values.TooMuch, match="memory"), asked.building():
             torch.rand(100)
+    hurried = replace(COMPUTING, computes_for=1e-9)
+    with (
+        LeanFakeMode(allow_non_fake_inputs=True),
+        without_values(hurried) as asked,
+        pytest.raises(computed_values.TooMuch, match="0 s to compute"),
+        asked.building(),
+    ):
+        torch.rand(100)
+
+
+def test_a_size_that_follows_from_a_networks_results_is_computed() -> None:
+    source = {"where": str(STEPS), "function": "folded"}
+    for planned, measured in live_bytes((source, {}), (source, {"as_array": True})):
+        assert planned == measured
 
 
 def test_lines_of_loops_are_their_conditions_and_of_what_leaves_them_but_for_training(

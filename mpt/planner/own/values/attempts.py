@@ -51,17 +51,19 @@ class Answers:
     """Kernels that it compiles are there, and refused when they are called."""
     shares: bool = False
     """Masks that share places out are even."""
-    computes: bool = False
-    """All values are computed."""
+    computes_for: float = 0.0
+    """Seconds that all values may take to be computed; 0 if they are not."""
     waits: bool = False
     """Loops are waited for that seem to have no end."""
 
 
 AS_BOUNDS = Answers()
-COMPUTING = Answers(trusts_data=True, computes=True)
+COMPUTING = Answers(trusts_data=True, computes_for=45.0)
+BRIEFLY = replace(COMPUTING, computes_for=10.0)
 ALL_COMPUTED = (
     "all values were computed on the host, {}: where they change, a step may need more than planned"
 )
+INTEGERS = "since integers that it reads follow from them"
 NO_OTHER = "since the step cannot be planned without them"
 WITHOUT_KERNELS = "kernels that it compiles are not in this plan: it is planned as where there is no compiler of CUDA"
 LARGER = "with each size as large as it can be, the tensors would need {}"
@@ -192,8 +194,15 @@ def as_its_data_need(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
         with suppress(MptError):
             answered_yes = attempt(replace(first.answers, finds=True))
             first = max(first, answered_yes, key=lambda one: one.peak)
+    is_unsure = last.reads_integers
+    if is_unsure and time.perf_counter() - started < DRAW_PATIENCE:
+        with suppress(MptError):
+            computed = attempt(BRIEFLY)
+            is_unsure = False
+            if computed.peak > first.peak:
+                first, notes = computed, [ALL_COMPUTED.format(INTEGERS)]
     chosen = _with_draws(attempt, first, started)
-    return Chosen(chosen.found, last.reads_integers, [*chosen.notes, *notes])
+    return Chosen(chosen.found, is_unsure, [*chosen.notes, *notes])
 
 
 def _of_data(attempt: Callable[[Answers], Attempt[T]]) -> Attempt[T]:

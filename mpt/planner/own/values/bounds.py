@@ -58,6 +58,7 @@ from mpt.run.process.storage_trace import tensors_in
 KNOWN_VALUES = 64
 """Tensors of that many numbers keep those that a script wrote, such as a detector's strides; torch keeps single
 ones."""
+SIZES = (torch.int32, torch.int64)
 READ = "a value read at"
 """How the note of an error begins that may follow from a value."""
 BOUNDED = "_follows_from_bounds"
@@ -85,11 +86,12 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         trusts_data: bool = False,
         finds: bool = False,
         shares: bool = False,
-        computes: bool = False,
+        computes_for: float = 0.0,
         waits: bool = False,
     ) -> None:
         """`finds`: masks are said to have places if a step asks (`torch.any`); `shares`: those that share places out
-        are even; `computes`: all values are computed; `waits`: for loops that seem to have no end.
+        are even; `computes_for`: seconds that all values may take to be computed; `waits`: for loops that seem to have
+        no end.
         """
         super().__init__()
         self.trusts_data = trusts_data
@@ -118,7 +120,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.packed = PackedSequences(self.largest)
         self.is_loaded = False
         """A loader made a batch of real tensors."""
-        self.values = ComputedValues() if computes else TrueValues(trusts_data)
+        self.values = ComputedValues(computes_for) if computes_for else TrueValues(trusts_data)
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
         self.numbers_of = DifferentNumbers()
         self.shared = SharedMasks(self.numbers_of, self.values.read, shares)
@@ -293,6 +295,9 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         line = line_of(sys._getframe(1))
         if not self.is_building:
             self.last_read = line or ""
+            self.integers += (
+                tensor.dtype in SIZES and tensor.dim() > 0 and tensor.numel() <= KNOWN_VALUES
+            )
             return super().array(tensor)
         if line is not None:  # a loader draws its seed, and no size
             self.built_with[line] = None

@@ -15,7 +15,6 @@ from torch import Tensor
 from mpt.planner.own.values.known_values import TrueValues
 from mpt.planner.trace.cannot_plan import CannotPlan
 
-MOST_SECONDS = 45.0
 MOST_HELD_BYTES = 4 << 30
 
 
@@ -28,8 +27,9 @@ class ComputedValues(TrueValues):
 
     most_filled = MOST_HELD_BYTES
 
-    def __init__(self) -> None:
+    def __init__(self, most_seconds: float) -> None:
         super().__init__(are_trusted=True)
+        self.most_seconds = most_seconds
         self.most_bytes = MOST_HELD_BYTES
         self._sizes: dict[int, int] = {}
         self._held = 0
@@ -42,9 +42,9 @@ class ComputedValues(TrueValues):
             return super().computed(func, args, kwargs, result)
         finally:
             self._seconds += time.perf_counter() - started
-            if self._seconds > MOST_SECONDS:
+            if self._seconds > self.most_seconds:
                 raise TooMuch(
-                    f"cannot plan: its values take more than {MOST_SECONDS:.0f} s to compute"
+                    f"cannot plan: its values take more than {self.most_seconds:.0f} s to compute"
                 )
 
     def keep(self, fake: Tensor, value: Tensor | None) -> None:

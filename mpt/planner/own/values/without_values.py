@@ -27,7 +27,7 @@ def without_values(answers: Answers = AS_BOUNDS) -> Iterator[BoundedShapes]:
     """Let a step inside the block do without values, but for those that it loads and draws if these are trusted."""
     trusts_data = answers.trusts_data
     asked = BoundedShapes(
-        trusts_data, answers.finds, answers.shares, answers.computes, answers.waits
+        trusts_data, answers.finds, answers.shares, answers.computes_for, answers.waits
     )
     known = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_VALUES)
     with (
