@@ -65,7 +65,8 @@ class Part:
             return importlib.import_module(self.module_name)
         except MptError:
             raise
-        except Exception as error:
+        # a script's sys.exit() would end the command without a word
+        except (Exception, SystemExit) as error:
             if not self.package.outside:
                 raise
             reason = (

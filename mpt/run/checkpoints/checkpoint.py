@@ -103,7 +103,7 @@ class About(TypedDict, total=False):
 def save(run: RunDirectory, step: int, state: Mapping[str, Any], **about: Unpack[About]) -> Path:
     """Write one checkpoint durably, then remove all but the last `keep_last` and the best; return its path.
 
-    Raises InputOutputError, leaving the earlier checkpoints as they were; TypeError for a state that is not plain (see
+    Raises InputOutputError, leaving the earlier checkpoints as they were; PartError for a state that is not plain (see
     `mpt.run.checkpoints.state`).
     """
     return write(run, step, encode(state, is_sharded=about.get("shards") is not None), **about)

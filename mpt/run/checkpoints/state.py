@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpt.errors import PartError
 from mpt.parallel.local import is_sharded
 from mpt.run.checkpoints.tensor_file import NAMES, bytes_of
 
@@ -29,7 +30,7 @@ EXACT_INTEGERS = 2**53
 def pack(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
     """Split a state into a JSON-able structure and its tensors by name.
 
-    Raises TypeError naming a value that has no place in it.
+    Raises PartError naming a value that has no place in it.
     """
     structure, tensors, parts = pack_parts(state)
     assert not parts, (
@@ -110,7 +111,7 @@ class Packer:
             ]
             return {"items": pairs}
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise TypeError(
+        raise PartError(
             f"state[{'.'.join(path)}] is a {kind}; a checkpoint holds plain containers, numbers and tensors"
         )
 
@@ -121,7 +122,7 @@ class Packer:
             self.parts[name] = tensor
             return {"tensor": name}
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-            raise TypeError(
+            raise PartError(
                 f"state[{'.'.join(path)}] is a {tensor.layout} {tensor.dtype} tensor on {tensor.device}"
             )
         node: dict[str, Any] = {}

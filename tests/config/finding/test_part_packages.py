@@ -259,6 +259,9 @@ def test_a_part_whose_import_fails_is_named_with_its_line(folder: Path) -> None:
         match=r"one_layer\.py:2: this model cannot be imported: ModuleNotFoundError: No mod",
     ):
         plugin.load()
+    path.write_text(MODEL.replace("from torch", "raise SystemExit(0)\nfrom torch"))
+    with pytest.raises(PartError, match=r"one_layer\.py:2: .* cannot be imported: SystemExit: 0"):
+        plugin.load()
     path.write_text(MODEL.partition("def build")[0])
     with pytest.raises(PartError, match="it has no build, which a model needs"):
         plugin.member("build")
