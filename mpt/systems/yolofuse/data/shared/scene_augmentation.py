@@ -3,7 +3,7 @@
 Every change of place is along the axes, so each picture is resized once, straight to its final place, and everything
 that falls off is cut: there is no canvas of twice the size to fill and to warp. The meaning of the settings is that of
 YOLOv8 (mosaic of four about a random centre, then a scale of 1 +- `scale` and a shift of +- `translate` about the
-middle; boxes stay if at least 3 pixels and a tenth of their area are left).
+middle; boxes stay if at least 3 pixels and a tenth of their area are left, of a mosaic that on its plane).
 
 All numbers come from one generator per (seed, epoch, index). Pictures are lists of uint8 Pillow images, one per camera,
 of one size; boxes are rows (class, left, top, right, bottom), relative.
@@ -79,9 +79,10 @@ class Canvas:
         y: float,
         keeps_all: bool = False,
     ) -> None:
-        """Put a scene at (x, y), resized by a factor, cut to a window (left, top, right, bottom) of the canvas.
+        """Put a scene at (x, y), resized by a factor, cut to a window (left, top, right, bottom) of its plane.
 
-        Boxes that become too small to learn from are left out unless all are kept.
+        Boxes that become too small to learn from are left out unless all are kept. Their share counts from the part
+        inside the window, which may reach over the canvas.
         """
         width, height = scene.size
         left, top = max(window[0], x, 0), max(window[1], y, 0)
@@ -105,6 +106,8 @@ class Canvas:
         if len(scene.rows):
             boxes = scene.rows.copy()
             boxes[:, 1:] = boxes[:, 1:] * ([width * factor, height * factor] * 2) + [x, y, x, y]
+            boxes[:, [1, 3]] = boxes[:, [1, 3]].clip(window[0], window[2])
+            boxes[:, [2, 4]] = boxes[:, [2, 4]].clip(window[1], window[3])
             before = areas(boxes)
             boxes[:, [1, 3]] = boxes[:, [1, 3]].clip(left, right)
             boxes[:, [2, 4]] = boxes[:, [2, 4]].clip(top, bottom)
@@ -215,7 +218,7 @@ def _arranged(
         fit = min(width / size[0], height / size[1]) * factor
         canvas.place(
             scene,
-            (0, 0, width, height),
+            (-math.inf, -math.inf, math.inf, math.inf),
             fit,
             middle_x - size[0] * fit / 2,
             middle_y - size[1] * fit / 2,
