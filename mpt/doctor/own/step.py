@@ -55,6 +55,7 @@ from mpt.planner.own.execution.switches import switches_kept
 from mpt.planner.own.performed import call, name_modules
 from mpt.planner.own.stand_ins.caches import caches_forgotten
 from mpt.planner.own.stand_ins.files import saved_by_python
+from mpt.planner.own.stand_ins.jit_traces import nothing_traced
 from mpt.planner.own.stand_ins.loaders import loaded_here
 from mpt.planner.own.stand_ins.pools import done_at_once
 from mpt.planner.own.stand_ins.ranks import one_of_several
@@ -206,6 +207,7 @@ def take(
         if subject.source.is_script:
             for one in (switches_kept(), caches_forgotten(), loaded_here(), saved_by_python()):
                 stack.enter_context(one)
+        stack.enter_context(nothing_traced(are_called=False))  # often with what lay in memory
         if on_cpu:
             stack.enter_context(libraries_as_ever())
             stack.enter_context(done_at_once())  # in another thread `cuda` would mean a card

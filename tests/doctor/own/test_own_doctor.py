@@ -296,6 +296,20 @@ def test_what_float16_refuses_is_named_by_the_line_of_the_script_itself(tmp_path
     assert f"train_it.py:{number} in <module>" in said(section, "fault")[0]
 
 
+def test_a_network_that_a_script_records_is_not_asked_for_that(tmp_path: Path) -> None:
+    """Loggers record with memory that nothing was written to, and two watched passes are not the same to torch."""
+    path = script_of(tmp_path, "entropy")
+    made = ".to(device)\noptimizer"
+    text = path.read_text("utf-8").replace(
+        made,
+        ".to(device)\ntorch.jit.trace(net, torch.full((2, 32), torch.inf, device=device))\noptimizer",
+    )
+    text = text.replace("nn.ReLU()", "nn.BatchNorm1d(64), nn.ReLU()")
+    path.write_text(text, encoding="utf-8")
+    (section,) = mpt.doctor(str(path), words=["--amp"], only=["numerics"])
+    assert section.worst == "ok", said(section, "fault")
+
+
 def test_a_script_whose_loss_scale_overflows_has_taken_its_step(tmp_path: Path) -> None:
     """Its optimizer does not step then, and it is not waited for."""
     words = ("--amp", "--scale", "1e30")

@@ -60,6 +60,11 @@ def record(
     is_one = isinstance(example_inputs, Tensor | dict)
     given = (example_inputs,) if is_one else tuple(example_inputs or ())
     func(*given, **(example_kwarg_inputs or {}))
+    return recorded(func)
+
+
+def recorded(func: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Return a network or a function that does the same."""
     if not isinstance(func, nn.Module):
         return RecordedFunction(func)
     kind = type(func)
@@ -69,7 +74,11 @@ def record(
 
 
 @contextmanager
-def nothing_traced() -> Iterator[None]:
-    """Let `torch.jit.trace` record nothing inside the block."""
-    with mock.patch.object(torch.jit, "trace", record):
+def nothing_traced(are_called: bool = True) -> Iterator[None]:
+    """Let `torch.jit.trace` record nothing inside the block.
+
+    `are_called`: networks and functions are called once with what they are recorded with, which may be memory that
+    nothing was written to.
+    """
+    with mock.patch.object(torch.jit, "trace", record if are_called else recorded):
         yield
