@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -63,6 +63,22 @@ LITERALS = (  # the second line: see mpt.memory.relieving.relief, the third: mpt
     ),
     *("HOLDS_FLOAT32", "NEEDS_BFLOAT16", "SCALED"),
 )
+FORMS: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(("TASK", "DATASET"), ((str,), "a name, in quotes")),
+    **dict.fromkeys(
+        ("SHARDED", "LOSSY", "IN_PARTS", "HOLDS_FLOAT32"), ((bool, int), "True or False")
+    ),
+    **dict.fromkeys(
+        ("PATHS", "PROPOSALS", "DIALS", "NEEDS_BFLOAT16", "SCALED", "INFER_OPTIONS"),
+        ((tuple, list), 'a tuple, as ("one",)'),
+    ),
+    **dict.fromkeys(
+        ("NAMES", "CONFLICTS", "EMA", "MOVED", "ABOUT", "POINTLESS_ON", "ENVIRONMENT"),
+        ((dict,), 'a dict, as {"one": ...}'),
+    ),
+    "RANK": ((int, float), "a number"),
+}
+"""Literal -> the types that it may have, and in words."""
 SHARED = "_settings"
 """The ending of a module's name whose settings several parts share: it imports nothing but these either."""
 SETTINGS, COMMAND = "Settings", "Command"
@@ -102,6 +118,7 @@ def read_source(
         return None
     declared = _execute(tree, path, module_name, wanted)
     literals = read_literals(tree, LITERALS)
+    check_literals(path, literals, declared)
     notes = dict(_option_notes()) if wanted == SETTINGS else {}
     for base in declared.__mro__[1:]:
         if base.__module__.endswith(SHARED):
@@ -244,8 +261,35 @@ def read_literals(tree: ast.Module, wanted: Sequence[str]) -> dict[str, Any]:
         for target in targets:
             value = getattr(node, "value", None)
             if isinstance(target, ast.Name) and target.id in wanted and value is not None:
-                found[target.id] = ast.literal_eval(value)
+                try:
+                    found[target.id] = ast.literal_eval(value)
+                except ValueError as error:
+                    raise ValueError(
+                        f"{target.id} in line {node.lineno} must be written out: the file is read without running it"
+                    ) from error
     return found
+
+
+def check_literals(path: Path, literals: Mapping[str, Any], declared: type[Any]) -> None:
+    """Raise TypeError for a literal of another type than its readers expect."""
+    for name, value in literals.items():
+        types, words = FORMS.get(name, ((object,), ""))
+        if not isinstance(value, types):
+            raise TypeError(f"{path}: {name} is {value!r}; expected {words}")
+        if name == "NAMES":
+            check_names(path, literals[name], getattr(declared, "model_fields", {}))
+
+
+def check_names(path: Path, names: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise TypeError for a name that changes no setting, or nothing in the form of settings."""
+    for name, changed in names.items():
+        wrong = [] if isinstance(changed, dict) else [changed]
+        wrong = wrong or [key for key in changed if key not in known]
+        if wrong:
+            raise TypeError(
+                f"{path}: NAMES gives {name!r} {wrong[0]!r}, which is none of its settings; expected a dict of "
+                "defaults that this name changes, {} for none"
+            )
 
 
 def _notes(node: ast.ClassDef) -> dict[str, str]:

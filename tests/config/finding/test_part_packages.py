@@ -214,6 +214,37 @@ def test_a_setting_whose_default_or_type_is_wrong_is_named(
         load_config({"model": "odd"})
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('NAMES = ["mine"]', r"NAMES is \['mine'\]; expected a dict"),
+        (
+            'NAMES = {"mine": {"sise": 3}}',
+            "NAMES gives 'mine' 'sise', which is none of its settings",
+        ),
+        ('NAMES = {"mine": None}', "NAMES gives 'mine' None, which is none of its settings"),
+        ('CONFLICTS = ("recompute",)', r"CONFLICTS is \('recompute',\); expected a dict"),
+        ("PROPOSALS = True", "PROPOSALS is True; expected a tuple"),
+        ('DIALS = {"leaky": 3}', "DIALS is .* expected a tuple"),
+        ('RANK = "first"', "RANK is 'first'; expected a number"),
+        (
+            'CONFLICTS = {k: "x" for k in "ab"}',
+            "CONFLICTS in line 2 must be written out: the file is",
+        ),
+    ],
+)
+def test_a_declaration_of_another_form_is_named_with_the_one_it_has(
+    folder: Path, line: str, said: str
+) -> None:
+    (folder / "memory").mkdir()
+    (folder / "memory" / "mine.py").write_text(
+        f"from mpt.config.options import Options\n{line}\nclass Settings(Options):\n    size: int = 1\n"
+    )
+    use_parts([folder])
+    with pytest.raises(PartError, match=rf"mine\.py: {said}"):
+        INSTALLED.check("memory")
+
+
 def test_a_setting_without_a_default_is_asked_of_the_configuration(folder: Path) -> None:
     (folder / "nn" / "sized.py").write_text(MODEL.replace("image_size: int = 8", "image_size: int"))
     use_parts([folder])
