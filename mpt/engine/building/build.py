@@ -30,6 +30,7 @@ from mpt.engine.state.early_stopping import Rule
 from mpt.engine.state.moving_averages import add_averages, fill_averages
 from mpt.engine.step.built_parts import (
     Networks,
+    check_forward,
     check_networks,
     check_phases,
     check_task,
@@ -224,7 +225,10 @@ def load_start(config: Config, networks: dict[str, nn.Module]) -> Start | None:
 def build_precision(config: Config, device: torch.device) -> Precision:
     mode = config.precision.mode
     made = config.precision.member("build")(mode, config.precision.native_settings(), device)
-    return require(f"precision {mode}: its build", made, Precision)
+    precision = require(f"precision {mode}: its build", made, Precision)
+    if config.precision.plugin.package.outside:
+        check_forward(precision)
+    return precision
 
 
 def build_tricks(config: Config) -> list[MemoryTrick]:

@@ -6,13 +6,14 @@ Parts come from outside too, and a forgotten `return` would else end in an Attri
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from mpt.errors import ConfigError, PartError
-from mpt.seams import Evidence, Loss, Phase, Task
+from mpt.seams import Evidence, Loss, Phase, Precision, Task
 from mpt.seams.members import article, check_members
 
 Made = TypeVar("Made")
@@ -100,6 +101,16 @@ def check_task(task: Task) -> Task:
                 f"task {type(task).__name__}: it has no {name}; give the class one, as in {name} = {example}"
             )
     return task
+
+
+def check_forward(precision: Precision) -> None:
+    """Raise PartError for a precision mode whose `forward` returns no context to compute a forward in."""
+    made: Any = precision.forward()
+    if not isinstance(made, AbstractContextManager):
+        raise PartError(
+            f"precision {precision.name}: its forward returned {article(made)}; expected a context, as "
+            "contextlib.nullcontext()"
+        )
 
 
 def check_phases(task: str, made: Any) -> list[Phase]:

@@ -16,6 +16,7 @@ from mpt.engine.step.built_parts import (
     Networks,
     check_evidence,
     check_figures,
+    check_forward,
     check_losses,
     check_phases,
     check_task,
@@ -84,6 +85,15 @@ def test_a_task_without_phases_would_train_nothing_and_is_refused(made: Any, wor
 def test_outputs_of_an_evaluation_are_tensors_with_a_row_per_sample(made: Any, words: str) -> None:
     with pytest.raises(PartError, match=words):
         check_evidence(Judged(), made, "evaluate_batch")
+
+
+def test_a_mode_s_forward_is_a_context() -> None:
+    mode = type("Mine", (Policy,), {"forward": lambda self: None})(
+        "mine", PrecisionOptions(), torch.device("cpu"), torch.float32, "mine"
+    )
+    with pytest.raises(PartError, match="precision mine: its forward returned nothing; expected a"):
+        check_forward(mode)
+    check_forward(Policy("mine", PrecisionOptions(), torch.device("cpu"), torch.float32, "mine"))
 
 
 def test_a_task_says_which_figure_chooses_its_best_checkpoint() -> None:
