@@ -43,6 +43,8 @@ class Settings(DatasetOptions):
     """Distort the input faces at random; the target stays undistorted."""
     random_transform: bool = True
     """Rotate, scale and shift training faces at random."""
+    random_scale: float = Field(0.15, ge=0, lt=1)
+    """How far random_transform enlarges faces, or by the inverse makes them smaller; a Quick96 has 0.05."""
     random_src_flip: bool = False
     """Mirror source faces at random, with probability 0.4."""
     random_dst_flip: bool = True
@@ -124,7 +126,7 @@ def build(settings: Settings, split: str, seed: int) -> Dataset:
 def augment(settings: Settings) -> Augmentation:
     """Return how training faces are changed."""
     if settings.pretrain:
-        return Augmentation(False, settings.random_transform, 0.4, 0.4)
+        return Augmentation(False, settings.random_transform, 0.4, 0.4, scale=settings.random_scale)
     return Augmentation(
         settings.random_warp,
         settings.random_transform,
@@ -132,6 +134,7 @@ def augment(settings: Settings) -> Augmentation:
         0.4 if settings.random_dst_flip else 0.0,
         settings.random_hsv_power,
         settings.ct_mode,
+        settings.random_scale,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -29,6 +30,8 @@ class Settings(Options):
 
     masked_training: bool = True
     """Compare faces under their mask only."""
+    stretch_mask: bool = True
+    """Let half coverage by the blurred mask count in full; a Quick96 does not."""
     eyes_mouth_priority: bool = False
     """Weigh eyes and mouth far above the rest."""
     blur_out_mask: bool = False
@@ -101,6 +104,7 @@ class FaceSwap(Legend):
             self.trainable["code_disc"] = self.code_discriminator
         if self.patch_discriminator is not None:
             self.trainable["patch_disc"] = self.patch_discriminator
+        self.soften = partial(losses.soften, stretched=settings.stretch_mask)
         self.drawing_loss = precision.loss(self.compare)
         self.verdict = precision.loss(losses.verdict)
         self.background = precision.loss(losses.background)
@@ -182,7 +186,7 @@ class FaceSwap(Legend):
             parts["face_style"] = self.face_style * self.style_error(image * mask.detach(), style)
         if self.surround_style:
             image, _ = self.faces.draw_swap(code)
-            softened = losses.soften(batch["src_mask"])
+            softened = self.soften(batch["src_mask"])
             error = self.surround_error(batch["dst_target"], image, softened)
             parts["background_style"] = self.surround_style * error
         return parts
@@ -205,14 +209,14 @@ class FaceSwap(Legend):
         if self.settings.eyes_mouth_priority:
             parts["eyes_mouth"] = losses.eyes_mouth_error(target, image, eyes_mouth)
         if self.settings.masked_training:
-            softened = losses.soften(true_mask)
+            softened = self.soften(true_mask)
             target, image = target * softened, image * softened
         return {**parts, "face": losses.reconstruction(target, image)}
 
     def patch_losses(self, image: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the patch discriminator's loss of the drawn source, and the penalty of its surround."""
         assert self.patch_discriminator is not None
-        softened = losses.soften(batch["src_mask"])
+        softened = self.soften(batch["src_mask"])
         center, pixels = self.patch_discriminator(self.under_mask(image, softened))
         verdict: Tensor = self.gan_power * (
             self.verdict(center, real=True) + self.verdict(pixels, real=True)
@@ -240,7 +244,7 @@ class FaceSwap(Legend):
     def patch_disc_losses(self, batch: Batch) -> Iterator[Loss]:
         """Yield half the cross-entropy on true sources, then half that on drawn ones, of both outputs."""
         assert self.patch_discriminator is not None
-        softened = losses.soften(batch["src_mask"])
+        softened = self.soften(batch["src_mask"])
         center, pixels = self.patch_discriminator(self.under_mask(batch["src_target"], softened))
         real = self.verdict(center, real=True) + self.verdict(pixels, real=True)
         yield Loss("real", 0.5 * real.sum(), "sum")

@@ -6,6 +6,7 @@ import shutil
 import struct
 import warnings
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 from mpt.errors import ConfigError, DataError
+from mpt.systems.deepfacelab.data.faces import face_pairs
 from mpt.systems.deepfacelab.data.faces.colour_transfer import match_covariance
 from mpt.systems.deepfacelab.data.faces.face_files import describe, list_faces
 from mpt.systems.deepfacelab.data.faces.face_masks import convex_hull
@@ -290,6 +292,15 @@ def test_colours_are_taken_from_the_whole_picture_whatever_type_the_model_draws(
 def test_all_turns_of_the_head_are_drawn_equally_often():
     bins = bin_yaws([0.0] * 90 + [0.5] * 9 + [-1.0])
     assert [len(faces) for faces in bins] == [1, 90, 9]
+
+
+def test_faces_are_scaled_as_far_as_is_said(tmp_path):
+    paths = two_people(tmp_path)
+    for said, spread in ((0.0, 0.0), (0.05, 0.05), (0.15, 0.15)):
+        settings = Settings(**paths, image_size=32, random_scale=said)
+        with patch.object(face_pairs, "draw_warps", wraps=face_pairs.draw_warps) as drawn:
+            fetch(settings)
+        assert drawn.call_args.args[4].scale == 1 + spread
 
 
 def test_pretraining_warps_nothing_and_flips(tmp_path):

@@ -158,6 +158,19 @@ def test_masked_training_ignores_what_is_outside_the_mask():
         assert (values[0] == values[1]) is masked
 
 
+def test_a_mask_that_is_not_stretched_weighs_edges_by_half():
+    mask = torch.zeros(1, 1, 32, 32)
+    mask[..., 16:] = 1
+    zeros = torch.zeros(1, 3, 32, 32)
+    near = zeros.clone()
+    near[..., 15:17] = 1  # the mask's edge
+    errors = []
+    for stretched in (True, False):
+        task = make_task(Settings(stretch_mask=stretched))
+        errors.append(task.compare(zeros, mask, mask, near, mask)["face"])
+    assert errors[1] < errors[0]
+
+
 def test_eyes_and_mouth_weigh_when_they_have_priority():
     batch = DATA.fetch([0], 0)
     values = [

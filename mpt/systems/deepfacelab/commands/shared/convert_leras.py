@@ -36,7 +36,12 @@ from mpt.systems.deepfacelab.commands.shared.model_folder import (
     keep_others,
 )
 from mpt.systems.deepfacelab.data.faceset import other_rules
-from mpt.systems.deepfacelab.data.leras.model_data import QUICK96, QUICK96_RATE, read_settings
+from mpt.systems.deepfacelab.data.leras.model_data import (
+    QUICK96,
+    QUICK96_RATE,
+    QUICK96_SCALE,
+    read_settings,
+)
 from mpt.systems.deepfacelab.nn.weights.leras_weights import (
     Arrays,
     network_from_leras,
@@ -192,6 +197,8 @@ def config_of_data(data: Mapping[str, Any], folder: Folder, archi: str | None) -
     sections["model"] |= {"name": "saehd"}
     if folder.is_quick:
         sections["optimizer"] |= {"lr": QUICK96_RATE, "lr_cos": 0}
+        sections["dataset"]["random_scale"] = QUICK96_SCALE
+        sections["task"]["stretch_mask"] = False
     return load_config({**sections, "precision": {"mode": FLOAT32}})
 
 

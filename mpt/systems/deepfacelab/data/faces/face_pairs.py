@@ -11,7 +11,7 @@ the true swap is known, `swap_target` and `swap_mask`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +21,13 @@ from torch import Tensor
 from mpt.errors import ConfigError
 from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 from mpt.systems.deepfacelab.data.faces.colour_transfer import transfer
-from mpt.systems.deepfacelab.data.faces.face_warp import draw_numbers, draw_warps, shift_hues, warp
+from mpt.systems.deepfacelab.data.faces.face_warp import (
+    FACE,
+    draw_numbers,
+    draw_warps,
+    shift_hues,
+    warp,
+)
 
 
 class Faces(NamedTuple):
@@ -57,6 +63,8 @@ class Augmentation:
     """Of the source's input alone."""
     colours: str = "none"
     """How the source takes colours from random destination faces, see `colour_transfer`."""
+    scale: float = 0.15
+    """How far faces are enlarged, and by the inverse made smaller: SAEHD's 0.15."""
 
 
 NONE = Augmentation(False, False, 0.0, 0.0)
@@ -113,9 +121,9 @@ class FacePairs(Dataset):
                 )
             else:
                 numbers = draw_numbers(self.seed, stream, epoch, indices)
-                warps = draw_warps(
-                    numbers, self.size, self.augmentation.transform, self.flips[side]
-                )
+                ways = self.augmentation
+                reach = replace(FACE, scale=1 + ways.scale)
+                warps = draw_warps(numbers, self.size, ways.transform, self.flips[side], reach)
                 masks = torch.cat((faces.mask, faces.eyes_mouth), dim=1)
                 warped, target, masks = warp(
                     faces.image, masks, warps, self.augmentation.warp, inputs

@@ -1,11 +1,12 @@
 """Bend faces out of shape, a batch at a time: the network gets the bent face and has to draw the unbent one.
 
 First the input alone is displaced by a grid of jittered control points; then one affine map (rotation, scale, shift,
-flip) moves input and target alike. Both interpolate cubically, masks linearly, as OpenCV does it. The numbers and their
-odd sides are DeepFaceLab's: 10 degrees, scale U(1/1.15, 1.15), shift 5 %; cells of a half, a quarter or an eighth of
-the side, inner points moved by 0.24 of a cell times the sum of two jitters, each a normal cut off at 2.5 deviations and
-divided by them, the second transposed. The displacement in y is that in x, transposed. The map counts from pixels'
-edges and is read as if from their centres, which moves every input by half a pixel against its target.
+flip) moves input and target alike. Both interpolate cubically, masks linearly, as OpenCV does it. The numbers and
+their odd sides are DeepFaceLab's: 10 degrees, scale U(1/1.15, 1.15), of a Quick96 U(1/1.05, 1.05), shift 5 %; cells of
+a half, a quarter or an eighth of the side, inner points moved by 0.24 of a cell times the sum of two jitters, each a
+normal cut off at 2.5 deviations and divided by them, the second transposed. The displacement in y is that in x,
+transposed. The map counts from pixels' edges and is read as if from their centres, which moves every input by half a
+pixel against its target.
 
 A sample's numbers depend on (seed, epoch, index) alone: they are read from a counter-based generator.
 """

@@ -63,6 +63,7 @@ QUICK96 = {
 }
 """A Quick96 as an SAEHD; its file of options has none of these."""
 QUICK96_RATE = 2e-4
+QUICK96_SCALE = 0.05
 OTHERS = ("adabelief", "lr_dropout", "clipgrad", "target_iter")
 DROPOUT = {"lr_dropout": 0.3, "lr_cos": 500}
 """The meaning of "lr_dropout: y"; "cpu" is the same, drawn elsewhere."""

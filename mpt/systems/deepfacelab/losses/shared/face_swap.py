@@ -71,9 +71,10 @@ def smooth_surround(image: Tensor, mask: Tensor) -> Tensor:
     return image * mask + smoothed * outside
 
 
-def soften(mask: Tensor) -> Tensor:
-    """Blur a mask (b 1 h w) with sigma side/32 and stretch it so that half coverage counts in full."""
-    return (blur(mask, max(1, mask.shape[-1] // 32)) * 2).clamp(0, 1)
+def soften(mask: Tensor, stretched: bool = True) -> Tensor:
+    """Blur a mask (b 1 h w) with sigma side/32 and, if stretched, let half coverage count in full."""
+    blurred = blur(mask, max(1, mask.shape[-1] // 32))
+    return (blurred * 2).clamp(0, 1) if stretched else blurred
 
 
 def blur(image: Tensor, sigma: float) -> Tensor:

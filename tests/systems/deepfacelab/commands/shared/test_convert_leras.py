@@ -564,6 +564,8 @@ def test_a_quick96_is_an_saehd_of_fixed_options_and_goes_back_as_one(tmp_path, m
     run = leras_to_torch(folder, tmp_path / "runs" / "quick")
     config = load_config(run / "config.yaml")
     assert (config.model.settings.archi, config.model.settings.image_size) == ("df-ud", 96)
+    assert config.dataset.settings.random_scale == 0.05  # an SAEHD's is 0.15
+    assert not config.task.settings.stretch_mask
     optimizer = config.optimizer.settings
     assert (config.optimizer.name, optimizer.lr, optimizer.lr_dropout) == (
         "rmsprop_leras",
