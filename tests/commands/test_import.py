@@ -444,3 +444,35 @@ def test_a_comment_holds_no_character_that_yaml_refuses(tmp_path: Path) -> None:
     )
     assert "hub" in text
     assert "\x00" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "python train_dual.py --batch 32 --epochs 100 --data llvip.yaml",
+            {"fusion": "mid", "cameras": "pair", "root": "llvip.yaml", "batch_size": 64},
+        ),
+        (
+            "python train_dual.py --epochs 2 --imgsz 320 --lr0 0.1 --model Easy-level-Feature-Fusion.yaml",
+            {"fusion": "easy", "cameras": "pair", "batch_size": 64},
+        ),
+        (
+            "yolo train model=ultralytics/cfg/models/fuse/DEYOLO.yaml data=d.yaml",
+            {"fusion": "deyolo", "cameras": "pair", "batch_size": 64},
+        ),
+        ("yolo train model=yolov8n.pt data=d.yaml", {"fusion": "rgb", "cameras": "rgb"}),
+    ],
+)
+def test_yolofuses_own_command_and_networks_are_of_two_cameras(
+    words: str, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    output = tmp_path / "out.yaml"
+    run(ImportArguments(command=words, output=str(output)))
+    found = yaml.safe_load(output.read_text())
+    load_config(output)
+    flat = {**found["model"], **found["dataset"], **found["train"]}
+    assert {name: flat[name] for name in expected} == expected
+    if "train_dual" in words:  # its mosaic goes on to the end, and it never stops early
+        assert "mosaic_epochs" not in flat
+        assert "early_stopping" not in flat

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mpt.importers.shared.translation import Translation, epochs, is_true
@@ -45,6 +46,8 @@ CHANGES = {
 """Its change of pictures -> ours under `dataset`, and its default."""
 TURNING = ("degrees", "shear", "perspective", "copy_paste", "cutmix", "bgr")
 """Changes that are not here, if they are not 0."""
+FUSED = re.compile(r"(?i)deyolo|defa|(mid|early|easy|decision|data)(?=-(level|fuse))")
+"""A network of YOLOFuse's, by its file's name."""
 NOMINAL = 64
 """The batch that its optimizer steps on: smaller ones are accumulated up to it."""
 
@@ -59,10 +62,19 @@ def translate(into: Translation) -> None:
     written = str(into.take("model", default="yolo26n.pt"))
     network = re.search(r"(yolov8|yolo11|yolo26)([nsmlx])", written)
     into.put("model.name", "yolofuse", f"model: {written}")
-    into.put("model.fusion", "rgb", "one camera")
+    fusion = FUSED.search(Path(written).name)
+    cameras = into.take("ch", default=6 if fusion else 3)
+    if fusion is None and int(cameras) == 6:
+        into.leave("model", written, "model.fusion: the network of two cameras that it names")
+    both = fusion is not None or int(cameras) == 6
+    into.put(
+        "model.fusion",
+        fusion[0].casefold() if fusion else "mid" if both else "rgb",
+        f"model: {written}" if fusion else "ch: 6" if both else "one camera",
+    )
     into.put("model.family", network[1] if network else "yolov8", f"model: {written}")
     into.put("model.scale", network[2] if network else "n", f"model: {written}")
-    if network is None:
+    if network is None and not both:
         into.leave(
             "model", written, "it is none of yolov8, yolo11 and yolo26 in a size n, s, m, l or x"
         )
@@ -74,7 +86,7 @@ def translate(into: Translation) -> None:
         )
     data = into.take("data")
     into.put("dataset.name", "detection_files", "pictures with boxes")
-    into.put("dataset.cameras", "rgb", "one camera")
+    into.put("dataset.cameras", "pair" if both else "rgb", "ch: 6" if both else "one camera")
     if data:
         into.put("dataset.root", str(data), f"data: {data}")
     into.move("epochs", "train.epochs", float, default=100)
