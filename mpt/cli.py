@@ -28,7 +28,7 @@ from mpt.config.finding.part_source import COMMAND
 from mpt.config.finding.registry import INSTALLED, CommandPart
 from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError, OwnCodeError, PartError
 from mpt.foreign.text import guard_output
-from mpt.outside.own_code import explain
+from mpt.outside.own_code import explain, explain_own_code
 from mpt.run.process.collector import collect_rarely, pause
 from mpt.run.process.collector import end as end_pause
 from mpt.run.process.files import FULL
@@ -185,6 +185,11 @@ def run_command(part: CommandPart, values: dict[str, Any]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+    except SystemExit as stop:  # of a model, say: a training must not end well for it
+        said = None if part.package.outside else explain_own_code(stop)
+        if said is None:
+            raise
+        raise OwnCodeError(said) from stop
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except RuntimeError as error:

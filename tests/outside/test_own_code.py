@@ -90,6 +90,13 @@ def test_a_model_that_raises_is_named_with_its_own_lines_alone(go: Any, tmp_path
         cli.main(["--debug", "train", "c.yaml", "--allow", "own_net"])
 
 
+def test_a_model_that_leaves_python_does_not_end_a_training_well(go: Any, tmp_path: Path) -> None:
+    write_net("raise SystemExit(0)", tmp_path)
+    code, said = go("train", "c.yaml", "--device", "cpu", "--allow", "own_net")
+    assert code == 1
+    assert "your model MyNet raised in mix (own_net.py:11): SystemExit: 0" in said
+
+
 def test_a_refusal_of_half_names_the_doctor(go: Any, tmp_path: Path) -> None:
     write_net(
         "return self.fc(x.flatten(1).half()).masked_fill(x.flatten(1)[:, :1] < 2, -1e9)", tmp_path
