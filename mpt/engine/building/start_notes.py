@@ -14,16 +14,13 @@ from mpt.config.options import OptimizerOptions, setting_of
 from mpt.config.schema import Config
 from mpt.config.text.messages import few
 from mpt.engine.building.initial_weights import Start, never_learnt
-from mpt.engine.state.state import capture_random, restore_random
 from mpt.optim.shared.groups import group_parameters
 from mpt.seams.precision import Numerics
-from mpt.seams.samples import Dataset, DataSpec
+from mpt.seams.samples import DataSpec
 from mpt.seams.task import Task
 
 RGB = 3
 MOST_NAMED = 3
-LENIENCE = 0.5
-"""How far beyond 0 and 1 a pixel may lie without a word: resampling and noise overshoot."""
 
 
 def start_notes(config: Config, task: Task, start: Start) -> list[str]:
@@ -96,32 +93,6 @@ def other_scaling(config: Config, start: Start) -> list[str]:
     return [
         f"images are standardised to a mean and deviation of 0.5, and {config.model.name} was published for others: "
         f"set task.mean='{mean}' task.std='{std}', unless these weights were trained otherwise"
-    ]
-
-
-def strange_pictures(data: Dataset) -> list[str]:
-    """Return a warning if a data set's first sample has pictures far from 0 to 1, which a task maps to its range.
-
-    For a data set of somebody's own: values from 0 to 255 or from -1 to 1 train, only worse. Random numbers are left as
-    they were, and a sample that cannot be read is left to the loader.
-    """
-    before = capture_random(torch.device("cpu"))
-    try:
-        batch = data.fetch([0], 0)
-        ranges = {
-            name: (float(batch[name].min()), float(batch[name].max()))
-            for name, spec in data.spec.fields.items()
-            if (spec.kind == "image" or name == "image") and batch[name].is_floating_point()
-        }
-    except Exception:
-        return []
-    finally:
-        restore_random(before, torch.device("cpu"))
-    return [
-        f"'{name}' of the first sample lies between {least:g} and {most:g}, and pictures are expected from 0 to 1: "
-        "the task maps them to the range that its network wants"
-        for name, (least, most) in ranges.items()
-        if least < -LENIENCE or most > 1 + LENIENCE
     ]
 
 

@@ -51,7 +51,7 @@ def train(
     """
     prepare_torch(config)
     from mpt import accelerator
-    from mpt.engine.building.start_notes import strange_pictures, untested_classes
+    from mpt.engine.building.start_notes import untested_classes
     from mpt.engine.loop.alike import check_alike
     from mpt.engine.loop.assembly import build_explained, open_training, supply
     from mpt.engine.loop.resume import begin, find_run_to_resume, make_directory
@@ -59,6 +59,7 @@ def train(
     from mpt.run.checkpoints.retention import clean_temporaries
     from mpt.run.records.recorder import Recorder
     from mpt.workflows.training.ceiling import set_ceiling
+    from mpt.workflows.training.first_look import look_first
     from mpt.workflows.training.start_summary import summarize
 
     world = world or ALONE
@@ -75,7 +76,7 @@ def train(
             console.message(message)
         untested = untested_classes(supplied.test_data.spec)
         is_own = config.dataset.plugin.package.outside
-        strange = strange_pictures(data) if is_own else []
+        strange = look_first(data, supplied.test_data) if is_own else []
         for note in (*built.notes, *untested, *strange, *strange_cards(retry.patches, device)):
             console.warning(note)
         if dry_run:

@@ -8,8 +8,8 @@ import torch
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.building.initial_weights import Start
-from mpt.engine.building.start_notes import other_scaling, strange_pictures, untested_classes
-from mpt.seams.samples import Batch, Dataset, DataSpec, FieldSpec
+from mpt.engine.building.start_notes import other_scaling, untested_classes
+from mpt.seams.samples import DataSpec
 
 THEIRS, OURS = Start("", (), is_own=False), Start("", (), is_own=True)
 
@@ -90,43 +90,3 @@ def test_weight_decay_that_rounding_takes_whole_is_told(
     assert (
         not is_lost or f"weight_decay 0.1 at optimizer.lr {optimizer['lr']:g} is lost" in notes[0]
     )
-
-
-class Pictures(Dataset):
-    """Pictures of one value, whose making draws a random number."""
-
-    def __init__(self, value: float, dtype: torch.dtype = torch.float32) -> None:
-        self.value, self.dtype = value, dtype
-        self.spec = DataSpec({"image": FieldSpec((1, 2, 2), dtype, "image")}, 3)
-
-    def fetch(self, indices: Any, epoch: int) -> Batch:
-        torch.rand(3)
-        picture = torch.full((len(indices), 1, 2, 2), self.value).to(self.dtype)
-        picture[:, :, 0] = 0
-        return {"image": picture}
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (Pictures(255.0), "'image' of the first sample lies between 0 and 255, and pictures"),
-        (Pictures(-1.0), "lies between -1 and 0"),
-        (Pictures(1.2), ""),
-        (Pictures(255, torch.uint8), ""),
-    ],
-)
-def test_pictures_beyond_0_to_1_are_warned_of_and_no_random_number_is_used_up(
-    data: Pictures, said: str
-) -> None:
-    before = torch.get_rng_state()
-    notes = strange_pictures(data)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert len(notes) == bool(said)
-    assert said in "".join(notes)
-
-
-def test_a_sample_that_cannot_be_read_is_left_to_the_loader(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Pictures, "fetch", lambda self, indices, epoch: 1 / 0)
-    assert strange_pictures(Pictures(1.0)) == []
