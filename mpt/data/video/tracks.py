@@ -8,6 +8,7 @@ through FFmpeg's `atempo` and encoded as AAC, and subtitles' times are multiplie
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -125,7 +126,7 @@ class Tracks:
                     self.mux_copied(track, item)
                 else:
                     track.graph.push(item)
-                    self.mux_slowed(track, until_seconds)
+                    self.mux_slowed(track)
 
     def mux_copied(self, track: Track, packet: Any) -> None:
         """Write one packet at its new time."""
@@ -139,27 +140,25 @@ class Tracks:
         packet.stream = track.stream
         self.target.mux(packet)
 
-    def mux_slowed(self, track: Track, until_seconds: float) -> None:
-        """Encode the slowed sound that is ready, up to the pictures' time."""
+    def mux_slowed(self, track: Track) -> None:
+        """Encode the slowed sound that is ready."""
         av = import_av()
         while True:
             try:
                 frame = track.graph.pull()
             except (av.error.BlockingIOError, av.error.EOFError):
                 return
-            if track.shown / frame.sample_rate >= until_seconds:
-                continue
             frame.pts, frame.time_base = track.shown, Fraction(1, frame.sample_rate)
             track.shown += frame.samples
             self.target.mux(track.encoder.encode(frame))
 
-    def finish(self, until_seconds: float) -> None:
-        """Mux the rest up to the end of the pictures, and close the source."""
-        self.copy(until_seconds)
+    def finish(self) -> None:
+        """Mux the rest, which may last longer than the pictures, and close the source."""
+        self.copy(math.inf)
         for track in self.tracks:
             if track.encoder is not None:
                 track.graph.push(None)
-                self.mux_slowed(track, until_seconds)
+                self.mux_slowed(track)
                 self.target.mux(track.encoder.encode(None))
         self.open.close()
 

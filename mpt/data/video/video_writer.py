@@ -36,9 +36,9 @@ class VideoWriter:
     """Write frames as H.264 or HEVC with the tracks of another file; a context manager.
 
     The file takes its name when the block ends without an exception; otherwise nothing is left. Tracks of sound and
-    subtitles are copied as they are, up to the length of the picture; with `slow` they are made that many times as
-    long, and without `sound` only subtitles are taken. Sides that are odd are kept by storing colour at full resolution
-    (yuv444p), which few hardware players decode. With `timed` every frame is written at its own time.
+    subtitles are copied as they are, to their end if the pictures end before; with `slow` they are made that many times
+    as long, and without `sound` only subtitles are taken. Sides that are odd are kept by storing colour at full
+    resolution (yuv444p), which few hardware players decode. With `timed` every frame is written at its own time.
     """
 
     def __init__(
@@ -177,14 +177,6 @@ class VideoWriter:
         if self._tracks is not None:
             self._tracks.copy(until_seconds)
 
-    def _end_of_pictures(self) -> float:
-        if self._shown:
-            last = (
-                self._shown[-1] - self._shown[-2] if len(self._shown) > 1 else 1 / self.frame_rate
-            )
-            return float(self._shown[-1] + last)
-        return float(self.frames / self.frame_rate)
-
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
         av = import_av()
@@ -209,7 +201,7 @@ class VideoWriter:
                     if self.size is not None:  # frames were encoded; appended packets are complete
                         self._container.mux(self._stream.encode(None))
                     if self._tracks is not None:
-                        self._tracks.finish(self._end_of_pictures())
+                        self._tracks.finish()
                     self._open.close()
                     os.replace(self._temporary, self.path)
         finally:
@@ -230,7 +222,7 @@ def join_videos(
     """Write the frames of several videos, made by `VideoWriter` with the same settings, one after the other.
 
     Packets are copied as they are. `begins` are the times at which the parts begin, if they are not of even rate.
-    With `audio_from`, its tracks up to the length of the picture. The file appears when it is complete. Raises
+    With `audio_from`, its tracks. The file appears when it is complete. Raises
     InputOutputError.
     """
     with VideoWriter(path, 1, audio_from, slow=slow, sound=sound) as writer:

@@ -95,6 +95,17 @@ def test_floats_are_scaled_and_clipped(tmp_path):
     assert (frames[1].int() - 128).abs().max() <= 2
 
 
+@pytest.mark.parametrize("slow", [1, 2])
+def test_sound_that_lasts_longer_than_the_pictures_is_kept_to_its_end(tmp_path, slow):
+    write_with_sound(tmp_path / "in.mp4")
+    write(tmp_path / "out.mp4", noise(4), 10, audio_from=tmp_path / "in.mp4", slow=Fraction(slow))
+    lengths = []
+    for name in ("in.mp4", "out.mp4"):
+        with av.open(str(tmp_path / name)) as container:
+            lengths.append(sum(frame.samples for frame in container.decode(audio=0)))
+    assert lengths[1] == pytest.approx(slow * lengths[0], rel=0.02)
+
+
 def test_the_sound_goes_along_unchanged(tmp_path):
     write_with_sound(tmp_path / "in.mp4")
     doubled = [frame for frame in read_frames(tmp_path / "in.mp4") for _ in range(2)]
