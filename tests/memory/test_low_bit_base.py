@@ -28,6 +28,7 @@ from mpt.planner.trace.trace import live_peak
 from mpt.run.checkpoints.state import pack as pack_state
 from mpt.run.checkpoints.state import unpack as unpack_state
 from mpt.seams import Run
+from mpt.seams.trick_kinds import fold
 from tests.engine import parts
 from tests.memory import mechanism
 from tests.memory.test_stream_weights import VIT, vit
@@ -248,6 +249,22 @@ def test_folding_gives_plain_layers_that_compute_the_same_in_any_order() -> None
         torch.testing.assert_close(net(image), expected)
         assert net.state_dict().keys() == vit().task.modules["net"].state_dict().keys()
         assert not any(isinstance(module, PackedLinear) for module in net.modules())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_folded_average_has_its_own_adapters_and_not_the_networks(name: str) -> None:
+    run = vit("fp32", {**FEW, "low_bit_base": name}, task={"ema": 0.9})
+    trained(run)
+    modules = run.task.modules
+    with torch.no_grad():
+        for key, parameter in modules["net_ema"].named_parameters():
+            if key.endswith("lora_b"):
+                parameter.mul_(-1)
+    entry = {one: parts.batch(9)["image"] for one in ("net", "net_ema")}
+    before = {one: modules[one].eval()(image) for one, image in entry.items()}
+    fold(run.tricks, modules)
+    for one, image in entry.items():
+        torch.testing.assert_close(modules[one](image), before[one], atol=1e-4, rtol=1e-4)
 
 
 def test_what_cannot_be_packed_is_refused_in_one_line() -> None:
