@@ -6,6 +6,11 @@ exception.
 """
 
 
+def with_article(noun: str) -> str:
+    """Return a noun with its indefinite article, for a message."""
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
+
+
 class MptError(Exception):
     """A failure that is explained to the user. `exit_code` is the process's exit status."""
 

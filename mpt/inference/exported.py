@@ -28,6 +28,7 @@ from mpt.engine.building.build import build_run
 from mpt.engine.building.devices import choose_device
 from mpt.errors import CheckpointError, ConfigError
 from mpt.inference.half import networks
+from mpt.inference.inputs import fit_of
 from mpt.inference.trained import Trained
 from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
 from mpt.run.records.layout import RunDirectory
@@ -61,10 +62,7 @@ def described_fit(fit: str, share: float) -> str:
 def description(trained: Trained, task: Task, names: list[str], dtype: str) -> dict[str, str]:
     """Return a file's metadata."""
     data = trained.train_data.spec
-    dataset, settings = (
-        trained.config.dataset.settings.model_dump(),
-        trained.config.task.settings.model_dump(),
-    )
+    settings = trained.config.task.settings.model_dump()
     about = {
         "mpt_version": VERSION,
         "mpt_config": trained.config.to_yaml(),
@@ -82,7 +80,7 @@ def description(trained: Trained, task: Task, names: list[str], dtype: str) -> d
         about["mpt_input_sizes"] = json.dumps(
             {name: list(data.fields[name].shape) for name in task.inputs}
         )
-        about["mpt_fit"] = described_fit(dataset.get("fit", "crop"), dataset.get("test_share", 1.0))
+        about["mpt_fit"] = described_fit(*fit_of(trained))
     if "mean" in settings and "std" in settings:
         about |= {"mpt_mean": json.dumps(settings["mean"]), "mpt_std": json.dumps(settings["std"])}
     return {**about, **(task.export_texts() if isinstance(task, Exports) else {})}

@@ -10,7 +10,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from mpt.config.finding.moved import moved_member
-from mpt.errors import PartError
+from mpt.errors import PartError, with_article
 
 LIKENESS = 0.85
 """How like a hook's a name must be to be taken for it (`difflib`'s ratio)."""
@@ -35,12 +35,12 @@ def check_members(what: str, part: object, kind: type) -> None:
         moved = None if name in known else moved_member(made, name, on_object=name not in own)
         if moved is not None:
             raise PartError(
-                f"{what} returned {article_of(made)}, whose {name} has no effect: {moved}"
+                f"{what} returned {with_article(made.__name__)}, whose {name} has no effect: {moved}"
             )
     for name, meant in misspelt_hooks(made, own, known):
         raise PartError(
-            f"{what} returned {article_of(made)}, whose {name} nothing calls; is {kind.__name__}.{meant} meant? "
-            "A method for yourself may begin with an underscore"
+            f"{what} returned {with_article(made.__name__)}, whose {name} nothing calls; is "
+            f"{kind.__name__}.{meant} meant? A method for yourself may begin with an underscore"
         )
 
 
@@ -86,9 +86,4 @@ def codes_of(member: Any) -> Iterator[CodeType]:
 
 def article(made: Any) -> str:
     """Return an object's type with its article."""
-    return "nothing" if made is None else article_of(type(made))
-
-
-def article_of(kind: type) -> str:
-    """Return the name of a class with its article."""
-    return f"{'an' if kind.__name__[0] in 'AEIOUaeiou' else 'a'} {kind.__name__}"
+    return "nothing" if made is None else with_article(type(made).__name__)

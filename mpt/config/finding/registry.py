@@ -28,7 +28,7 @@ from mpt.config.finding.part_source import (
     read_source,
 )
 from mpt.config.options import CROSS_ENTROPY, Options
-from mpt.errors import MptError, PartError
+from mpt.errors import MptError, PartError, with_article
 from mpt.foreign.files import LARGEST_SOURCE_BYTES, read_text
 
 SUBPACKAGES = ("nn", "tasks", "data", "precision", "memory", "optim")
@@ -350,10 +350,6 @@ def taken(subpackage: str, name: str, path: Path, other: Path | None = None) -> 
     kind = with_article(KINDS[subpackage])
     remedy = f", in {other}; rename one of them" if other else ", of mpt's own; rename the file"
     return PartError(f"{path}: there is {kind} named {name} already{remedy}")
-
-
-def with_article(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def place(error: BaseException, path: Path) -> str:

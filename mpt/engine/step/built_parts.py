@@ -115,15 +115,14 @@ def check_forward(precision: Precision) -> None:
 
 def check_phases(task: str, made: Any) -> list[Phase]:
     """Return a task's phases; PartError for anything else, and for none, with which nothing would be trained."""
-    phases = list(made) if isinstance(made, Iterable) else [made]
+    phases = list(made) if isinstance(made, Iterable) else []
     wrong = [one for one in phases if not isinstance(one, Phase)]
-    if wrong or not phases or not isinstance(made, Iterable):
-        found = article(made) if not isinstance(made, Iterable) else "no phase"
-        found = f"{article(wrong[0])} among them" if wrong and isinstance(made, Iterable) else found
-        raise PartError(
-            f"task {task}: its phases returned {found}; expected a list of mpt.seams.Phase"
-        )
-    return phases
+    if phases and not wrong:
+        return phases
+    found = "no phase" if isinstance(made, Iterable) else article(made)
+    if wrong:
+        found = f"{article(wrong[0])} among them"
+    raise PartError(f"task {task}: its phases returned {found}; expected a list of mpt.seams.Phase")
 
 
 def check_evidence(task: Task, made: Any, hook: str) -> Evidence:

@@ -1,7 +1,7 @@
 """Somebody's own training step on fake tensors, with the recorder watching.
 
 Values that are read (`loss.item()`, a GradScaler's check) are taken as zero, and counted
-(`mpt.planner.own.values.bounds`). What a step's tensors are is told from outside (`mpt.planner.own.performed`).
+(`mpt.planner.own.values.bounds`). The purposes of its tensors come from outside (`mpt.planner.own.performed`).
 
 A script that names `cuda` puts there what it means to (`mpt.planner.device.cuda_stand_in`). One that never does, since
 it would take the device from somewhere else, is planned as if all of it were on the GPU.

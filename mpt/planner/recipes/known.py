@@ -124,8 +124,8 @@ class Known:
         """Return whether something that fits well comes before a patch, which takes no less time than a part of it.
 
         It does if it changes no more and takes no longer than the part, since what a patch has in addition to a part,
-        or has more of, takes more time. Beside what changes nothing, a patch that changes something has to be faster
-        by the band of the time model (`rank`), or by what is left of that beside a third one that it ties with.
+        or has more of, takes more time. Against something that changes nothing, a patch that changes something has to
+        be faster by the band of the time model (`rank`), or by what is left of that with a third one that it ties with.
         """
         limit = (
             *part.harshness[:-2],

@@ -88,19 +88,26 @@ def gather_pictures(evidence: Sequence[Evidence]) -> Pictures:
 
 def overlaps(first: Array, second: Array) -> Array:
     """Return the IoU (n, m) of corner boxes (n, 4) and (m, 4)."""
-    low = np.maximum(first[:, None, :2], second[None, :, :2])
-    high = np.minimum(first[:, None, 2:4], second[None, :, 2:4])
-    shared = np.clip(high - low, 0, None).prod(2)
-    areas = [(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (first, second)]
-    return np.asarray(shared / np.maximum(areas[0][:, None] + areas[1][None] - shared, 1e-300))
+    shared = shared_areas(first, second)
+    united = areas(first)[:, None] + areas(second)[None] - shared
+    return np.asarray(shared / np.maximum(united, 1e-300))
 
 
 def shares_within(first: Array, second: Array) -> Array:
     """Return the share (n, m) of each of the corner boxes (n, 4) that lies in each of (m, 4)."""
+    return np.asarray(shared_areas(first, second) / np.maximum(areas(first), 1e-300)[:, None])
+
+
+def shared_areas(first: Array, second: Array) -> Array:
+    """Return the areas (n, m) that corner boxes (n, 4) and (m, 4) share."""
     low = np.maximum(first[:, None, :2], second[None, :, :2])
     high = np.minimum(first[:, None, 2:4], second[None, :, 2:4])
-    areas = (first[:, 2] - first[:, 0]) * (first[:, 3] - first[:, 1])
-    return np.asarray(np.clip(high - low, 0, None).prod(2) / np.maximum(areas, 1e-300)[:, None])
+    return np.asarray(np.clip(high - low, 0, None).prod(2))
+
+
+def areas(boxes: Array) -> Array:
+    """Return the areas (n,) of corner boxes (n, 4)."""
+    return np.asarray((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))
 
 
 def match_greedily(iou: Array, thresholds: Array = THRESHOLDS) -> Array:
