@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from mpt.errors import DataError
+from mpt.errors import DataError, PartError
+from mpt.seams.members import article
 
 Batch = dict[str, Tensor]
 """Named tensors that share dimension 0, the sample dimension.
@@ -230,17 +231,37 @@ def stacked(data: Any, spec: DataSpec, indices: Sequence[int]) -> Batch:
         raise DataError(f"data set {kind}: its samples do not make a batch: {error}") from error
 
 
+def adopt(made: Any) -> Dataset:
+    """Return the result of a data set's build, wrapped if its class does not derive from `Dataset`.
+
+    Raises PartError for one without a layout or a length.
+    """
+    what = f"data set {type(made).__name__}"
+    if made is None:
+        raise PartError(
+            "the data set's build returned nothing; expected an object of mpt.seams.Dataset"
+        )
+    for name in ("spec", "__len__"):
+        if not hasattr(made, name):
+            raise PartError(
+                f"{what}: it has no {name}, which a data set's build must return with it"
+            )
+    spec: Any = made.spec
+    if not isinstance(spec, DataSpec):
+        raise PartError(f"{what}: its spec is {article(spec)}; expected a mpt.seams.DataSpec")
+    if not isinstance(spec.size, int):
+        raise PartError(
+            f"{what}: its spec's size is {article(spec.size)}; expected a number of samples"
+        )
+    return made if isinstance(made, Dataset) else Adopted(made)
+
+
 class Adopted(Dataset):
     """A data set of a part from outside that has `spec`, `__len__` and `fetch` or `__getitem__`, and does not derive
     from `Dataset`.
     """
 
     def __init__(self, inner: Any) -> None:
-        missing = [name for name in ("spec", "__len__") if not hasattr(inner, name)]
-        if missing:
-            raise DataError(
-                f"data set {type(inner).__name__}: it has no {missing[0]}, which a data set's build must return with it"
-            )
         self.inner, self.spec = inner, inner.spec
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpt.errors import ConfigError
+from mpt.errors import ConfigError, PartError
 from mpt.seams.phases import Phase
 from mpt.seams.samples import Batch
 
@@ -41,7 +41,13 @@ Evidence = dict[str, Tensor]
 
 
 def gather(evidence: Iterable[Evidence], name: str) -> Tensor:
-    """Return one field of the evidence, of all batches that have it."""
+    """Return one field of the evidence, of all batches that have it. Raises PartError if none has."""
+    evidence = list(evidence)
+    if not any(name in one for one in evidence):
+        known = ", ".join(map(repr, dict.fromkeys(key for one in evidence for key in one)))
+        raise PartError(
+            f"{name!r} was gathered of an evaluation, but evaluate_batch returned {known or 'nothing'}"
+        )
     return torch.cat([one[name] for one in evidence if name in one])
 
 

@@ -90,6 +90,31 @@ def test_a_task_that_is_no_models_own_trains_any(registry):
         path.unlink()
 
 
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ("", "does not name the task that trains it; write a line as TASK = "),
+        ('TASK = "sorted"\n', "TASK, the task that trains it: found 'sorted'; allowed: one of "),
+    ],
+)
+def test_a_model_whose_file_names_no_task_is_refused_with_what_to_write(registry, declared, said):
+    path = registry.packages[0].folder / "nn" / "taskless.py"
+    path.write_text((path.parent / "net.py").read_text().replace('TASK = "sort"\n', declared))
+    shuffle = path.parents[1] / "tasks" / "shuffle.py"
+    shuffle.write_text((shuffle.parent / "sort.py").read_text())
+    try:
+        for written in ("", "task: sort\n"):
+            (line,) = complaints(registry, f"model: taskless\n{written}")
+            assert line.startswith(f"configuration:1:8: model.name: {path}")
+            assert said in line
+        (line,) = complaints(registry, "model: taskless\ntask: sorted\n")
+        assert "task.name: found 'sorted'" in line
+        assert load(registry, "model: taskless\ntask: shuffle\n").task.name == "shuffle"
+    finally:
+        path.unlink()
+        shuffle.unlink()
+
+
 def test_a_model_is_enough(registry):
     config = load(registry, "model: net\n")
     assert (config.train.steps, config.precision.mode, config.run_name) == (1000, "amp", "net-amp")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from mpt.config.checking.averages import moved_settings, with_average
-from mpt.config.checking.elsewhere import parts_hint, unknown_model
+from mpt.config.checking.elsewhere import models_of, parts_hint, undeclared_task, unknown_model
 from mpt.config.checking.layers import SECTIONS
 from mpt.config.checking.precision_names import ALIASES, meant_by, resolve_precision_name
 from mpt.config.finding.registry import Plugin, Registry
@@ -61,11 +61,7 @@ class Checker:
     def config(self) -> Config | None:
         """Return the configuration, or None with `problems` filled."""
         model = self.choose("model", "nn", None)
-        task = self.choose(
-            "task", "tasks", model.task if model else None, required=model is not None
-        )
-        if model and task and task.name != model.task:
-            self.check_task(model, task)
+        task = self.choose_task(model)
         chosen = {"model": model, "task": task}
         for section in ("dataset", "optimizer"):
             chosen[section] = self.choose(section, NAMED_SECTIONS[section], DEFAULT_NAMES[section])
@@ -190,16 +186,23 @@ class Checker:
             self.report(node, (section, "name"), text + hint)
         return plugin
 
-    def check_task(self, model: Plugin, task: Plugin) -> None:
-        """Report a task that is made for other models. One that no model names as its own may train any."""
-        plugins = (self.registry.find("nn", name) for name in self.registry.names("nn"))
-        own = [plugin.name for plugin in plugins if plugin and plugin.task == task.name]
-        if own:
+    def choose_task(self, model: Plugin | None) -> Plugin | None:
+        """Choose the written task, or else the model's own. One that no model names as its own may train any."""
+        lacks = undeclared_task(model, self.registry) if model else None
+        own = model.task if model and not lacks else None
+        before = len(self.problems)
+        task = self.choose("task", "tasks", own, required=model is not None and not lacks)
+        is_absent = task is None and len(self.problems) == before
+        trained = models_of(task, self.registry) if task and model and task.name != own else []
+        if model and lacks and (trained or is_absent):
+            self.report(self.written_name("model", "name", None)[1], ("model", "name"), lacks)
+        elif model and task and trained:
             text = (
-                f"{task.name} does not train {model.name}, whose task is {model.task}; leave task.name out, or set "
-                f"model.name to one of {', '.join(own)}"
+                f"{task.name} does not train {model.name}, whose task is {own}; leave task.name out, or set "
+                f"model.name to one of {', '.join(trained)}"
             )
-            self.report(self.written_name("task", "name", model.task)[1], ("task", "name"), text)
+            self.report(self.written_name("task", "name", own)[1], ("task", "name"), text)
+        return task
 
     def may_use(self, name: str, node: Node) -> bool:
         """Is this model of another package well named, and its package built in or granted?"""

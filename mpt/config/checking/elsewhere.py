@@ -1,7 +1,7 @@
 """Places of a name that mpt does not know: torchvision's and timm's models, part packages not yet named.
 
-Only looked at when a configuration is refused. Packages are read as text, not imported: torch would be imported with
-them.
+And the task that a model's file does not name. Only looked at when a configuration is refused. Packages are read as
+text, not imported: torch would be imported with them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mpt.config.finding.part_packages import VARIABLE, outside_packages
+from mpt.config.finding.registry import Plugin, Registry
 from mpt.config.text.messages import nearest, unknown_name
 from mpt.config.text.yaml_text import WEIGHTS, printable
 from mpt.foreign.files import LARGEST_SOURCE_BYTES, read_text
@@ -120,3 +121,24 @@ def parts_hint(subpackage: str, name: str) -> str:
         if path.is_file():
             return f"; {path} is there: add --parts {path.parent.parent}"
     return f". A part of your own is found with --parts DIR (a folder with {subpackage}/{name}.py) or {VARIABLE}"
+
+
+def models_of(task: Plugin, registry: Registry) -> list[str]:
+    """Return the names of the models whose own task this is."""
+    plugins = (registry.find("nn", name) for name in registry.names("nn"))
+    return [plugin.name for plugin in plugins if plugin and plugin.task == task.name]
+
+
+def undeclared_task(model: Plugin, registry: Registry) -> str | None:
+    """Return what is missing in the file of a model that names no task, or none that there is; None if it does."""
+    if model.task is not None and registry.find("tasks", model.task):
+        return None
+    tasks = registry.names("tasks")
+    if model.task is not None:
+        said = unknown_name(model.task, tasks)
+        hint = "" if "did you mean" in said else parts_hint("tasks", model.task)
+        return f"{model.path}: TASK, the task that trains it: {said}{hint}"
+    return (
+        f'{model.path} does not name the task that trains it; write a line as TASK = "classify" there, with one of '
+        f"{', '.join(tasks)}"
+    )

@@ -55,7 +55,7 @@ from mpt.seams import (
     Run,
     Task,
 )
-from mpt.seams.samples import Adopted
+from mpt.seams.samples import adopt
 from mpt.seams.task_kinds import differentiates_twice
 from mpt.seams.undo import BufferCopies
 
@@ -76,7 +76,7 @@ def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
     settings = config.sized_dataset.native_settings()
     build = config.dataset.member("build")
     built = [build(settings, split, config.seed) for split in ("train", "test")]
-    train, test = (data if isinstance(data, Dataset) else Adopted(data) for data in built)
+    train, test = map(adopt, built)
     needed = config.task.plugin.optional("TEST_SAMPLES", 1)
     if len(test) < needed:
         raise DataError(

@@ -17,6 +17,13 @@ from mpt.seams import Evidence, Loss, Phase, Precision, Task
 from mpt.seams.members import article, check_members
 
 Made = TypeVar("Made")
+TASK_MEMBERS = {
+    "metric": 'metric = "accuracy"',
+    "higher_is_better": "higher_is_better = True",
+    "modules": 'self.modules = {"net": net}',
+    "trainable": 'self.trainable = {"net": net}',
+}
+"""Member without a default -> an example of it."""
 
 
 class Networks(dict[str, nn.Module]):
@@ -94,12 +101,23 @@ def check_networks(model: str, made: Any) -> dict[str, nn.Module]:
 
 
 def check_task(task: Task) -> Task:
-    """Return a task that names the figure which chooses its best checkpoint. Raises PartError for one without."""
-    for name, example in (("metric", '"accuracy"'), ("higher_is_better", "True")):
+    """Return a task that has all that a training asks for. Raises PartError for one that lacks something."""
+    what = f"task {type(task).__name__}"
+    for name, example in TASK_MEMBERS.items():
         if not hasattr(task, name):
+            raise PartError(f"{what}: it has no {name}; give the class one, as in {example}")
+    for name in ("modules", "trainable"):
+        made = getattr(task, name)
+        if not isinstance(made, Mapping) or not all(
+            isinstance(one, nn.Module) for one in made.values()
+        ):
             raise PartError(
-                f"task {type(task).__name__}: it has no {name}; give the class one, as in {name} = {example}"
+                f"{what}: its {name} is {article(made)}; expected a dict of networks by name, as in "
+                f"{TASK_MEMBERS[name]}"
             )
+    for name, use in (("phases", "the updates of a step"), ("conclude", "an evaluation's figures")):
+        if getattr(type(task), name) is getattr(Task, name):
+            raise PartError(f"{what}: it has no {name}, which returns {use}; give the class one")
     return task
 
 

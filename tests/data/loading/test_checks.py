@@ -10,9 +10,9 @@ import torch
 
 from mpt.data.loading.loader import Loader
 from mpt.engine.state.evaluation import evaluate
-from mpt.errors import DataError
+from mpt.errors import DataError, PartError
 from mpt.seams import IGNORED, Batch, Dataset, DataSpec, FieldSpec
-from mpt.seams.samples import Adopted
+from mpt.seams.samples import Adopted, adopt
 from tests.engine import parts
 
 
@@ -200,5 +200,21 @@ def test_a_data_set_without_samples_or_layout_is_said_in_one_line() -> None:
         DataError, match=r"data set Empty: it has neither fetch\(indices, epoch\) nor __getitem__"
     ):
         Empty().fetch([0], 0)
-    with pytest.raises(DataError, match="data set list: it has no spec"):
-        Adopted([1, 2])
+    spec = DataSpec(parts.DIGITS.fields, 16)
+    assert adopt(found := type("Whole", (Dataset,), {"spec": spec})()) is found
+    for made, words in (
+        (None, "the data set's build returned nothing; expected an object of mpt.seams.Dataset"),
+        ([1, 2], "data set list: it has no spec, which a data set's build must return with it"),
+        (type("Mine", (Dataset,), {})(), "data set Mine: it has no spec, which "),
+        (type("Mine", (), {"spec": spec})(), "data set Mine: it has no __len__, which "),
+        (
+            type("Mine", (Dataset,), {"spec": {}})(),
+            "its spec is a dict; expected a mpt.seams.DataSpec",
+        ),
+        (
+            type("Mine", (Dataset,), {"spec": DataSpec(spec.fields, ("a", "b"))})(),  # type: ignore[arg-type]
+            "data set Mine: its spec's size is a tuple; expected a number of samples",
+        ),
+    ):
+        with pytest.raises(PartError, match=words):
+            adopt(made)

@@ -25,7 +25,18 @@ from mpt.engine.step.built_parts import (
 from mpt.errors import ConfigError, PartError
 from mpt.outside.own_code import first_line
 from mpt.precision.shared.policy import Policy
-from mpt.seams import Batch, Evidence, Legend, Loss, MemoryTrick, Phase, Precision, Samples, Task
+from mpt.seams import (
+    Batch,
+    Evidence,
+    Legend,
+    Loss,
+    MemoryTrick,
+    Phase,
+    Precision,
+    Samples,
+    Task,
+    gather,
+)
 
 
 class Judged(Task):
@@ -96,11 +107,43 @@ def test_a_mode_s_forward_is_a_context() -> None:
     check_forward(Policy("mine", PrecisionOptions(), torch.device("cpu"), torch.float32, "mine"))
 
 
-def test_a_task_says_which_figure_chooses_its_best_checkpoint() -> None:
-    with pytest.raises(PartError, match="task Judged: it has no higher_is_better; give the class"):
-        check_task(Judged())
-    judged = type("Whole", (Judged,), {"higher_is_better": True})()
+def test_a_task_has_all_that_a_training_asks_for() -> None:
+    networks = {"net": nn.Linear(1, 1)}
+    whole = {
+        "metric": "accuracy",
+        "higher_is_better": True,
+        "modules": networks,
+        "trainable": networks,
+        "phases": lambda self, optimizers: (),
+        "conclude": lambda self, evidence: {},
+    }
+    judged = type("Whole", (Task,), whole)()
     assert check_task(judged) is judged
+    for name, words in (
+        ("metric", r'it has no metric; give the class one, as in metric = "accuracy"'),
+        ("higher_is_better", "it has no higher_is_better; give the class one, as in higher_is_"),
+        ("modules", r'it has no modules; give the class one, as in self.modules = {"net": net}'),
+        ("trainable", "it has no trainable; give"),
+        ("phases", "it has no phases, which returns the updates of a step; give the class one"),
+        ("conclude", "it has no conclude, which returns an evaluation's figures; give the"),
+    ):
+        lacking = type("Lacking", (Task,), {key: one for key, one in whole.items() if key != name})
+        with pytest.raises(PartError, match=f"task Lacking: {words}"):
+            check_task(lacking())
+    with pytest.raises(PartError, match="its modules is a Linear; expected a dict of networks by"):
+        check_task(type("Wrong", (Task,), {**whole, "modules": networks["net"]})())
+
+
+def test_what_is_gathered_of_an_evaluation_is_among_its_outputs() -> None:
+    assert gather([{"logits": torch.ones(1)}, {}], "logits").tolist() == [1.0]
+    with pytest.raises(
+        PartError, match=r"'labels' was gathered of .* evaluate_batch returned 'log"
+    ):
+        gather([{"logits": torch.ones(1)}], "labels")
+    with pytest.raises(
+        PartError, match=r"'labels' was gathered of .* evaluate_batch returned nothi"
+    ):
+        gather(({} for _ in range(2)), "labels")
 
 
 def test_what_a_build_returns_must_be_of_its_kind() -> None:
