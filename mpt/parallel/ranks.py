@@ -222,13 +222,29 @@ class Ranks(World):
                 result = work()
             except BaseException as error:
                 self.ending(error)
-                self.tell((code_of(error), None))
+                self.tell((code_of(error) or 1, None))
+                self.shared_failure = error
                 raise
             return self.tell((0, result))[1]
         code, told = self.tell((0, cast(T, None)))
         if code:
-            raise SystemExit(code)
+            self.shared_failure = SystemExit(code)
+            raise self.shared_failure
         return told
+
+    def share_failure(self, own: BaseException | None) -> None:
+        """Raise a failure of any rank on all: its own there, PeerFaultError on the others.
+
+        Of sharded networks the others may be inside a layer, so that they cannot be met: see `mpt.parallel.watch`.
+        """
+        if not self.is_sharded and (own is None or own is not self.shared_failure):
+            told = self.collect(None if own is None else f"{type(own).__name__}: {own}")
+            others = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None]
+            if others:
+                self.shared_failure = own or PeerFaultError("error", others[0])
+                raise self.shared_failure
+        if own is not None:
+            raise own
 
     def collect(self, value: T) -> list[T]:
         """Return every rank's value, in their order."""

@@ -61,6 +61,8 @@ class World:
     """The parts of sharded networks that are gathered together."""
     numbers: Collection[str] = ()
     """Names of weights that are single numbers in a checkpoint, and have one row while they are sharded."""
+    shared_failure: BaseException | None = None
+    """The failure with which this rank met others that failed too, or learnt of another's: all are at one point."""
     can_fail_alone = True
     """Whether a rank that fails in an update can still meet the others: none waits for it inside a layer."""
 
@@ -100,6 +102,11 @@ class World:
     def ask(self, work: Callable[[], T]) -> T:
         """Let the first rank do something and return its result."""
         return work()
+
+    def share_failure(self, own: BaseException | None) -> None:
+        """Raise a failure of work that each rank does alone on all of them, unless all know it already."""
+        if own is not None:
+            raise own
 
     def collect(self, value: T) -> list[T]:
         """Return every rank's value."""

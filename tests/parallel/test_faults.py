@@ -17,11 +17,13 @@ import torch
 
 from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run as train
+from mpt.engine.loop.training import Training
 from mpt.engine.step import step as engine_step
 from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.state_checks import first_non_finite
 from mpt.run.records.layout import open_run
-from mpt.run.records.recorder import read_lines
+from mpt.run.records.recorder import evaluations_of, read_lines
+from mpt.tasks.classify import Classify
 
 from .forked import run_ranks
 
@@ -216,6 +218,69 @@ def test_a_hung_rank_is_named_and_ends_all(
     assert ends == [9, 9]
     assert_named(faulty, events, capfd.readouterr().err)
     assert saved_step(tmp_path) == 3
+
+
+def evaluated_on_rank(rank: int, folder: Path, method: str, faulty: int, unsaved: bool) -> str:
+    """Train with a task whose method fails at the evaluation of step 4, on one rank."""
+    original = getattr(Classify, method)
+
+    def fails(task: Classify, *args: Any) -> Any:
+        if rank == faulty and Training.current.progress.step == 4:  # type: ignore[attr-defined]
+            raise Broken("a figure of somebody's own")
+        return original(task, *args)
+
+    def noted(training: Training, *args: Any) -> None:
+        Training.current = training  # type: ignore[attr-defined]
+        begun(training, *args)
+
+    begun, Training.__init__ = Training.__init__, noted  # type: ignore[assignment]
+    setattr(Classify, method, fails)
+    if unsaved:
+        checkpoint.write = refuse
+    return on_rank(rank, folder, -1, "", {})
+
+
+WRITE = checkpoint.write
+
+
+def refuse(run: Any, step: int, *args: Any, **options: Any) -> None:
+    if step == 4:
+        raise OSError("the disk is full")
+    WRITE(run, step, *args, **options)
+
+
+@pytest.mark.parametrize(
+    ("method", "faulty", "unsaved", "strategy"),
+    [
+        ("conclude", 0, False, "ddp"),
+        ("evaluate_batch", 1, False, "ddp"),
+        pytest.param("preview", 0, False, "ddp", marks=pytest.mark.slow),
+        pytest.param("evaluate_batch", 0, True, "ddp", marks=pytest.mark.slow),
+        pytest.param("conclude", 0, False, "fsdp", marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_whose_evaluation_fails_on_one_rank_is_saved_by_all(
+    tmp_path: Path,
+    method: str,
+    faulty: int,
+    unsaved: bool,
+    strategy: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    jobs = "checkpoint_every: 0, evaluate_every: 2, sample_every: 4"
+    config = CONFIG.replace("PRECISION", "fp32").replace("checkpoint_every: 3", jobs)
+    config = config.replace("timeout: 20", f"timeout: 20, strategy: {strategy}")
+    if strategy == "fsdp":
+        config = config.replace("memory: {on_oom: adapt}\n", "")
+    (tmp_path / "c.yaml").write_text(config)
+    ends = run_ranks(2, evaluated_on_rank, tmp_path, method, faulty, unsaved)
+    assert ends == [1, 1]
+    said = capfd.readouterr().err
+    assert said.count("Broken: a figure of somebody's own") == 1
+    assert saved_step(tmp_path) == (2 if unsaved else 4)
+    assert run_ranks(2, on_rank, tmp_path, -1, "", {"resume": "auto"}) == ["done", "done"]
+    evaluated = [step for step, _ in evaluations_of(open_run(tmp_path / "runs" / "r"))]
+    assert evaluated == [2, 4, 6, 8]
 
 
 def assert_named(lost: int, events: Any, said: str) -> None:

@@ -126,28 +126,34 @@ def evaluate_and_sample(training: Training) -> bool:
     step, periods = training.progress.step, training.periods
     evaluates = step == training.total_steps or due(step, periods.evaluate)
     samples = due(step, periods.sample)
-    if evaluates or samples:
-        try:
-            with contextlib.suppress(Hurried):  # the step is whole and can be saved
-                if evaluates:
-                    training.evaluate()
-                if samples or training.is_over:
-                    training.write_preview()
-        except Exception:
-            save_before_failing(training)
-            raise
+    if not (evaluates or samples):
+        return False
+    failure = None
+    try:
+        with contextlib.suppress(Hurried):  # the step is whole and can be saved
+            if evaluates:
+                training.evaluate()
+            if samples or training.is_over:
+                training.write_preview()
+    except (Exception, SystemExit) as error:
+        failure = error
+    try:
+        training.run.world.share_failure(failure)
+    except (Exception, SystemExit) as error:
+        save_before_failing(training, error)
+        raise
     return evaluates
 
 
-def save_before_failing(training: Training) -> None:
+def save_before_failing(training: Training, failure: BaseException) -> None:
     """Save the step whose evaluation or preview fails, in somebody's metric perhaps: it cost more than they do.
 
-    Of several processes one may have failed alone, and none can save.
+    Several processes save together, if they have met: all of them fail.
     """
-    step = training.progress.step
-    if training.run.world.size > 1:
+    step, world = training.progress.step, training.run.world
+    if world.size > 1 and failure is not world.shared_failure:
         return
-    with contextlib.suppress(Exception):  # the failure itself is the one to be reported
+    with contextlib.suppress(Exception, SystemExit):  # the failure itself is the one to be reported
         if training.save() is None:
             training.saver.finish()
             training.journal.say(f"step {step} is saved, without what fails; go on with --resume")

@@ -159,11 +159,14 @@ def evaluate_batches(
     that do not count were only computed so that no rank waits.
     """
     with apart_from_training(run), first_buffers(run), casts_kept(run):
-        own = [
-            (at, found)
-            for at, found in gather_evidence(run, batches, chunk)
-            if is_counted(run, at, counts)
-        ]
+        own, failure = [], None
+        try:
+            for at, found in gather_evidence(run, batches, chunk):
+                if is_counted(run, at, counts):
+                    own.append((at, found))
+        except (Exception, SystemExit) as error:
+            failure = error
+        run.world.share_failure(failure)
         evidence = sorted(itertools.chain(*run.world.gather(own)), key=lambda one: one[0])
         return run.world.ask(lambda: conclude(run, [found for _, found in evidence]))
 
