@@ -19,6 +19,8 @@ from typing import Any
 from mpt.config.finding.part_packages import KINDS, outside_packages
 
 REFUSED = re.compile(r"^([\w.<>]+)\(\) (?:takes|missing|got an unexpected|got some|got multiple)")
+COUNT = re.compile(r"\(\) takes (?:from \d+ to )?(\d+) positional")
+NAMES = re.compile(r"'(\w+)'")
 BUILDS = {
     "nn": "build(settings, data)",
     "tasks": "build(settings, model_settings, modules, data, precision)",
@@ -37,7 +39,11 @@ def explain_call(error: BaseException) -> str | None:
     refused = REFUSED.match(str(error)) if isinstance(error, TypeError) else None
     if refused is None or error.__traceback__ is None:
         return None
-    found = [one for one in own_functions() if one[2].__qualname__ == refused[1]]
+    found = [
+        one
+        for one in own_functions()
+        if one[2].__qualname__ == refused[1] and is_meant(one[2], str(error))
+    ]
     given = arguments_of_call(error.__traceback__)
     if given is not None:
         found = [one for one in found if not takes(one[2], *given)] or found
@@ -50,6 +56,17 @@ def explain_call(error: BaseException) -> str | None:
     return (
         f"your {KINDS[folder]} {function.__qualname__} ({where}) does not take the arguments that it is called with: "
         f"{error}" + (f"; expected {wanted}" if wanted else "")
+    )
+
+
+def is_meant(function: FunctionType, said: str) -> bool:
+    """Return whether a refusal's count or names can be of a function: many parts have a `build`."""
+    count = COUNT.search(said)
+    code = function.__code__
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    missing = said.partition("missing ")[2]
+    return (count is None or int(count[1]) == code.co_argcount) and all(
+        name in parameters for name in NAMES.findall(missing)
     )
 
 

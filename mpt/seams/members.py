@@ -1,11 +1,15 @@
-"""Does a part implement only members that its seam names? A misspelt hook would never be called, without a message."""
+"""Does a part implement only members that its seam names, with their arguments?
+
+A misspelt hook would never be called, without a message; one with other arguments perhaps at the end of an epoch.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from inspect import get_annotations
+from inspect import Parameter, get_annotations, getattr_static, signature, unwrap
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -17,7 +21,9 @@ LIKENESS = 0.85
 
 
 def check_members(what: str, part: object, kind: type) -> None:
-    """Raise PartError if a part's class has a member that its base class no longer has, or misspells one."""
+    """Raise PartError if a part's class has a member that its base class no longer has, misspells one, or has one that
+    cannot be called as its base class's is.
+    """
     made = type(part)
     own = {
         name: value
@@ -42,6 +48,10 @@ def check_members(what: str, part: object, kind: type) -> None:
             f"{what} returned {with_article(made.__name__)}, whose {name} nothing calls; is "
             f"{kind.__name__}.{meant} meant? A method for yourself may begin with an underscore"
         )
+    for place, takes, wanted in refusing_hooks(made, own):
+        raise PartError(
+            f"{what} returned {with_article(made.__name__)}, whose {place} takes ({takes}); it is called as {wanted}"
+        )
 
 
 def misspelt_hooks(
@@ -64,6 +74,34 @@ def misspelt_hooks(
             continue
         for meant in get_close_matches(name, hooks, 1, LIKENESS):
             yield name, meant
+
+
+def refusing_hooks(made: type, own: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield methods that do not take the arguments of those that they override: name and place, their parameters, and
+    the call.
+    """
+    for name in own:
+        bases = [base for base in made.__mro__ if is_of_mpt(base) and name in vars(base)]
+        above = vars(bases[0])[name] if bases and not name.startswith("_") else None
+        method = getattr_static(made, name)
+        method = unwrap(method) if isinstance(method, FunctionType) else method
+        if not isinstance(above, FunctionType) or not isinstance(method, FunctionType):
+            continue
+        wanted, takes = signature(above), signature(method)
+        needed = [one for one in wanted.parameters.values() if one.default is one.empty]
+        positions = [one for one in needed if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        by_name = [one.name for one in needed if one.kind is Parameter.KEYWORD_ONLY]
+        try:
+            takes.bind(*positions, **dict.fromkeys(by_name))
+        except TypeError:
+            call = f"{name}({', '.join(wanted.parameters)})"
+            yield f"{name} ({place_of(method)})", ", ".join(takes.parameters), call
+
+
+def place_of(function: Any) -> str:
+    """Return the file and the line of a function's definition."""
+    code = unwrap(function).__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def is_of_mpt(kind: type) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mpt.errors import DataError, PartError
-from mpt.seams.members import article
+from mpt.seams.members import article, check_members
 
 Batch = dict[str, Tensor]
 """Named tensors that share dimension 0, the sample dimension.
@@ -253,7 +253,10 @@ def adopt(made: Any) -> Dataset:
         raise PartError(
             f"{what}: its spec's size is {article(spec.size)}; expected a number of samples"
         )
-    return made if isinstance(made, Dataset) else Adopted(made)
+    if not isinstance(made, Dataset):
+        return Adopted(made)
+    check_members("the data set's build", made, Dataset)
+    return made
 
 
 class Adopted(Dataset):

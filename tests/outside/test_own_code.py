@@ -11,6 +11,10 @@ import pytest
 
 from mpt import cli
 from mpt.config.finding import part_packages
+from mpt.config.load import load_config
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
 
 NET = """
 import torch
@@ -167,7 +171,7 @@ def test_a_data_set_that_raises_is_named_in_a_worker_too(
     ("changes", "said"),
     [
         (
-            [("fetch(self, indices, epoch)", "fetch(self, indices)")],
+            [("fetch(self, indices, epoch)", "fetch(self, indices)"), ("Noise(Dataset)", "Noise")],
             "your data set Noise.fetch (noise.py:16) does not take the arguments that it is called with: "
             "Noise.fetch() takes 2 positional arguments but 3 were given; expected fetch(self, indices, epoch)",
         ),
@@ -197,6 +201,36 @@ def test_a_call_that_a_part_cannot_take_is_named_with_what_it_should(
     code, found = go("train", "c.yaml", "--parts", "called")
     assert code == 1
     assert said in found
+
+
+def test_a_plan_names_the_part_that_does_not_take_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(part_packages.VARIABLE, str(tmp_path / "planned"))
+    forward = "class Net(nn.Linear):\n    def forward(self, x, mask):\n        pass\n\ndef build"
+    made = MODEL.format(width=256, ends='return {"net": Net(256, 10)}').replace(
+        "def build", forward
+    )
+    files = {
+        "nn/mine.py": made,
+        "data/noise.py": DATA.replace("(settings, split, seed)", "(settings)"),
+        "data/gone.py": DATA.replace("    return Noise()", "    raise ValueError('no noise')"),
+    }
+    for name, text in files.items():
+        (tmp_path / "planned" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "planned" / name).write_text(text)
+    chosen = (("mine", "digits"), ("small_cnn", "noise"), ("small_cnn", "gone"))
+    configs = [load_config(CONFIG % names) for names in chosen]
+    with Session(find_gpu("h100"), Calibration()) as session:
+        model, data, gone = [answer.error for answer in session.plan(configs)]
+    assert model == (
+        "your model Net.forward (mine.py:12) does not take the arguments that it is called with: Net.forward() missing "
+        "1 required positional argument: 'mask'"
+    )
+    assert data.startswith("your data set build (noise.py:19) does not take the arguments that it")
+    assert (
+        "cannot plan: your data set gone raised in build (gone.py:20): ValueError: no noi" in gone
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 from mpt.config.finding.registry import INSTALLED
 from mpt.errors import ConfigError, PartError
 from mpt.seams import Evidence, gather
-from mpt.seams.members import article
+from mpt.seams.members import article, place_of
 
 Measure = Callable[..., float]
 """Tensors of the whole test set, by the names of the parameters, to one number."""
@@ -76,8 +76,8 @@ def measure_all(metrics: Mapping[str, Measure], evidence: Sequence[Evidence]) ->
         missing = [field for field in needed(measure) if field not in kept]
         if missing:
             raise ConfigError(
-                f"task.metrics: {name} measures {', '.join(missing)}, which this task's evaluation does not keep; it "
-                f"has {', '.join(kept)}"
+                f"task.metrics: {name} ({place_of(measure)}) measures {', '.join(missing)}, which this task's "
+                f"evaluation does not keep; it has {', '.join(kept)}"
             )
         wanted = [field for field in inspect.signature(measure).parameters if field in kept]
         made: Any = measure(**{field: gather(evidence, field) for field in wanted})

@@ -82,7 +82,9 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
     """
     from mpt.config.finding.part_packages import outside_packages
     from mpt.config.load import load_config
-    from mpt.errors import MptError
+    from mpt.errors import ConfigError, MptError, PartError
+    from mpt.outside.own_calls import explain_call
+    from mpt.outside.own_code import explain_own_code
     from mpt.planner.facts.calibration import Calibration
     from mpt.planner.facts.gpus import Gpu
     from mpt.planner.plans.inference import InferenceWish, plan_inference
@@ -123,6 +125,14 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
         return {"found": replace(plan, notes=[*plan.notes, *notes]).as_data()}
     except MptError as error:
         return {"error": str(error), "exit_code": error.exit_code}
+    except (
+        Exception
+    ) as error:  # of a data set's build, say: a step's are explained where it is traced
+        if (wrong_call := explain_call(error)) is not None:
+            return {"error": wrong_call, "exit_code": PartError.exit_code}
+        if (said := explain_own_code(error)) is None:
+            raise
+        return {"error": f"cannot plan: {said}", "exit_code": ConfigError.exit_code}
 
 
 def answer_own(asked: dict[str, Any], gpu: Any, calibration: Any, wish: Any) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from mpt.errors import MptError
+from mpt.errors import MptError, PartError
+from mpt.outside.own_calls import explain_call
 from mpt.planner.device import fake_device
 from mpt.planner.device.device_guard import lost_error
 from mpt.planner.trace.recorder import Recorder
@@ -63,6 +64,8 @@ def explained(recorder: Recorder) -> Iterator[None]:
         error = lost_error() or seen
         if isinstance(error, MptError):
             raise error from None
+        if (wrong_call := explain_call(error)) is not None:
+            raise PartError(wrong_call) from error
         raise CannotPlan(
             f"cannot plan: {reason_of(error)}, at {place_of([seen, error], recorder)}"
         ) from error

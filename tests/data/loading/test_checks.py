@@ -203,6 +203,10 @@ def test_a_data_set_without_samples_or_layout_is_said_in_one_line() -> None:
     spec = DataSpec(parts.DIGITS.fields, 16)
     assert adopt(found := type("Whole", (Dataset,), {"spec": spec})()) is found
     for made, words in (
+        (
+            type("Mine", (Dataset,), {"spec": spec, "fetch": lambda self, indices: {}})(),
+            r"returned a Mine, whose fetch \(.*\) takes \(self, indices\); it is called as fetch\(self, indices, ep",
+        ),
         (None, "the data set's build returned nothing; expected an object of mpt.seams.Dataset"),
         ([1, 2], "data set list: it has no spec, which a data set's build must return with it"),
         (type("Mine", (Dataset,), {})(), "data set Mine: it has no spec, which "),

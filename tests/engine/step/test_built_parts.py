@@ -223,6 +223,37 @@ def test_a_member_of_before_and_a_misspelt_hook_are_said_in_one_line() -> None:
         require("task mine: its build", part, Task)
 
 
+def test_a_hook_that_does_not_take_its_arguments_is_named_when_it_is_built() -> None:
+    class Narrow(Task):
+        def evaluate_batch(self) -> Evidence:  # type: ignore[override]
+            return {}
+
+    class Wide(Task):
+        def __init__(self, further: int) -> None:
+            super().__init__()
+
+        def after_step(self, *numbers: int) -> None: ...
+        def conclude(self, found: Sequence[Evidence], further: int = 0) -> dict[str, float]:  # type: ignore[override]
+            return {}
+
+    class Widest(Wide):
+        def conclude(self, found: Any, further: int) -> dict[str, float]:  # type: ignore[override]
+            return {}
+
+    line = Narrow.evaluate_batch.__code__.co_firstlineno
+    words = rf"a Narrow, whose evaluate_batch \(test_built_parts.py:{line}\) takes \(self\); it is called as evaluate_b"
+    with pytest.raises(PartError, match=words):
+        require("task mine: its build", Narrow(), Task)
+    with pytest.raises(
+        PartError, match=r"whose conclude .* takes \(self, found, further\); it is call"
+    ):
+        require("task mine: its build", Widest(1), Task)
+    require("task mine: its build", Wide(1), Task)
+    shared = type("Shared", (MemoryTrick,), {"apply": lambda self, task: None})
+    with pytest.raises(PartError, match=r"it is called as apply\(self, task, precision\)"):
+        require("memory.mine: its build", shared(), MemoryTrick)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "new"),
     [

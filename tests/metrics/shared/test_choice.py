@@ -45,7 +45,10 @@ def test_a_metric_gets_what_its_parameters_name_of_all_batches_of_any_task():
         }
     ]
     assert measure_all({"widest": widest}, evidence) == {"widest": 1.5}
-    with pytest.raises(ConfigError, match=r"widest measures height, which .* keep; it has width"):
+    with pytest.raises(
+        ConfigError,
+        match=r"widest \(test_choice.py:34\) measures height, which .* keep; it has width",
+    ):
         measure_all({"widest": widest}, [{"width": torch.ones(1)}])
 
 
