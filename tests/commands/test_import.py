@@ -347,7 +347,7 @@ TORCH_SGD = "optimizer: {class_path: torch.optim.SGD, init_args: {%s}}\ntrainer:
 HUGGING_FACE = (
     '{"per_device_train_batch_size": 8, "max_steps": 9, "optim": "%s", "weight_decay": 0.1}'
 )
-YOLO = "imgsz: 64\nlr0: 0.01\nmomentum: 0.8\nbatch: %s\noptimizer: %s\nlrf: 0.1\n"
+YOLO = "imgsz: 64\nlr0: 0.02\nmomentum: 0.8\nbatch: %s\noptimizer: %s\nlrf: 0.1\n"
 KOHYA = 'train_batch_size = 2\nmax_train_steps = 9\noptimizer_type = "%s"\n'
 
 
@@ -377,9 +377,28 @@ KOHYA = 'train_batch_size = 2\nmax_train_steps = 9\noptimizer_type = "%s"\n'
         (
             "a.yaml",
             YOLO % (16, "AdamW"),
-            {"betas": [0.8, 0.999], "no_decay": ["bias", "norm"], "weight_decay": 0.0005},
+            {
+                "betas": [0.8, 0.999],
+                "no_decay": ["bias", "norm"],
+                "weight_decay": 0.0005,
+                "clip_grad_norm": 10.0,
+            },
         ),
-        ("a.yaml", YOLO % (128, "SGD"), {"weight_decay": 0.001, "momentum": 0.8}),
+        (
+            "a.yaml",
+            YOLO % (128, "SGD"),
+            {"weight_decay": 0.001, "momentum": 0.8, "lr": 0.02, "warmup_bias_lr": 0.1},
+        ),
+        (
+            "a.yaml",
+            (YOLO % (16, "SGD")) + "warmup_epochs: 0\nwarmup_momentum: 0.7\nwarmup_bias_lr: 0.2\n",
+            {"accumulation": 4, "warmup": 0, "warmup_momentum": 0.7, "warmup_bias_lr": 0.2},
+        ),
+        (
+            "a.yaml",
+            YOLO % (64, "auto"),
+            {"lr": 0.01, "warmup_bias_lr": 0.0, "warmup_momentum": 0.8},
+        ),
         (
             "k.toml",
             KOHYA % "SGDNesterov",
@@ -405,6 +424,19 @@ def test_defaults_that_cannot_be_translated_are_comments(tmp_path: Path) -> None
     (tmp_path / "yolo").mkdir()
     _, written = imported("a.yaml", YOLO % (16, "Adam"), tmp_path / "yolo")
     assert "#   lrf: 0.1    (the rate of this optimizer falls to 0 here)" in written
+    assert (
+        "#   warmup_epochs: 3.0    (there by default; optimizer.warmup_steps: 3 x images" in written
+    )
+    (tmp_path / "auto").mkdir()
+    settings, written = imported(
+        "a.yaml", (YOLO % (16, "auto")) + "model: yolo26n.pt\nepochs: 7\n", tmp_path / "auto"
+    )
+    assert settings["task"]["one_to_many_epochs"] == 7
+    assert "#   lr0: 0.02    (optimizer: auto goes past it there)" in written
+    assert (
+        "#   optimizer: auto    (SGD there (MuSGD since 8.4) if images / 64 x epochs exc" in written
+    )
+    assert "(there by default; optimizer.warmup: 3 x images / 16, in batches (before 8.4" in written
     (tmp_path / "adafactor").mkdir()
     _, written = imported("t.json", HUGGING_FACE % "adafactor", tmp_path / "adafactor")
     assert "#   optim: adafactor    (there a step has the rate's size" in written

@@ -48,6 +48,8 @@ TURNING = ("degrees", "shear", "perspective", "copy_paste", "cutmix", "bgr")
 """Changes that are not here, if they are not 0."""
 FUSED = re.compile(r"(?i)deyolo|defa|(mid|early|easy|decision|data)(?=-(level|fuse))")
 """A network of YOLOFuse's, by its file's name."""
+WARMUP_EPOCHS = 3.0
+"""Its default."""
 NOMINAL = 64
 """The batch that its optimizer steps on: smaller ones are accumulated up to it."""
 
@@ -74,6 +76,9 @@ def translate(into: Translation) -> None:
     )
     into.put("model.family", network[1] if network else "yolov8", f"model: {written}")
     into.put("model.scale", network[2] if network else "n", f"model: {written}")
+    if network and network[1] == "yolo26":
+        length = into.given.get("epochs") or 100
+        into.put("task.one_to_many_epochs", int(length), f"epochs: {length}")
     if network is None and not both:
         into.leave(
             "model", written, "it is none of yolov8, yolo11 and yolo26 in a size n, s, m, l or x"
@@ -91,8 +96,9 @@ def translate(into: Translation) -> None:
         into.put("dataset.root", str(data), f"data: {data}")
     into.move("epochs", "train.epochs", float, default=100)
     translate_changes(into)
-    translate_batch(into)
-    translate_optimizer(into)
+    batch, passes, nominal = translate_batch(into)
+    translate_optimizer(into, max(batch, nominal))
+    translate_warmup(into, batch, passes)
     amp = is_true(into.take("amp", default=True))
     into.put("precision.mode", "amp" if amp else "fp32", f"amp: {str(amp).lower()}")
     into.put("train.evaluate_every", "1 epoch", "it validates after each epoch")
@@ -116,7 +122,6 @@ def translate(into: Translation) -> None:
     into.leave_all(("task", "mode", "project", "save_dir", "exist_ok"), "mpt train, --runs DIR")
     into.leave_all(("device",), "--device, --nproc N")
     into.leave_all(("freeze",), "train.freeze: globs over the names of weights")
-    into.leave_all(("warmup_epochs",), "optimizer.warmup: epochs x images / batch, in steps")
 
 
 def translate_changes(into: Translation) -> None:
@@ -145,8 +150,11 @@ def translate_changes(into: Translation) -> None:
     into.leave_all(TURNING, "pictures are changed along their axes")
 
 
-def translate_batch(into: Translation) -> None:
-    """Take the batch; below 1 it is a share of the card's memory, and -1 asks for six tenths of it."""
+def translate_batch(into: Translation) -> tuple[int, int, int]:
+    """Take the batch and return it, the passes of an update, and the nominal batch.
+
+    Below 1 it is a share of the card's memory, and -1 asks for six tenths of it.
+    """
     batch = into.take("batch", default=16)
     if 0 < batch < 1 or batch == -1:
         share = 0.6 if batch == -1 else batch
@@ -156,7 +164,7 @@ def translate_batch(into: Translation) -> None:
             f"{share:.0%} of the card: `mpt plan CONFIG --gpu auto --largest` finds the batch",
         )
         batch = 16
-    batch, nominal = int(batch), into.take("nbs", default=NOMINAL)
+    batch, nominal = int(batch), int(into.take("nbs", default=NOMINAL))
     passes = max(1, round(nominal / batch))
     into.batch(batch, passes, ("batch", f"nbs / batch ({nominal} / {batch})"))
     decay = into.take("weight_decay", default=0.0005)
@@ -164,18 +172,18 @@ def translate_batch(into: Translation) -> None:
     share = batch * passes / nominal
     scaled = f" x {batch * passes} / {nominal}" if share != 1 else ""
     into.put("optimizer.weight_decay", float(decay) * share, f"weight_decay: {decay}{scaled}")
+    return batch, passes, nominal
 
 
-def translate_optimizer(into: Translation) -> None:
-    """Take SGD with its warm-up, or an Adam."""
+def translate_optimizer(into: Translation, update: int) -> None:
+    """Take SGD, or an Adam. Without a name it is chosen by the number of updates, of `update` images each."""
     written = str(into.take("optimizer", default="auto"))
     momentum = into.take("momentum", default=0.937)
     if written.casefold() in ("auto", "sgd"):
-        chosen = (
-            "; auto takes what suits the number of iterations there" if written == "auto" else ""
-        )
-        into.put("optimizer.name", "sgd_warmup", f"optimizer: {written}{chosen}")
+        into.put("optimizer.name", "sgd_warmup", f"optimizer: {written}")
         into.put("optimizer.momentum", float(momentum), f"momentum: {momentum}")
+        if written.casefold() == "auto":
+            choose_optimizer(into, update)
     else:
         name = written.casefold()
         into.put("optimizer.name", name, f"optimizer: {written}")
@@ -184,6 +192,47 @@ def translate_optimizer(into: Translation) -> None:
         else:
             into.put("optimizer.betas", [float(momentum), 0.999], f"momentum: {momentum}")
         into.put("optimizer.no_decay", ["bias", "norm"], "what does not decay there")
+        into.put("optimizer.clip_grad_norm", 10.0, "it always clips at 10")
         into.leave_all(("lrf",), "the rate of this optimizer falls to 0 here")
-    into.move("lr0", "optimizer.lr", float, default=0.01)
+    if "optimizer.lr" not in into.settings:
+        into.move("lr0", "optimizer.lr", float, default=0.01)
     into.put("optimizer.schedule", "cosine" if is_true(into.take("cos_lr")) else "linear", "cos_lr")
+
+
+def choose_optimizer(into: Translation, update: int) -> None:
+    """Take `auto` as it is in a long training: it then goes past the rate that is given, and biases begin at 0."""
+    into.leave_all(("lr0",), "optimizer: auto goes past it there")
+    into.leave(
+        "optimizer",
+        "auto",
+        f"SGD there (MuSGD since 8.4) if images / {update} x epochs exceeds 10,000. Else optimizer: {{name: adamw, lr: "
+        f"0.002 x 5 / (4 + classes), betas: [0.9, 0.999]}}, without the settings of sgd_warmup",
+    )
+    into.put("optimizer.lr", 0.01, "optimizer: auto")
+    into.given["warmup_bias_lr"] = 0.0
+
+
+def translate_warmup(into: Translation, batch: int, passes: int) -> None:
+    """Take the warm-up, whose length in steps depends on the number of images."""
+    written = into.take("warmup_epochs")
+    length = float(WARMUP_EPOCHS if written is None else written)
+    is_sgd = into.settings["optimizer.name"][0] == "sgd_warmup"
+    if is_sgd:
+        into.move("warmup_momentum", "optimizer.warmup_momentum", float, default=0.8)
+        into.move("warmup_bias_lr", "optimizer.warmup_bias_lr", float, default=0.1)
+        if passes > 1:
+            into.put(
+                "optimizer.accumulation", passes, f"nbs / batch: {passes}, from 1 in the warm-up"
+            )
+    into.leave_all(
+        ("warmup_momentum", "warmup_bias_lr"), "optimizer.warmup_steps warms up the rate alone"
+    )
+    name = "warmup" if is_sgd else "warmup_steps"
+    if not length:
+        into.put(f"optimizer.{name}", 0, "warmup_epochs: 0")
+        return
+    by_default = "there by default; " if written is None else ""
+    unit = f"{batch}, in batches (before 8.4 at least 100)" if is_sgd else f"{batch * passes}"
+    into.leave(
+        "warmup_epochs", length, f"{by_default}optimizer.{name}: {length:g} x images / {unit}"
+    )
