@@ -408,3 +408,16 @@ def test_cuda_is_named_only_for_what_other_accelerators_do_not_have() -> None:
         if (hits := SHARED_BY_KINDS.findall(path.read_text("utf-8")))
     }
     assert not found.keys() - allowed.keys(), found
+
+
+def test_no_import_changes_the_environment() -> None:
+    """A script that imported one function of the planner's process no longer saw its GPU."""
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    changing = [
+        f"{path.relative_to(ROOT)}:{statement.lineno}"
+        for path in files
+        for statement in parse(path.read_text("utf-8")).body
+        if isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr)
+        and re.match(r"os\.(environ(\[|\.(setdefault|update|pop)| \|=)|putenv)", ast.unparse(statement))
+    ]
+    assert not changing

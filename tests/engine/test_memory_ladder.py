@@ -329,8 +329,9 @@ def test_a_gpu_that_is_too_small_for_the_batch_gets_smaller_micro_batches(tmp_pa
     gc.collect()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
+    # Where memory is short cuDNN does with smaller workspaces: on an H100 the batch ran in 0.6 of what it had taken.
     torch.cuda.set_per_process_memory_fraction(
-        (torch.cuda.memory_reserved() + wanted * 0.6) / total
+        (torch.cuda.memory_reserved() + wanted * 0.25) / total
     )
     try:
         path = start(tmp_path / "small", model=model, train=settings)

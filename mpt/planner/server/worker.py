@@ -17,8 +17,6 @@ from typing import IO, Any
 
 COLLECTED = 8
 """Plans after which garbage is looked for: one leaves some 10 MiB, and a search takes a tenth of a second for it."""
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def main() -> None:
@@ -68,7 +66,9 @@ def close_input() -> None:
 
 
 def preload() -> None:
-    """Import the modules of every plan, while the command still reads its configuration."""
+    """Hide real GPUs, and import the modules of every plan, while the command still reads its configuration."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     from mpt.planner.device import dispatch_rules
 
     dispatch_rules.shorten()
