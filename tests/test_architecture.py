@@ -418,6 +418,8 @@ def test_no_import_changes_the_environment() -> None:
         for path in files
         for statement in parse(path.read_text("utf-8")).body
         if isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr)
-        and re.match(r"os\.(environ(\[|\.(setdefault|update|pop)| \|=)|putenv)", ast.unparse(statement))
+        and re.match(
+            r"os\.(environ(\[|\.(setdefault|update|pop)| \|=)|putenv)", ast.unparse(statement)
+        )
     ]
     assert not changing

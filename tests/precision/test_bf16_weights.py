@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -206,6 +207,29 @@ def test_a_parameter_without_dimensions_learns(mode: str) -> None:
         precision.step(phase, None)
     assert net.scale.dtype == torch.bfloat16
     assert 0.7 < float(net.scale.detach()) < 0.9
+
+
+@pytest.mark.parametrize("mode", [*MODES, "bf16-24bit", "fp16-24bit"])
+def test_the_state_of_a_parameter_without_dimensions_is_loaded_as_it_was(mode: str) -> None:
+    """StyleGAN2's strengths of noise are such: a resumed run rounded their means to half."""
+    net = nn.Module()
+    net.scale = nn.Parameter(torch.ones(()))
+    task: Any = type("Task", (), {"modules": {"net": net}, "trainable": {"net": net}})
+    precision = parts.mode(mode)
+    precision.prepare(task)
+    optimizer = torch.optim.Adam(precision.parameters(net), lr=0.1)
+    phase = Phase("net", net, optimizer, lambda batch: iter([Loss("loss", batch["x"])]))
+    precision.bind([phase])
+    precision.backward(net.scale.float() ** 2 / 3, phase)
+    precision.step(phase, None)
+    optimizer.zero_grad()
+    (kept,) = ({**state} for state in optimizer.state.values())
+    assert "exp_avg" in kept
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    (loaded,) = optimizer.state.values()
+    assert {key: (value.dtype, value) for key, value in loaded.items()} == {
+        key: (value.dtype, value) for key, value in kept.items()
+    }
 
 
 @pytest.mark.parametrize("trick", ["cpu_optimizer", "low_bit_optimizer"])

@@ -69,7 +69,10 @@ def keep_saved_dtypes(
 
 
 def hold_state_in_bfloat16(optimizer: Optimizer) -> None:
-    """Let every later `load_state_dict` of an optimizer keep codes, and hold the means of half weights in bfloat16."""
+    """Let every later `load_state_dict` of an optimizer keep codes, and hold the means of half weights in bfloat16.
+
+    Single numbers, such as the means of a weight without dimensions, stay in the dtype in which they were saved.
+    """
     loading: list[Mapping[str, Any]] = []
 
     def before(_: Optimizer, saved: dict[str, Any]) -> None:
@@ -79,12 +82,13 @@ def hold_state_in_bfloat16(optimizer: Optimizer) -> None:
         for number, parameter in parameters_of(loaded, saved := loading.pop()):
             if parameter.dtype == torch.float32:
                 continue
+            entries = loaded.state[parameter]
             for name, value in saved["state"].get(number, {}).items():
                 if isinstance(value, Tensor) and value.dim():
                     dtype = torch.bfloat16 if value.is_floating_point() else value.dtype
-                    loaded.state[parameter][name] = value.detach().to(
-                        parameter.device, dtype, copy=True
-                    )
+                    entries[name] = value.detach().to(parameter.device, dtype, copy=True)
+                elif isinstance(value, Tensor):  # of one number: kept as the optimizer made it
+                    entries[name] = value.detach().to(entries[name].device, copy=True)
 
     optimizer.register_load_state_dict_pre_hook(before)
     optimizer.register_load_state_dict_post_hook(after)

@@ -68,7 +68,9 @@ def add_report(message: str, training: Training, retry: Retry) -> str:
     config = ladder.adapted_config(training.run)
     try:
         budget = find_budget(training.run.device, message, training.peaks.allocated)
-        training.journal.say(f"out of memory; planning what held it and what would fit, {SECONDS:.0f} s at most ...")
+        training.journal.say(
+            f"out of memory; planning what held it and what would fit, {SECONDS:.0f} s at most ..."
+        )
         findings = plan(config, budget, training.run.device)
         lines = [*describe_budget(budget), *describe_plan(findings, budget)]
         if findings.patch:
