@@ -128,6 +128,7 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "task.iou": 0.7,
             "task.most_detections": 100,
             "task.agnostic": True,
+            "task.best_by": "map50_95",
         },
         [
             "16 x 4 = 64",

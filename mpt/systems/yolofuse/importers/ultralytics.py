@@ -108,6 +108,7 @@ def translate(into: Translation) -> None:
         epochs(period) if period > 0 else "1 epoch",
         f"save_period: {period} (epochs)" if period > 0 else "it saves after each epoch",
     )
+    into.put("task.best_by", "map50_95", "its fitness; in earlier releases a tenth of it is mAP50")
     patience = into.take("patience", default=100)
     if patience:
         into.put(

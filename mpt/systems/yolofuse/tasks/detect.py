@@ -17,7 +17,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -89,6 +89,8 @@ class Settings(Options):
     """Gain of the losses against the teacher, in addition to those of their kind."""
     multi_scale: float = Field(0.0, ge=0, lt=1)
     """Train on pictures up to this much smaller and larger, another size at each step."""
+    best_by: Literal["map50", "map50_95"] = "map50"
+    """The figure that chooses the best checkpoint, and that early stopping watches (Ultralytics: map50_95)."""
     confidence: float = Field(0.25, gt=0, lt=1)
     """Least score of shown and inferred boxes."""
     iou: float = Field(0.45, gt=0, lt=1)
@@ -116,6 +118,7 @@ class Detect(Legend, Exports):
         self, settings: Settings, net: nn.Module, data: DataSpec, precision: Precision
     ) -> None:
         self.settings, self.net, self.classes = settings, net, data.classes
+        self.metric = settings.best_by
         self.cameras: tuple[str, ...] = net.cameras  # type: ignore[assignment]
         self.inputs = self.cameras
         self.modules: dict[str, nn.Module] = {"net": net}
@@ -416,10 +419,15 @@ class Detect(Legend, Exports):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of updates, on which multi-scale's sizes depend, and of samples, for the heads' shares."""
-        return {"updates": self.updates, "samples_seen": self.samples_seen}
+        counts = {"updates": self.updates, "samples_seen": self.samples_seen}
+        return {**counts, "best_by": self.metric}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the numbers of updates and samples."""
+        """Restore the numbers of updates and samples. Raises ConfigError if another figure was the deciding one."""
+        if (before := state.get("best_by", "map50")) != self.metric:
+            raise ConfigError(
+                f"task.best_by: this run's best is by {before}, not {self.metric}; set it back"
+            )
         self.updates = int(state.get("updates", 0))
         self.samples_seen = int(state.get("samples_seen", 0))
 

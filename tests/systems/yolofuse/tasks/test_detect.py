@@ -12,7 +12,7 @@ from mpt.engine.building.build import build_datasets
 from mpt.engine.state.evaluation import evaluate, infer, preview
 from mpt.engine.state.moving_averages import follow, follow_step
 from mpt.engine.step.step import back_propagate, update
-from mpt.errors import DataError
+from mpt.errors import ConfigError, DataError
 from mpt.seams import Batch, DataSpec, FieldSpec, Run
 from mpt.seams.phase_losses import draw_batch
 from mpt.systems.yolofuse.losses.shared.detection import detection_sums
@@ -146,6 +146,18 @@ def test_evaluation_counts_every_picture_once_in_batches_of_any_size() -> None:
     first, second = evaluate(run, test, 6), evaluate(run, test, 4)
     assert first == second
     assert {"map50", "map50_95", "precision", "recall", "map50_article"} <= set(first)
+
+
+def test_the_best_is_by_the_figure_of_the_settings_and_of_no_other_after_a_resume() -> None:
+    plain, strict = build()[0].task, build(task={"best_by": "map50_95"})[0].task
+    assert (plain.metric, strict.metric) == ("map50", "map50_95")
+    plain.load_state_dict({"updates": 3, "samples_seen": 12})  # of a run from before that setting
+    strict.load_state_dict({**strict.state_dict(), "updates": 3})
+    assert strict.state_dict() == {"updates": 3, "samples_seen": 0, "best_by": "map50_95"}
+    with pytest.raises(
+        ConfigError, match=r"task.best_by: this run's best is by map50, not map50_95"
+    ):
+        strict.load_state_dict(plain.state_dict())
 
 
 def test_perfect_detections_are_worth_one() -> None:
