@@ -18,9 +18,11 @@ from mpt.engine.building.build import build_run
 from mpt.engine.building.initial_weights import load_initial_weights
 from mpt.engine.state.state import capture, restore
 from mpt.errors import CheckpointError, ConfigError
+from mpt.memory.adapters.layers import fold_all, put_adapter
 from mpt.memory.low_bit import packed_linear
 from mpt.memory.low_bit.formats import FORMATS
 from mpt.memory.low_bit.packed_linear import PackedLinear, PackedProduct, pack
+from mpt.memory.low_bit_base import Settings, build
 from mpt.memory.travelling.weight_traffic import Traffic
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.step.run_fake import trace_config
@@ -265,6 +267,26 @@ def test_a_folded_average_has_its_own_adapters_and_not_the_networks(name: str) -
     fold(run.tricks, modules)
     for one, image in entry.items():
         torch.testing.assert_close(modules[one](image), before[one], atol=1e-4, rtol=1e-4)
+
+
+def test_a_weight_that_two_networks_share_is_one_again_unless_their_adapters_differ() -> None:
+    first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+    second.weight = first.weight
+    networks = {"gen": nn.Sequential(first), "disc": nn.Sequential(second)}
+    trick = build(Settings())
+    trick.pack_weights(networks)
+    own = copy.deepcopy(networks), copy.deepcopy(networks)
+    trick.fold(own[0])
+    assert own[0]["gen"][0].weight is own[0]["disc"][0].weight
+    layers = [own[1][name][0] for name in ("gen", "disc")]
+    for layer in layers:
+        put_adapter(layer, 2, 1.0, torch.Generator().manual_seed(0), trained=True, dora=False)
+        nn.init.ones_(layer.lora_b)
+    layers[1].lora_b.data.neg_()
+    expected = [layer(torch.ones(1, 64)) for layer in layers]
+    fold_all(own[1])
+    for layer, output in zip(layers, expected, strict=True):
+        torch.testing.assert_close(layer(torch.ones(1, 64)), output)
 
 
 def test_what_cannot_be_packed_is_refused_in_one_line() -> None:

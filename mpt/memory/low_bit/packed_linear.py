@@ -135,13 +135,13 @@ def unpack(layer: PackedLinear, weight: nn.Parameter | None = None) -> nn.Parame
 
 
 def unpack_all(modules: Mapping[str, nn.Module]) -> None:
-    """Give all packed layers of networks their weights back, those that a network shares once.
+    """Give all packed layers of networks their weights back, those that they share once.
 
     A moving average has the packed weights of its network, and adapters of its own, which are folded into the weight:
-    so each network gets weights of its own.
+    so only layers with the same adapter have the same weight.
     """
+    made: dict[tuple[nn.Parameter, nn.Parameter | None], nn.Parameter] = {}
     for root in modules.values():
-        made: dict[nn.Parameter, nn.Parameter] = {}
         for layer in [one for one in root.modules() if isinstance(one, PackedLinear)]:
-            codes = layer.get_parameter(f"{PREFIX}codes")
-            made[codes] = unpack(layer, made.get(codes))
+            both = layer.get_parameter(f"{PREFIX}codes"), layer._parameters.get("lora_a")
+            made[both] = unpack(layer, made.get(both))
