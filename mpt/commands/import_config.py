@@ -20,8 +20,8 @@ from mpt.run.process.files import write_new
 class Command:
     """Translate another program's configuration or command line.
 
-    Of Hugging Face's TrainingArguments, LightningCLI, Ultralytics, timm, OneTrainer, kohya's scripts and DeepFaceLab.
-    Values come with their units (8 x 4 = 32), and settings without a counterpart are listed as comments.
+    Of Hugging Face's TrainingArguments, LightningCLI, Ultralytics, timm, torchvision, OneTrainer, kohya's scripts and
+    DeepFaceLab. Values come with their units (8 x 4 = 32), and settings without a counterpart are listed as comments.
     """
 
     source: Annotated[Path | None, typer.Argument(metavar="FILE", show_default=False)] = None

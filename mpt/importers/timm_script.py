@@ -97,6 +97,12 @@ def translate(into: Translation) -> None:
     )
     into.leave_all(("pretrained",), "nothing is downloaded: model.weights: FILE")
     into.leave_all(("aa", "reprob"), "dataset.augment: torchvision's transforms by name")
+    if not float(into.given.get("aug_repeats") or 0):
+        into.given.pop("aug_repeats", None)
+    into.leave_all(
+        ("aug_repeats",),
+        "repeated augmentation is not taken over: a picture comes once in an epoch here",
+    )
     into.leave_all(("output",), "runs go to --runs DIR")
 
 

@@ -51,6 +51,12 @@ python train.py --model resnet50 --data-dir /data/imagenet --opt sgd --lr 0.4 --
   --grad-accum-steps 2 --epochs 100 --sched cosine --warmup-epochs 5 --amp --amp-dtype bfloat16 --model-ema \\
   --model-ema-decay 0.9999 --mixup 0.2 --aa rand-m9
 """
+REFERENCE = """
+torchrun --nproc_per_node=8 train.py --model resnet50 --data-path /d --batch-size 128 --opt sgd_nesterov --lr 0.5 \\
+  --lr-scheduler cosineannealinglr --lr-warmup-epochs 5 --lr-warmup-method linear --auto-augment ta_wide --epochs 600 \\
+  --random-erase 0.1 --weight-decay 0.00002 --norm-weight-decay 0.0 --label-smoothing 0.1 --mixup-alpha 0.2 \\
+  --train-crop-size 176 --val-resize-size 232 --model-ema --ra-sampler --ra-reps 4
+"""
 DEEPFACELAB = """
 ==================== Model Summary ====================
 ==            Model name: my_SAEHD                   ==
@@ -134,6 +140,28 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "16 x 4 = 64",
             "#   shear: 2.0    (pictures are changed along",
             "model.weights: yolov8s.pt",
+        ],
+    ),
+    (
+        "reference.sh",
+        REFERENCE,
+        {
+            "model.name": "torchvision:resnet50",
+            "model.image_size": 176,
+            "dataset.test_share": 224 / 232,
+            "train.batch_size": 1024,
+            "memory.micro_batch": 128,
+            "optimizer.nesterov": True,
+            "optimizer.no_decay": ["norm"],
+            "optimizer.schedule": "cosine",
+            "task.mixup": 0.2,
+            "precision.mode": "fp32",
+        },
+        [
+            "128 x 8 = 1024",
+            "#   ra_sampler: 4 times    (repeated augmentation is not taken over: a picture comes",
+            "#   lr_warmup_epochs: 5    (optimizer.warmup_steps: 5 x images / batch;",
+            "# model_ema: there 0.998908 after every 32 steps",
         ],
     ),
     (
@@ -422,6 +450,15 @@ def test_defaults_that_cannot_be_translated_are_comments(tmp_path: Path) -> None
     assert "clip_grad_norm" not in settings["optimizer"]
     assert "#   clip_grad: 1    (clip_mode: value;" in written
     assert "#   warmup_epochs: 5    (there by default; optimizer.warmup_steps: 5 x" in written
+    (tmp_path / "repeats").mkdir()
+    _, written = imported("t.sh", text + " --aug-repeats 3", tmp_path / "repeats")
+    assert "#   aug_repeats: 3    (repeated augmentation is not taken over" in written
+    (tmp_path / "reference").mkdir()
+    text = "train.py --model mobilenet_v2 --wd 4e-5 --lr-step-size 1 --lr-gamma 0.98"
+    settings, written = imported("r.sh", text, tmp_path / "reference")
+    assert settings["optimizer"]["weight_decay"] == 4e-5
+    assert "no_decay" not in settings["optimizer"]
+    assert "#   lr_scheduler: steplr    (there by default; schedules are constant," in written
     (tmp_path / "yolo").mkdir()
     _, written = imported("a.yaml", YOLO % (16, "Adam"), tmp_path / "yolo")
     assert "#   lrf: 0.1    (the rate of this optimizer falls to 0 here)" in written
