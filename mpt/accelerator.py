@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 
+from mpt.config.sizes import describe_bytes
 from mpt.errors import MptError
 
 WITHOUT_ALLOCATOR = ("cpu", "meta", "mps", "fgpu")
@@ -129,6 +130,20 @@ def outside_bytes(device: torch.device) -> int:
     """Return the bytes a card holds outside this process's allocator: its context, and other processes."""
     free, total = free_and_total(device)
     return max(0, total - free - reserved_bytes(device))
+
+
+def held_by_others(device: torch.device) -> str:
+    """Return what other programs leave of a card, as part of a line; empty if they hold less than a quarter of it."""
+    if not has_allocator(device):
+        return ""
+    try:
+        (free, total), others = free_and_total(device), outside_bytes(device)
+    except RuntimeError:  # not even a context found room
+        return ""
+    if others < total / 4:
+        return ""
+    sizes = [describe_bytes(size) for size in (free, total, others)]
+    return ", of which {} of {} are free: other programs hold {}, end them first".format(*sizes)
 
 
 def busy_share(device: torch.device) -> float:

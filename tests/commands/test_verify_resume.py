@@ -249,3 +249,19 @@ def test_kills_leave_no_trace(here: Path) -> None:
     done = run_mpt("verify-resume", "honest.yaml", "--kill", "--steps", 40, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "resume is exact: a kill at step" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("is_deterministic", "advice"), [(True, "other programs"), (False, "set ")]
+)
+def test_what_to_do_about_a_training_that_does_not_repeat_itself(
+    is_deterministic: bool, advice: str
+) -> None:
+    """On a GPU that others filled too one was told to set what was set."""
+    nothing: Any = SimpleNamespace(checkpoints=[], losses=[], first_loss="")
+    found = resume_check.ResumeCheck(False, False, [], nothing, None, is_deterministic)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resume_check, "describe", lambda files: "net/loss at step 1")
+        text = found.text
+    assert advice in text
+    assert ("train.deterministic" in text) is not is_deterministic

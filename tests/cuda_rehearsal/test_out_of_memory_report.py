@@ -51,6 +51,7 @@ def test_weights_that_find_no_room_are_said_to_be_too_much(tmp_path: Path) -> No
     assert said.code == 7, said
     assert "before the first step" in said.text
     assert "the weights alone are too much for cuda" in said.text
+    assert "other programs hold 6,1" in said.text, said
 
 
 @pytest.mark.cards("rtx2060")

@@ -94,7 +94,7 @@ def build_explained(
             raise
         reason = out_of_memory_reason(error)
     advice = (
-        f"the weights alone are too much for {device}. "
+        f"the weights alone are too much for {device}{accelerator.held_by_others(device)}. "
         "Use a smaller model, or precision=bf16-sr; `mpt plan CONFIG` says what it needs"
     )
     raise MemoryBudgetError(describe_out_of_memory("before the first step", reason, advice))

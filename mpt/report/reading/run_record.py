@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,12 +246,24 @@ class RunRecord:
         return str(last.get("message", "")) if last.get("kind") in ENDS else ""
 
     @property
+    def not_planned(self) -> str:
+        """Why the plan is of other steps than those that were taken; empty if it is of the same."""
+        if adapted := section(self.summary, "adapted"):
+            changes = ", ".join(f"memory.{name}={value}" for name, value in adapted.items())
+            return f"it is of the settings that the run began with, which ran out of memory; since then {changes}"
+        phase = re.match(r"phase ([^,]+),", str(self.plan.get("moment", "")))
+        trained = {name.split("/")[0] for line in self.train for name in section(line, "losses")}
+        if phase and trained and phase[1] not in trained:
+            return f"its peak is in phase {phase[1]}, which has not begun"
+        return ""
+
+    @property
     def planned(self) -> list[Planned]:
         """The planned peaks that there is a measurement for, taken of the same thing: the training's steps.
 
         A plan is of two steps, as the optimizer's states are there from the second on; a single one is not compared.
         """
-        if self.plan.get("kind") != self.memory.get("kind") or self.steps < 2:
+        if self.plan.get("kind") != self.memory.get("kind") or self.steps < 2 or self.not_planned:
             return []
         pairs = [
             ("allocated", "peak_bytes", ("steps_peak_bytes", "peak_bytes")),

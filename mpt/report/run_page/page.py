@@ -183,7 +183,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         "planned_parts": {
             name: number(size) for name, size in section(record.plan, "by_category").items()
         },
-        "plan_problem": str(record.plan.get("error", "")),
+        "plan_problem": plan_problem(record),
         "skipped": skipped,
         "skipped_steps": skipped_steps(record),
         "events": [event_row(event) for event in record.events[-MOST_EVENTS:]],
@@ -375,3 +375,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def plan_problem(record: RunRecord) -> str:
+    """Return the sentence that says why no plan is held against what was measured; empty if one is, or none was made."""
+    if error := str(record.plan.get("error", "")):
+        return f"There is no plan: {error}"
+    return (
+        f"The plan is not compared: {record.not_planned}"
+        if record.plan and record.not_planned
+        else ""
+    )

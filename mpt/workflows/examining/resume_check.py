@@ -58,6 +58,8 @@ class ResumeCheck:
     stops: Sequence[str]
     files: RunDifference
     cause: Cause | None = None
+    is_deterministic: bool = False
+    """Whether both were asked for kernels that repeat themselves."""
 
     @property
     def where(self) -> str:
@@ -72,10 +74,13 @@ class ResumeCheck:
             stops = ", ".join(self.stops)
             return f"resume is exact: {stops}; {tensors} tensors and the losses of all steps are equal to the bit"
         if not self.repeats:
-            return (
-                f"two trainings in one go differ as well ({self.where}), so this says nothing about resuming: set "
-                "train.deterministic=true"
+            advice = (
+                "a kernel of it adds in any order, or other programs left it less of the card, so that other kernels "
+                "were chosen"
+                if self.is_deterministic
+                else "set train.deterministic=true"
             )
+            return f"two trainings in one go differ as well ({self.where}), so this says nothing about resuming: {advice}"
         said = self.cause.describe() if self.cause is not None else ""
         reason = f"; {said}" if said else ""
         return f"after {', '.join(self.stops)} the training is another one: {self.where}{reason}"
@@ -105,7 +110,8 @@ def verify_resume(config: Config, folder: Path, check: Check) -> ResumeCheck:
     train(file, folder, "again", check)
     again = compare_runs(read_run(folder / "whole"), read_run(folder / "again"))
     repeats = is_same(again, check.steps)
-    return ResumeCheck(False, repeats, stops, found, why(config, check) if repeats else None)
+    cause = why(config, check) if repeats else None
+    return ResumeCheck(False, repeats, stops, found, cause, config.train.deterministic)
 
 
 def why(config: Config, check: Check) -> Cause | None:

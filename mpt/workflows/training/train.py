@@ -283,7 +283,10 @@ def finish(training: Training, reports: bool) -> None:
         console.warning(f"the report could not be written: {error}")
         page = None
     else:
-        for row in read_run(Path(directory.path)).planned:
+        record = read_run(Path(directory.path))
+        if record.plan and record.not_planned:
+            console.message(f"memory: the plan is not compared: {record.not_planned}")
+        for row in record.planned:
             planned, measured = show_bytes(row.planned), show_bytes(row.measured)
             console.message(
                 f"memory {row.name}: planned {planned}, measured {measured} ({row.error:+.1%})"

@@ -179,6 +179,31 @@ def test_a_run_of_one_step_is_not_compared_with_a_plan_of_two(tmp_path: Path) ->
         assert len(read_run(tmp_path).planned) == compared
 
 
+@pytest.mark.parametrize(
+    ("adapted", "phase", "why"),
+    [
+        ({"micro_batch": 64}, "net", "since then memory.micro_batch=64"),
+        ({}, "late", "its peak is in phase late, which has not begun"),
+    ],
+)
+def test_a_plan_of_other_steps_than_were_taken_is_not_compared(
+    adapted: dict[str, int], phase: str, why: str, tmp_path: Path
+) -> None:
+    """A batch that was halved for want of memory was said to be planned 105 % too high."""
+    (tmp_path / "config.yaml").write_text("name: run\n", "utf-8")
+    plan = {"kind": "cuda", "peak_bytes": 2, "reserved_bytes": 2}
+    plan["moment"] = f"phase {phase}, backward (step 2)"
+    (tmp_path / "plan.json").write_text(json.dumps(plan), "utf-8")
+    (tmp_path / "metrics.jsonl").write_text('{"kind":"train","step":2,"losses":{"net/loss":1.0}}\n')
+    memory = {"kind": "cuda", "peak_bytes": 1, "reserved_bytes": 1}
+    summary = {"steps": 2, "peak_memory": memory, "adapted": adapted}
+    (tmp_path / "summary.json").write_text(json.dumps(summary), "utf-8")
+    assert read_run(tmp_path).planned == []
+    write_report(tmp_path)
+    for page in ("report.md", "report.html"):
+        assert why in (tmp_path / page).read_text("utf-8").replace("\\", "")
+
+
 def test_a_model_that_cannot_be_planned_leaves_its_reason(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     wish = request(
