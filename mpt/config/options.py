@@ -197,8 +197,9 @@ class OptimizerOptions(Options):
     parts: dict[str, ParameterGroup] = Field(default_factory=dict)
     """Changes per glob over dotted parameter names: `parts: {"net.trunk.*": {lr_scale: 0.1, weight_decay: 0}}`. If
     several match a parameter, the later ones win."""
-    no_decay: list[Literal["bias", "norm"]] = Field(default_factory=list)
-    """Parameters without weight decay: biases, and those of normalisation layers. `parts` may say otherwise."""
+    no_decay: list[Literal["bias", "norm", "vector"]] = Field(default_factory=list)
+    """Parameters without weight decay: biases, those of normalisation layers, and as vector those of one dimension and
+    those that the network's `no_weight_decay()` names, as timm does it. `parts` may say otherwise."""
 
     @field_validator("lr", check_fields=False)
     @classmethod

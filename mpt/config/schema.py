@@ -74,8 +74,8 @@ class MovingAverage(Options):
     """
     half_life_kimg: float | None = Field(None, gt=0)
     """In place of a decay: thousands of images after which half of an average is new."""
-    ramp_steps: float | None = Field(None, gt=0)
-    """Steps in which the decay rises from 0 to 63 % of itself, in place of the rise above."""
+    ramp_steps: float | None = Field(None, ge=0)
+    """Steps in which the decay rises from 0 to 63 % of itself, in place of the rise above; 0 is no rise."""
     rampup: float | None = Field(None, gt=0)
     """The half-life is at most this share of the images seen."""
     buffers: Literal["copy", "average"] = "copy"

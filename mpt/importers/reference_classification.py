@@ -186,6 +186,6 @@ def translate_average(into: Translation, batch: int, epochs: float) -> None:
     share = min(1.0, (1 - float(0.99998 if decay is None else decay)) * batch * every / epochs)
     into.put(
         "train.ema",
-        {"decay": (1 - share) ** (1 / every), "buffers": "average"},
+        {"decay": (1 - share) ** (1 / every), "ramp_steps": 0, "buffers": "average"},
         f"model_ema: there {1 - share:.6g} after every {every} steps",
     )

@@ -29,6 +29,8 @@ OPTIMIZERS = {
     "lion": "lion",
     "adamax": "adamax",
 }
+SCALING = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+OF_MODEL = "of most models; by default there the model's own (pretrained_cfg)"
 WARMUP_EPOCHS = 5
 """The script's default."""
 SIMPLE = {
@@ -57,10 +59,20 @@ def translate(into: Translation) -> None:
     if root:
         into.put("dataset.name", "image_folder", "a folder with train/CLASS and val/CLASS")
         into.put("dataset.root", str(root), f"data_dir: {root}")
-        into.move("crop_pct", "dataset.test_share", float, default=0.875)
+        share = into.take("crop_pct")
+        into.put(
+            "dataset.test_share", float(share or 0.875), f"crop_pct: {share}" if share else OF_MODEL
+        )
         translate_pictures(into)
     else:
         into.move("img_size", "model.image_size", int)
+    for name, usual in SCALING.items():
+        given = into.take(name)
+        into.put(
+            f"task.{name}",
+            usual if given is None else list(given),
+            f"{name}: {given}" if given else OF_MODEL,
+        )
     into.move("epochs", "train.epochs", float, default=300)
     per_pass, passes = (
         int(into.take("batch_size", "b", default=128)),
@@ -78,7 +90,9 @@ def translate(into: Translation) -> None:
         "precision.mode", mode, f"amp: {str(amp).lower()}" + (f", amp_dtype: {half}" if amp else "")
     )
     if is_true(into.take("model_ema")):
-        into.move("model_ema_decay", "train.ema", float, default=0.9998)
+        into.move("model_ema_decay", "train.ema.decay", float, default=0.9998)
+        into.put("train.ema.ramp_steps", 0, "the decay is so from the first step on")
+        into.put("train.ema.buffers", "average", "buffers are averaged too")
     if is_true(into.take("channels_last")):
         into.put("memory.channels_last", True, "channels_last: true")
     if is_true(into.take("grad_checkpointing")):
@@ -108,8 +122,9 @@ def translate(into: Translation) -> None:
 
 def translate_pictures(into: Translation) -> None:
     """Take the pictures' size, their changes by chance, and their mean and deviation."""
-    into.move("img_size", "model.image_size", int, default=224)
-    size = into.settings["model.image_size"][0]
+    side = into.take("img_size")
+    size = int(side or 224)
+    into.put("model.image_size", size, f"img_size: {side}" if side else OF_MODEL)
     cut: dict[str, Any] = {"size": size, "antialias": True}
     cut |= {name: found for name in ("scale", "ratio") if (found := into.take(name)) is not None}
     across, down = (
@@ -127,8 +142,6 @@ def translate_pictures(into: Translation) -> None:
         parts = ("brightness", "contrast", "saturation")
         changes.append({"ColorJitter": dict.fromkeys(parts, jitter)})
     into.put("dataset.augment", changes, "scale, ratio, hflip, vflip, and color_jitter without aa")
-    into.move("mean", "task.mean", list, default=[0.485, 0.456, 0.406])
-    into.move("std", "task.std", list, default=[0.229, 0.224, 0.225])
 
 
 def translate_rate(into: Translation, batch: int) -> None:
@@ -149,7 +162,7 @@ def translate_rate(into: Translation, batch: int) -> None:
         )
     into.move("weight_decay", "optimizer.weight_decay", float, default=2e-5)
     if into.settings.get("optimizer.weight_decay", (0.0, ""))[0]:
-        into.put("optimizer.no_decay", ["bias", "norm"], "what does not decay there")
+        into.put("optimizer.no_decay", ["bias", "vector"], "what does not decay there")
 
 
 def translate_optimizer(into: Translation) -> None:
@@ -174,11 +187,13 @@ def translate_optimizer(into: Translation) -> None:
     if betas is not None and name in ("adam", "adamw", "lion"):
         into.put("optimizer.betas", betas, f"opt_betas: {betas}")
     schedule = str(into.take("sched", default="cosine"))
+    on_updates = schedule == "none" or is_true(into.take("sched_on_updates"))
+    on_epochs = "" if on_updates else ", which changes the rate after each epoch there"
     if schedule in ("cosine", "none"):
         into.put(
             "optimizer.schedule",
             "cosine" if schedule == "cosine" else "constant",
-            f"sched: {schedule}",
+            f"sched: {schedule}{on_epochs}",
         )
     else:
         into.leave("sched", schedule, "schedules are constant, linear, cosine, one_cycle")

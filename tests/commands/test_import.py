@@ -172,7 +172,7 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "train.batch_size": 256,
             "memory.micro_batch": 128,
             "precision.mode": "bf16",
-            "train.ema": 0.9999,
+            "train.ema": {"decay": 0.9999, "ramp_steps": 0, "buffers": "average"},
             "optimizer.momentum": 0.9,
             "task.mixup": 0.2,
             "train.evaluate_every": "1 epoch",
@@ -395,7 +395,7 @@ KOHYA = 'train_batch_size = 2\nmax_train_steps = 9\noptimizer_type = "%s"\n'
         (
             "t.sh",
             "train.py --model r --opt sgd --sched cosine",
-            {"momentum": 0.9, "nesterov": True, "no_decay": ["bias", "norm"]},
+            {"momentum": 0.9, "nesterov": True, "no_decay": ["bias", "vector"]},
         ),
         ("t.sh", "train.py --model r --opt momentum --sched none", {"nesterov": False}),
         (

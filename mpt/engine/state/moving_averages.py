@@ -133,7 +133,7 @@ def decay_at(settings: MovingAverage, step: int, batch_size: int, rises: bool = 
             half_life = min(half_life, step * batch_size * settings.rampup)
         return float(0.5 ** (batch_size / max(half_life, 1e-8)))
     assert settings.decay is not None
-    if not rises:
+    if not rises or settings.ramp_steps == 0:
         return settings.decay
     if settings.ramp_steps is not None:
         return settings.decay * (1 - math.exp(-(step + 1) / settings.ramp_steps))

@@ -93,8 +93,16 @@ def hidden_matrices(name: str, module: nn.Module, excluded: Sequence[str]) -> se
 
 
 def undecayed_names(module: nn.Module, kinds: Sequence[str]) -> set[str]:
-    """Return the names of the parameters of these kinds: "bias", "norm"."""
+    """Return the names of the parameters of these kinds: "bias", "norm", "vector"."""
     found: set[str] = set()
+    if "vector" in kinds:
+        named: Any = getattr(module, "no_weight_decay", tuple)
+        globs = list(named())
+        found |= {
+            key
+            for key, parameter in module.named_parameters()
+            if parameter.dim() <= 1 or any(fnmatchcase(key, glob) for glob in globs)
+        }
     for owner_name, owner in module.named_modules(remove_duplicate=False):
         is_norm = isinstance(owner, NORMALISATION) or any(
             "Norm" in kind.__name__ for kind in type(owner).__mro__

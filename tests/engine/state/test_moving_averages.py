@@ -112,6 +112,7 @@ def test_an_average_that_is_switched_on_later_begins_with_the_weights() -> None:
         ({"decay": 0.9}, 0, 0.1),
         ({"decay": 0.9}, 10_000, 0.9),
         ({"decay": 0.9, "ramp_steps": 10.0}, 9, 0.9 * (1 - 0.36787944117144233)),
+        ({"decay": 0.9, "ramp_steps": 0}, 0, 0.9),
         ({"half_life_kimg": 1.0}, 0, 0.5 ** (8 / 1000)),
         ({"half_life_kimg": 1.0, "rampup": 0.05}, 10, 0.5 ** (8 / 4)),
         ({"half_life_kimg": 1.0, "rampup": 0.05}, 0, 0.0),

@@ -13,6 +13,7 @@ from mpt.config.load import load_config
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
 from mpt.errors import CheckpointError, ConfigError
+from mpt.optim.shared.groups import undecayed_names
 from tests.engine.parts import batch, classifier, gan
 
 pytestmark = pytest.mark.tier("fast")
@@ -71,6 +72,21 @@ def test_no_decay_spares_biases_and_normalisation_and_nothing_else():
     assert spared
     for name, settings in settings_of(run).items():
         assert settings["weight_decay"] == (0 if name.removeprefix("net.") in spared else 0.01)
+
+
+def test_vectors_and_what_the_network_names_do_not_decay_as_in_timm():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gamma, self.table = (nn.Parameter(torch.ones(shape)) for shape in ((4,), (4, 4)))
+            self.inner = nn.ModuleDict({"token": nn.Linear(4, 4), "last": nn.Linear(4, 4)})
+
+        def no_weight_decay(self):
+            return {"table", "inner.token.*"}
+
+    spared = {"gamma", "table", "inner.token.weight", "inner.token.bias", "inner.last.bias"}
+    assert undecayed_names(Net(), ["vector"]) == spared
+    assert undecayed_names(nn.BatchNorm1d(4), ["vector"]) == {"weight", "bias"}
 
 
 def test_a_norm_of_another_package_is_known_by_its_name_and_attention_biases_by_theirs():

@@ -33,7 +33,7 @@ class Settings(OptimizerOptions):
     """Published: 5e-4 at a batch of 64, in proportion to the batch."""
     nesterov: bool = True
     """Use Nesterov momentum."""
-    no_decay: list[Literal["bias", "norm"]] = Field(["bias", "norm"])
+    no_decay: list[Literal["bias", "norm", "vector"]] = Field(["bias", "norm"])
     """Groups without weight decay."""
     clip_grad_norm: float | None = Field(10.0, gt=0)
     schedule: Literal["constant", "cosine", "linear", "one_cycle"] = "linear"
