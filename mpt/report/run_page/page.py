@@ -378,7 +378,7 @@ def plain(value: Any) -> Any:
 
 
 def plan_problem(record: RunRecord) -> str:
-    """Return the sentence that says why no plan is held against what was measured; empty if one is, or none was made."""
+    """Return the sentence that says why no plan is held against what was measured; empty if there is none to say."""
     if error := str(record.plan.get("error", "")):
         return f"There is no plan: {error}"
     return (

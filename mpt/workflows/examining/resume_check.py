@@ -80,7 +80,8 @@ class ResumeCheck:
                 if self.is_deterministic
                 else "set train.deterministic=true"
             )
-            return f"two trainings in one go differ as well ({self.where}), so this says nothing about resuming: {advice}"
+            differ = f"two trainings in one go differ as well ({self.where})"
+            return f"{differ}, so this says nothing about resuming: {advice}"
         said = self.cause.describe() if self.cause is not None else ""
         reason = f"; {said}" if said else ""
         return f"after {', '.join(self.stops)} the training is another one: {self.where}{reason}"
