@@ -135,6 +135,8 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
             "task.most_detections": 100,
             "task.agnostic": True,
             "task.best_by": "map50_95",
+            "task.small_boxes": True,
+            "model.box_bias": 2.0,
         },
         [
             "16 x 4 = 64",
@@ -543,6 +545,8 @@ def test_yolofuses_own_command_and_networks_are_of_two_cameras(
     load_config(output)
     flat = {**found["model"], **found["dataset"], **found["train"]}
     assert {name: flat[name] for name in expected} == expected
+    # YOLOFuse is made of a release before 8.4
+    assert ("small_boxes" in found["task"]) == (found["model"]["fusion"] == "rgb")
     if "train_dual" in words:  # its mosaic goes on to the end, and it never stops early
         assert "mosaic_epochs" not in flat
         assert "early_stopping" not in flat

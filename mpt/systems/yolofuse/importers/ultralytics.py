@@ -89,6 +89,9 @@ def translate(into: Translation) -> None:
             written,
             f"weights are not downloaded: model.weights: {written}, once the file is here",
         )
+    if fusion is None and network is not None and network[1] != "yolo26":
+        into.put("model.box_bias", 2.0, "since 8.4; 1 before")
+        into.put("task.small_boxes", True, "since 8.4; false before")
     data = into.take("data")
     into.put("dataset.name", "detection_files", "pictures with boxes")
     into.put("dataset.cameras", "pair" if both else "rgb", "ch: 6" if both else "one camera")
