@@ -3,7 +3,8 @@
 Inputs, weights and gradients are scaled and rounded to 8 bits for each product, by the extra torchao: float8 with a
 scale per tensor (compute capability 8.9 and later), int8 with a scale per row (8.0 and later; a prototype of torchao).
 Weights stay float32, and so do their gradients and the optimizer's state; autograd saves the same tensors as in `bf16`.
-So time may be saved, memory is not.
+So time may be saved, memory is not: a cast that is not fused holds its operand twice in float32 for a moment, some 3 %
+of a ViT-B's peak in batches of 64 on an H100.
 
 A layer takes part if both sides are multiples of 16 and the predicted gain is worth it. The prediction is a roofline of
 the layer's three products and of the passes over their operands that the scaling adds; it is reported before the first
@@ -73,7 +74,6 @@ class LowBitProducts(Autocast):
         ratio = FLOPS_PER_BYTE.get(capability, FLOPS_PER_BYTE[8, 9])
         chosen: dict[tuple[int, int], list[str]] = defaultdict(list)
         reasons: dict[str, int] = defaultdict(int)
-        is_fake = torch._guards.detect_fake_mode() is not None
         for key, network in task.trainable.items():
             for name, layer in eligible_layers(network, reasons):
                 gain = predicted_speedup(layer.in_features, layer.out_features, MANY_ROWS, ratio)
@@ -83,10 +83,7 @@ class LowBitProducts(Autocast):
                     ] += 1
                     continue
                 chosen[layer.in_features, layer.out_features].append(f"{key}.{name}")
-                if not is_fake:
-                    network.set_submodule(
-                        name, replacement(self.name, layer, self.settings.emulate)
-                    )
+                network.set_submodule(name, replacement(self.name, layer, self.settings.emulate))
         if not chosen:
             why = (
                 "; ".join(f"{count} {reason}" for reason, count in reasons.items())
@@ -97,10 +94,6 @@ class LowBitProducts(Autocast):
                 "kernels. Use precision=bf16"
             )
         notes = tell(self.name, chosen, reasons, ratio)
-        if is_fake:
-            notes.append(
-                f"{self.name} is planned as bf16, whose memory it needs; its speed is not planned"
-            )
         self.numerics = replace(self.numerics, notes=(*self.numerics.notes, *notes))
 
 
