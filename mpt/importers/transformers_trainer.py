@@ -124,7 +124,11 @@ def translate_optimizer(into: Translation, steps: int) -> None:
     warmup, ratio = into.take("warmup_steps", default=0), into.take("warmup_ratio", default=0.0)
     if 0 < warmup < 1:  # since version 5
         warmup, ratio = 0, warmup
-    if warmup:
+    if written == "constant" and (warmup or ratio):
+        into.leave(
+            "warmup_steps", warmup or ratio, "lr_scheduler_type: constant goes without one there"
+        )
+    elif warmup:
         into.put("optimizer.warmup_steps", int(warmup), f"warmup_steps: {warmup}")
     elif ratio and steps > 0:
         count = round(ratio * steps)

@@ -446,6 +446,41 @@ def test_an_optimizer_is_theirs_also_where_its_defaults_are_others_here(
     assert found == wanted
 
 
+def test_a_constant_schedule_has_no_warm_up_where_theirs_has_none(tmp_path: Path) -> None:
+    text = '{"per_device_train_batch_size": 8, "warmup_steps": 9, "lr_scheduler_type": "%s"}'
+    for name, source, has in (
+        ("t.json", text % "constant", False),
+        ("t.json", text % "constant_with_warmup", True),
+        ("k.toml", (KOHYA % "AdamW") + "lr_warmup_steps = 9\n", False),
+        ("k.toml", (KOHYA % "AdamW") + 'lr_warmup_steps = 9\nlr_scheduler = "linear"\n', True),
+    ):
+        folder = tmp_path / f"{name}{has}"
+        folder.mkdir()
+        settings, written = imported(name, source, folder)
+        assert settings["optimizer"].get("warmup_steps") == (9 if has else None)
+        assert ("constant goes without one there" in written) is not has
+
+
+def test_a_script_of_diffusers_is_not_taken_for_kohyas(tmp_path: Path) -> None:
+    text = "train_text_to_image_lora.py --pretrained_model_name_or_path x --train_batch_size 2 --rank 8 "
+    text += "--num_train_epochs 5 --checkpointing_steps 50 --adam_beta1 0.8 --adam_weight_decay 0.1"
+    settings, written = imported("d.sh", text, tmp_path)
+    assert settings["train"]["epochs"] == 5
+    assert settings["train"]["checkpoint_every"] == 50
+    assert settings["memory"]["lora"] == {"rank": 8, "alpha": 8}
+    assert settings["optimizer"]["betas"] == [0.8, 0.999]
+    assert settings["optimizer"]["weight_decay"] == 0.1
+    assert "lr" not in settings["optimizer"]
+    assert "#   learning_rate: the script's own    (not given: set optimizer.lr as its" in written
+    (tmp_path / "whole").mkdir()
+    text = "train_unconditional.py --train_data_dir d --num_epochs 7 --train_batch_size 4"
+    settings, written = imported("d.sh", text, tmp_path / "whole")
+    wanted = {"betas": [0.95, 0.999], "weight_decay": 1e-6, "lr": 1e-4, "schedule": "cosine"}
+    wanted |= {"warmup_steps": 500, "clip_grad_norm": 1.0}
+    assert {name: settings["optimizer"][name] for name in wanted} == wanted
+    assert (settings["train"]["batch_size"], settings["train"]["epochs"]) == (4, 7)
+
+
 def test_defaults_that_cannot_be_translated_are_comments(tmp_path: Path) -> None:
     text = "train.py --model r --opt sgd --sched cosine --clip-grad 1 --clip-mode value"
     settings, written = imported("t.sh", text, tmp_path)

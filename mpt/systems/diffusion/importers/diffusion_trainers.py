@@ -1,6 +1,8 @@
-"""Settings of kohya's sd-scripts (TOML, or a command line) and OneTrainer (JSON): length, batch, rate, precision.
+"""Settings of kohya's sd-scripts (TOML, or a command line), diffusers' example scripts and OneTrainer (JSON): length,
+batch, rate, precision.
 
-Their files name weights and folders, not a network: the model is to be set. OneTrainer counts passes, kohya updates.
+Their files name weights and folders, not a network: the model is to be set. OneTrainer counts passes, the others
+updates. The defaults of diffusers' scripts differ from one to the next: what is not given is said, not guessed.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 from mpt.importers.shared.translation import Translation, is_true
 from mpt.importers.shared.translation import epochs as period
 
-NAME = "kohya's sd-scripts or OneTrainer"
+NAME = "kohya's sd-scripts, diffusers' examples or OneTrainer"
 KOHYA = (
     "train_batch_size",
     "max_train_steps",
@@ -20,6 +22,27 @@ KOHYA = (
     "pretrained_model_name_or_path",
 )
 ONE_TRAINER = ("training_method", "optimizer.optimizer", "train_dtype", "concept_file_name")
+DIFFUSERS = (
+    *("num_train_epochs", "num_epochs", "checkpointing_steps", "instance_data_dir", "dataset_name"),
+    *(
+        "validation_prompt",
+        "center_crop",
+        "adam_beta1",
+        "max_train_samples",
+        "ema_inv_gamma",
+        "rank",
+    ),
+)
+"""Settings of diffusers' scripts that kohya's do not have."""
+UNCONDITIONAL = {
+    "train_batch_size": 16,
+    "learning_rate": 1e-4,
+    "lr_scheduler": "cosine",
+    "lr_warmup_steps": 500,
+    "adam_beta1": 0.95,
+    "adam_weight_decay": 1e-6,
+}
+"""The defaults of train_unconditional.py, which alone counts `num_epochs`."""
 OPTIMIZERS = {
     "adamw": "adamw",
     "adam": "adam",
@@ -65,26 +88,32 @@ def recognises(given: Mapping[str, Any], words: str) -> bool:
         return False
     bare = {name.rpartition(".")[2] for name in given}
     return (
-        sum(name in bare for name in KOHYA) >= 2 or sum(name in given for name in ONE_TRAINER) >= 2
+        sum(name in bare for name in KOHYA) >= 2
+        or sum(name in given for name in ONE_TRAINER) >= 2
+        or ("train_batch_size" in given and sum(name in given for name in DIFFUSERS) >= 1)
     )
 
 
 def translate(into: Translation) -> None:
     """Take the settings that both have, by either's names. kohya's TOML may have sections, which mean nothing there."""
-    is_kohya = not any(name in into.given for name in ONE_TRAINER)
-    if is_kohya:
+    is_one_trainer = any(name in into.given for name in ONE_TRAINER)
+    if not is_one_trainer:
         into.given = {name.rpartition(".")[2]: value for name, value in into.given.items()}
+    is_diffusers = not is_one_trainer and any(name in into.given for name in DIFFUSERS)
+    is_kohya = not is_one_trainer and not is_diffusers
+    if is_diffusers:
+        translate_diffusers(into)
     epochs = into.take("max_train_epochs", "epochs")
     if epochs:
         into.put("train.epochs", float(epochs), f"epochs: {epochs}")
         into.leave_all(("max_train_steps",), "the epochs go before it")
-    else:
+    elif not is_diffusers:
         into.move("max_train_steps", "train.steps", int, default=1600)
     passes = int(into.take("gradient_accumulation_steps", default=1))
     per_pass = int(into.take("train_batch_size", "batch_size", default=1))
     into.batch(per_pass, passes, ("train_batch_size", "gradient_accumulation_steps"))
     counted = passes if "training_method" in into.given else 1
-    translate_optimizer(into, counted, is_kohya)
+    translate_optimizer(into, counted, is_kohya, is_one_trainer)
     written = str(into.take("mixed_precision", "train_dtype", default="no")).casefold()
     into.put(
         "precision.mode",
@@ -124,7 +153,44 @@ def translate(into: Translation) -> None:
     into.leave_all(("output_dir", "output_model_destination"), "runs go to --runs DIR")
 
 
-def translate_optimizer(into: Translation, passes: int, is_kohya: bool) -> None:
+def translate_diffusers(into: Translation) -> None:
+    """Take the settings that only diffusers' scripts have; of others that are not given, say that they are its own."""
+    if "num_epochs" in into.given:
+        into.given = {**UNCONDITIONAL, **into.given}
+    epochs, steps = into.take("num_train_epochs", "num_epochs"), into.take("max_train_steps")
+    if steps:
+        into.put("train.steps", int(steps), f"max_train_steps: {steps}")
+    elif epochs:
+        into.put("train.epochs", float(epochs), f"num_train_epochs: {epochs}")
+    wanted = {
+        "train_batch_size": "train.batch_size",
+        "learning_rate": "optimizer.lr",
+        "lr_scheduler": "optimizer.schedule",
+        "lr_warmup_steps": "optimizer.warmup_steps",
+    }
+    wanted |= {} if steps or epochs else {"num_train_epochs": "train.epochs"}
+    for name, path in wanted.items():
+        if into.given.get(name) is None:
+            into.leave(name, "the script's own", f"not given: set {path} as its --help says")
+    if rank := into.take("rank"):
+        alpha = into.take("lora_alpha", default=rank)
+        into.put("memory.lora.rank", int(rank), f"rank: {rank}")
+        into.put("memory.lora.alpha", float(alpha), f"lora_alpha: {alpha}, or the rank")
+    betas = [into.take(f"adam_beta{number}") for number in (1, 2)]
+    if any(betas):
+        found = [float(one or usual) for one, usual in zip(betas, (0.9, 0.999), strict=True)]
+        into.put("optimizer.betas", found, f"adam_beta1, adam_beta2: {found[0]}, {found[1]}")
+    into.move("adam_weight_decay", "optimizer.weight_decay", float)
+    into.move("adam_epsilon", "optimizer.eps", float)
+    into.move("checkpointing_steps", "train.checkpoint_every", int)
+    if is_true(into.take("use_8bit_adam")):
+        into.put("memory.low_bit_optimizer", True, "use_8bit_adam: true")
+    into.leave_all(("use_ema",), "train.ema: its decay rises there by a power of the step")
+
+
+def translate_optimizer(
+    into: Translation, passes: int, is_kohya: bool, is_one_trainer: bool
+) -> None:
     """Take the optimizer, its rate and its schedule; `passes` of their steps make an update.
 
     kohya's defaults are put in; OneTrainer writes all of its settings.
@@ -151,7 +217,7 @@ def translate_optimizer(into: Translation, passes: int, is_kohya: bool) -> None:
         "max_grad_norm",
         "optimizer.clip_grad_norm",
         lambda value: float(value) or None,
-        default=1.0 if is_kohya else None,
+        default=None if is_one_trainer else 1.0,
     )
     into.move("clip_grad_norm", "optimizer.clip_grad_norm", lambda value: float(value) or None)
     written = str(
@@ -163,7 +229,9 @@ def translate_optimizer(into: Translation, passes: int, is_kohya: bool) -> None:
         into.leave("lr_scheduler", written, "schedules are constant, linear, cosine, one_cycle")
     warmup = float(into.take("lr_warmup_steps", "learning_rate_warmup_steps", default=0))
     steps = into.settings.get("train.steps", (None, ""))[0]
-    if warmup > 1:
+    if warmup and written == "constant" and not is_one_trainer:
+        into.leave("lr_warmup_steps", warmup, "lr_scheduler: constant goes without one there")
+    elif warmup > 1:
         into.updates("optimizer.warmup_steps", warmup, passes, "warmup steps")
     elif warmup and steps:
         into.put(
