@@ -48,10 +48,16 @@ def check_members(what: str, part: object, kind: type) -> None:
             f"{what} returned {with_article(made.__name__)}, whose {name} nothing calls; is "
             f"{kind.__name__}.{meant} meant? A method for yourself may begin with an underscore"
         )
-    for place, takes, wanted in refusing_hooks(made, own):
-        raise PartError(
-            f"{what} returned {with_article(made.__name__)}, whose {place} takes ({takes}); it is called as {wanted}"
-        )
+    for refused in refusing_hooks(made, own):
+        raise wrong_call(what, part, refused)
+
+
+def wrong_call(what: str, part: object, refused: tuple[str, str, str]) -> PartError:
+    """Return the error that says how a part's method is called, and which parameters it has."""
+    place, takes, wanted = refused
+    return PartError(
+        f"{what} returned {article(part)}, whose {place} takes ({takes}); it is called as {wanted}"
+    )
 
 
 def misspelt_hooks(
@@ -77,25 +83,30 @@ def misspelt_hooks(
 
 
 def refusing_hooks(made: type, own: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield methods that do not take the arguments of those that they override: name and place, their parameters, and
-    the call.
-    """
+    """Yield methods that do not take the arguments of those that they override, as `refused_call` describes them."""
     for name in own:
         bases = [base for base in made.__mro__ if is_of_mpt(base) and name in vars(base)]
         above = vars(bases[0])[name] if bases and not name.startswith("_") else None
-        method = getattr_static(made, name)
-        method = unwrap(method) if isinstance(method, FunctionType) else method
-        if not isinstance(above, FunctionType) or not isinstance(method, FunctionType):
-            continue
-        wanted, takes = signature(above), signature(method)
-        needed = [one for one in wanted.parameters.values() if one.default is one.empty]
-        positions = [one for one in needed if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
-        by_name = [one.name for one in needed if one.kind is Parameter.KEYWORD_ONLY]
-        try:
-            takes.bind(*positions, **dict.fromkeys(by_name))
-        except TypeError:
-            call = f"{name}({', '.join(wanted.parameters)})"
-            yield f"{name} ({place_of(method)})", ", ".join(takes.parameters), call
+        refused = refused_call(name, getattr_static(made, name), above)
+        if refused is not None:
+            yield refused
+
+
+def refused_call(name: str, method: Any, above: Any) -> tuple[str, str, str] | None:
+    """Return a method's name and place, its parameters, and the call that it does not take; None if it does."""
+    method = unwrap(method) if isinstance(method, FunctionType) else method
+    if not isinstance(above, FunctionType) or not isinstance(method, FunctionType):
+        return None
+    wanted, takes = signature(above), signature(method)
+    needed = [one for one in wanted.parameters.values() if one.default is one.empty]
+    positions = [one for one in needed if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    by_name = [one.name for one in needed if one.kind is Parameter.KEYWORD_ONLY]
+    try:
+        takes.bind(*positions, **dict.fromkeys(by_name))
+    except TypeError:
+        call = f"{name}({', '.join(wanted.parameters)})"
+        return f"{name} ({place_of(method)})", ", ".join(takes.parameters), call
+    return None
 
 
 def place_of(function: Any) -> str:

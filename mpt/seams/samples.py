@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import getattr_static
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mpt.errors import DataError, PartError
-from mpt.seams.members import article, check_members
+from mpt.seams.members import article, check_members, refused_call, wrong_call
 
 Batch = dict[str, Tensor]
 """Named tensors that share dimension 0, the sample dimension.
@@ -253,10 +254,13 @@ def adopt(made: Any) -> Dataset:
         raise PartError(
             f"{what}: its spec's size is {article(spec.size)}; expected a number of samples"
         )
-    if not isinstance(made, Dataset):
-        return Adopted(made)
-    check_members("the data set's build", made, Dataset)
-    return made
+    if isinstance(made, Dataset):
+        check_members("the data set's build", made, Dataset)
+        return made
+    refused = refused_call("fetch", getattr_static(made, "fetch", None), Dataset.fetch)
+    if refused is not None:
+        raise wrong_call("the data set's build", made, refused)
+    return Adopted(made)
 
 
 class Adopted(Dataset):
