@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import traceback
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -155,6 +156,23 @@ def installed_homes() -> list[str]:
     paths = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     homes = [str(MPT), *paths, os.path.join(sys.base_prefix, "lib")]
     return [os.path.realpath(home) for home in homes]
+
+
+def is_in(path: str, *packages: str) -> bool:
+    """Return whether a source file lies in one of some packages, wherever they are installed: `torch`, `mpt.nn`.
+
+    Names of folders do not tell: an environment may lie in a folder called torch.
+    """
+    return path.startswith(tuple(folder_of(package) for package in packages))
+
+
+@cache
+def folder_of(package: str) -> str:
+    """Return a package's folder with a separator behind it; "\\0", which begins no path, if it is not installed."""
+    name, *inner = package.split(".")
+    found = find_spec(name)
+    places = found.submodule_search_locations if found else None
+    return os.path.join(next(iter(places)), *inner, "") if places else "\0"
 
 
 def is_of_model_library(frame: FrameType) -> bool:

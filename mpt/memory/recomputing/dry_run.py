@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from torch.utils.flop_counter import flop_registry
 from mpt.errors import ConfigError
 from mpt.memory.recomputing.blocks import Unit
 from mpt.memory.recomputing.operators import DEVICE_QUERY, Operator, Storages, Walk, nominal_seconds
+from mpt.outside.own_code import is_in
 from mpt.seams import MemoryTrick, Phase, Run
 from mpt.seams.phase_losses import draw_batch, losses_of
 from mpt.seams.undo import notes_of, take_back
@@ -269,9 +269,7 @@ def _explained(setting: str) -> Iterator[None]:
             raise
         frames = traceback.extract_tb(error.__traceback__)
         own = [
-            one
-            for one in frames
-            if "/torch/" not in Path(one.filename).as_posix() and one.filename != __file__
+            one for one in frames if not is_in(one.filename, "torch") and one.filename != __file__
         ]
         raise ConfigError(
             f"{setting}: it has to know the step before there is data, and the loss looks at a tensor's value at "

@@ -6,6 +6,7 @@ its autograd node.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ _OTHERS = (
     Path(torch.__file__).parent,
     *(PACKAGE / name for name in ("doctor", "engine", "planner", "precision")),
 )
-SKIPPED_FOLDERS = tuple(str(folder) for folder in _OTHERS)
+SKIPPED_FOLDERS = tuple(os.path.join(folder, "") for folder in _OTHERS)
 
 
 @dataclass

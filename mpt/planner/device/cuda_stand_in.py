@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
 from torch.utils import _foreach_utils, checkpoint
 
+from mpt.outside.own_code import is_in
 from mpt.planner.device.card_answers import Inert, questions_answered
 from mpt.planner.device.fake_device import DEVICE
 from mpt.planner.device.kept_modes import KeptInBackward
@@ -36,7 +37,7 @@ from mpt.planner.device.tensor_types import TypeNames
 from mpt.planner.facts.gpus import Gpu
 
 FOREACH = "_foreach_supported_types"
-OWN = re.compile(r"/mpt/(planner|doctor|precision|engine|nn|memory)/")
+OWN = ("mpt.planner", "mpt.doctor", "mpt.precision", "mpt.engine", "mpt.nn", "mpt.memory")
 NAME = re.compile(r"(cuda|cpu)(:\d+)?")
 BY_NUMBER = (Tensor.to, torch._C._nn._parse_to)
 """Functions of which a bare number among the arguments is a card's: those of a tensor and of a module."""
@@ -153,8 +154,7 @@ def is_asked_by_script(frame: FrameType | None) -> bool:
 
 @functools.cache
 def _place_of(path: str) -> str:
-    path = path.replace("\\", "/")
-    return "torch" if "/torch/" in path else "" if OWN.search(path) else "script"
+    return "torch" if is_in(path, "torch") else "" if is_in(path, *OWN) else "script"
 
 
 class Generator(torch.Generator):

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 
 from mpt.errors import MptError, PartError
 from mpt.outside.own_calls import explain_call
+from mpt.outside.own_code import is_in
 from mpt.planner.device import fake_device
 from mpt.planner.device.device_guard import lost_error
 from mpt.planner.trace.recorder import Recorder
@@ -175,7 +176,5 @@ def is_outside(path: str) -> bool:
     Code that has no file is not either.
     """
     is_python = path.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in path
-    path = path.replace("\\", "/")
-    parts = ("/torch/", "/numpy/", "/mpt/planner/", "/typing_extensions.py")
-    is_file = not path.startswith("<")
-    return is_file and not is_python and not any(part in path for part in parts)
+    is_file = not path.startswith("<") and Path(path).name != "typing_extensions.py"
+    return is_file and not is_python and not is_in(path, "torch", "numpy", "mpt.planner")

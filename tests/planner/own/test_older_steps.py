@@ -121,3 +121,16 @@ def test_a_compiled_network_has_its_own_name_and_is_planned_as_it_stands(session
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 def test_borders_of_pictures_lie_in_order_on_a_card(session: Session, mode: str) -> None:
     assert planned(session, "with_borders", mode=mode).allocated > 0
+
+
+@pytest.mark.parametrize("folder", ["torch", "numpy", "mpt/planner"])
+def test_a_script_may_lie_in_a_folder_of_any_name(
+    session: Session, folder: str, tmp_path: Path
+) -> None:
+    """Scripts of environments in a folder called torch were taken for torch's own: what they assert was 0."""
+    copied = tmp_path / folder / STEPS.name
+    copied.parent.mkdir(parents=True)
+    copied.write_text(STEPS.read_text("utf-8"), "utf-8")
+    there, here = (plan_of(session, file, "in_parts", {}) for file in (copied, STEPS))
+    assert there.by_category == here.by_category
+    assert there.by_module == here.by_module
