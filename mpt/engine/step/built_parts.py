@@ -101,7 +101,7 @@ def check_networks(model: str, made: Any) -> dict[str, nn.Module]:
 
 
 def check_task(task: Task) -> Task:
-    """Return a task that has all that a training asks for. Raises PartError for one that lacks something."""
+    """Return a task that has what each step asks for. Raises PartError for one that lacks something."""
     what = f"task {type(task).__name__}"
     for name, example in TASK_MEMBERS.items():
         if not hasattr(task, name):
@@ -115,10 +115,17 @@ def check_task(task: Task) -> Task:
                 f"{what}: its {name} is {article(made)}; expected a dict of networks by name, as in "
                 f"{TASK_MEMBERS[name]}"
             )
-    for name, use in (("phases", "the updates of a step"), ("conclude", "an evaluation's figures")):
-        if getattr(type(task), name) is getattr(Task, name):
-            raise PartError(f"{what}: it has no {name}, which returns {use}; give the class one")
+    require_hook(task, "phases", "the updates of a step")
     return task
+
+
+def require_hook(task: Task, name: str, result: str) -> None:
+    """Raise PartError for a task without a hook of its own that its class must have, with what it returns."""
+    if getattr(type(task), name) is getattr(Task, name):
+        kind = type(task).__name__
+        raise PartError(
+            f"task {kind}: it has no {name}, which returns {result}; give the class one"
+        )
 
 
 def check_forward(precision: Precision) -> None:

@@ -55,6 +55,7 @@ def train(
     from mpt.engine.loop.alike import check_alike
     from mpt.engine.loop.assembly import build_explained, open_training, supply
     from mpt.engine.loop.resume import begin, find_run_to_resume, make_directory
+    from mpt.engine.step.built_parts import require_hook
     from mpt.parallel.world import ALONE
     from mpt.run.checkpoints.retention import clean_temporaries
     from mpt.run.records.recorder import Recorder
@@ -69,6 +70,7 @@ def train(
         ceiling = set_ceiling(config.memory.ceiling, device)
         found, source = world.ask(lambda: find_run_to_resume(config, resume_from, runs, console))
         built = build_explained(config, device, data.spec, restores=source is not None, world=world)
+        require_hook(built.task, "conclude", "an evaluation's figures")
         check_alike(built, data, supplied.test_data)
         for line in (*summarize(built, supplied), *([ceiling] if ceiling else [])):
             console.message(line)

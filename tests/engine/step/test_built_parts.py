@@ -21,6 +21,7 @@ from mpt.engine.step.built_parts import (
     check_phases,
     check_task,
     require,
+    require_hook,
 )
 from mpt.errors import ConfigError, PartError
 from mpt.outside.own_code import first_line
@@ -115,7 +116,6 @@ def test_a_task_has_all_that_a_training_asks_for() -> None:
         "modules": networks,
         "trainable": networks,
         "phases": lambda self, optimizers: (),
-        "conclude": lambda self, evidence: {},
     }
     judged = type("Whole", (Task,), whole)()
     assert check_task(judged) is judged
@@ -125,13 +125,14 @@ def test_a_task_has_all_that_a_training_asks_for() -> None:
         ("modules", r'it has no modules; give the class one, as in self.modules = {"net": net}'),
         ("trainable", "it has no trainable; give"),
         ("phases", "it has no phases, which returns the updates of a step; give the class one"),
-        ("conclude", "it has no conclude, which returns an evaluation's figures; give the"),
     ):
         lacking = type("Lacking", (Task,), {key: one for key, one in whole.items() if key != name})
         with pytest.raises(PartError, match=f"task Lacking: {words}"):
             check_task(lacking())
     with pytest.raises(PartError, match="its modules is a Linear; expected a dict of networks by"):
         check_task(type("Wrong", (Task,), {**whole, "modules": networks["net"]})())
+    with pytest.raises(PartError, match="Whole: it has no conclude, which returns an evaluation's"):
+        require_hook(judged, "conclude", "an evaluation's figures")
 
 
 def test_what_is_gathered_of_an_evaluation_is_among_its_outputs() -> None:
