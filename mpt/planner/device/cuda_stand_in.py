@@ -83,8 +83,13 @@ class CudaStandIn(KeptInBackward):
 
     def translate(self, value: Any) -> Any:
         """Return the target for a name of `cuda` or such a device, and everything else as it is."""
-        kind = value.partition(":")[0] if isinstance(value, str) else getattr(value, "type", None)
-        if kind in self.kinds and (isinstance(value, torch.device) or NAME.fullmatch(value)):
+        if isinstance(value, str):
+            kind = value.partition(":")[0] if NAME.fullmatch(value) else ""
+        elif isinstance(value, torch.device):
+            kind = value.type
+        else:  # a placeholder of torch.fx may not be asked for more
+            return value
+        if kind in self.kinds:
             self.is_used = True
             return self.target
         if kind == DEVICE:  # of `torch.accelerator`

@@ -156,9 +156,12 @@ def outer_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def line_of(frame: FrameType | None) -> str | None:
-    """Return the innermost line outside torch, of a frame and its callers; None within torch's data loader."""
+    """Return the innermost line outside torch, of a frame and its callers.
+
+    None within torch's data loader, which reads a seed, and as it draws weights, some of them again.
+    """
     while frame is not None and not is_outside(frame.f_code.co_filename):
-        if "torch.utils.data" in frame.f_globals.get("__name__", ""):
+        if frame.f_globals.get("__name__", "").startswith(("torch.utils.data", "torch.nn.init")):
             return None
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown line"

@@ -1,10 +1,11 @@
 """Training steps that hold more or less by numbers that they draw."""
 
 import random
+from types import SimpleNamespace
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 ROWS, WIDTH, DEPTH = 4096, 256, 8
 
@@ -61,13 +62,21 @@ def augmented():
     return _trained(lambda network, device: network[0](next(batches).to(device)))
 
 
-def as_many_as_read():
+class Batch:
+    """Samples as attributes of an object within an object, as graphs have them."""
+
+    def __init__(self, samples):
+        self.store = SimpleNamespace(tensors=default_collate(samples))
+
+
+def as_many_as_read(is_object=False):
     """A size that is read from the batch, so that a plan takes its values."""
     data = TensorDataset(torch.rand(64, WIDTH), torch.randint(2, 5, (64,)))
-    batches = iter(DataLoader(data, 16))
+    batches = iter(DataLoader(data, 16, collate_fn=Batch if is_object else None))
 
     def forward(network, device):
-        rows, counts = next(batches)
+        batch = next(batches)
+        rows, counts = batch.store.tensors if is_object else batch
         return network[0](rows.to(device).repeat(int(counts.sum()), 1))
 
     return _trained(forward)
@@ -87,3 +96,16 @@ def mined(is_placeholder=False):
         return places[like[pair]] - places[other[rival]] + places[first[pair]]
 
     return _trained(forward, 1)
+
+
+def kept_patches():
+    """A quarter of the patches is kept, of which the layers hold many times as much as their selection."""
+
+    def forward(network, device):
+        kept = torch.rand(8, 512).argsort(1) < 128
+        rows = torch.randn(8, 512, WIDTH, device=device)[kept.to(device)]
+        for layer in network:
+            rows = layer(rows).relu()
+        return rows
+
+    return _trained(forward)

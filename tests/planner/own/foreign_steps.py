@@ -327,6 +327,7 @@ def computed(batch_size=2):
         ]
         model = nn.Sequential(*layers)
         next(iter(torch.utils.data.DataLoader([1, 2])))
+        nn.init.trunc_normal_(model[0][0].bias)
         print(model[0][0].weight.isnan().any().item(), widths)
     return lambda: model(torch.randn(batch_size, widths[0], device="cuda")).sum().backward()
 

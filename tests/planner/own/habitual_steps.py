@@ -3,6 +3,7 @@
 import contextlib
 
 import torch
+import torch.fx
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -317,6 +318,48 @@ def told_apart():
     def step():
         optimizer.zero_grad()
         model(torch.rand(8, 256, device=device)).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def fitted(rows=256):
+    """Coefficients that are fitted by least squares as the step is built, and without them if that fails."""
+    try:
+        found = torch.linalg.lstsq(torch.rand(8, rows, 64).cuda(), torch.rand(8, rows, 32).cuda())
+        weight = found.solution.detach().requires_grad_()
+    except Exception:
+        weight = torch.zeros(1, device=device, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        (torch.rand(8, rows, 64, device=device) @ weight).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+class Spread(nn.Module):
+    """Two parts of one shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 1)
+
+    def forward(self, rows):
+        found = torch.broadcast_tensors(self.first(rows), self.second(rows))
+        return found[0] * found[1]
+
+
+def traced():
+    """A network that torch.fx wrote anew, from placeholders."""
+    model = torch.fx.symbolic_trace(Spread()).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.rand(8, 64, device=device)).sum().backward()
         optimizer.step()
 
     return step

@@ -44,6 +44,12 @@ def test_a_step_that_is_planned_with_its_values_has_its_workspaces(session: Sess
     )
 
 
+def test_values_of_a_batch_that_is_an_object_are_those_of_its_samples(session: Session) -> None:
+    found = plan_of(session, STEPS, "as_many_as_read", {"is_object": True})
+    assert found.by_category["activations"] >= 16 * 2 * 16 * 256 * 4
+    assert not any("integers that are read" in note for note in found.notes)
+
+
 def test_sizes_far_above_those_of_its_data_are_planned_with_these(session: Session) -> None:
     of_data, at_bound = (
         plan_of(session, STEPS, "mined", {"is_placeholder": one}) for one in (False, True)
@@ -53,3 +59,12 @@ def test_sizes_far_above_those_of_its_data_are_planned_with_these(session: Sessi
     assert any("the tensors would need" in note for note in of_data.notes)
     assert at_bound.allocated > 20 * of_data.allocated
     assert not any("the tensors would need" in note for note in at_bound.notes)
+
+
+def test_a_small_selection_that_many_layers_keep_is_as_large_as_its_data_say(
+    session: Session,
+) -> None:
+    plan = plan_of(session, STEPS, "kept_patches", {})
+    kept = 8 * 128 * 256 * 4
+    assert 8 * kept < plan.by_category["activations"] < 20 * kept
+    assert any("the tensors would need" in note for note in plan.notes)

@@ -148,3 +148,17 @@ def test_tensors_are_told_apart_by_their_addresses(session: Session) -> None:
     """Accelerate finds the shards of an optimizer's weights so; one shard was updated in the place of all."""
     plan = planned(session, "told_apart")
     assert plan.by_category["optimizer state"] == 2 * 2 * 4 * 256 * 256
+
+
+def test_least_squares_are_planned_where_a_script_catches_errors(session: Session) -> None:
+    """Torch's rule for fake tensors refuses them, since some of their results depend on ranks."""
+    plan = planned(session, "fitted")
+    assert (
+        plan.by_category["parameters"] == 8 * 256 * 32 * 4
+    )  # all rows of the sums, of which 64 are the solution
+    assert not any("results whose size" in note for note in plan.notes)
+
+
+def test_placeholders_of_a_symbolic_trace_are_asked_nothing(session: Session) -> None:
+    plan = planned(session, "traced")
+    assert plan.by_category["gradients"] >= 4 * (64 * 64 + 64 + 64 + 1)

@@ -160,7 +160,7 @@ def test_sizes_that_a_factory_computes_with_tensors_are_true(session: Session) -
     assert plan.by_category["parameters"] == 4 * (64 * 128 + 128 + 128 * 192) + 1024
     note, *_ = plan.notes
     assert note.startswith("values that only a real run has were read while it was built")
-    # the check of a weight is named, and neither the widths nor the loader's seed
+    # the check of a weight is named, and neither the widths nor the loader's seed nor what torch draws again
     assert re.search(f"at {STEPS}:3..: if a size", note)
     assert re.search(
         f"ZeroDivisionError.*; a value read at {STEPS}:3.. was taken as 0", by_chance.error

@@ -47,6 +47,8 @@ def loaded_here() -> Iterator[None]:
 
 
 Fetch = Callable[[Any, Any], Any]
+MOST_NESTED = 3
+"""Objects within objects of a batch that are looked into."""
 
 
 def fetch_real(fetch: Fetch, fetcher: Any, places: Any) -> Any:
@@ -56,6 +58,15 @@ def fetch_real(fetch: Fetch, fetcher: Any, places: Any) -> Any:
             return fetch(fetcher, places)
         except Exception:
             return None
+
+
+def holds_fakes(batch: Any, depth: int = MOST_NESTED) -> bool:
+    """Return whether a batch has fake tensors, among the attributes of its objects too, such as a graph's."""
+    leaves = tree_leaves(batch)
+    if any(isinstance(one, FakeTensor) for one in leaves):
+        return True
+    inner = [vars(one) for one in leaves if hasattr(one, "__dict__")] if depth else []
+    return bool(inner) and holds_fakes(inner, depth - 1)
 
 
 def in_part(
@@ -76,7 +87,7 @@ def in_part(
 
     def in_fakes(fetcher: Any, places: Any) -> Any:
         batch = fetch_real(fetch, fetcher, places) if is_known else None
-        if batch is None or any(isinstance(one, FakeTensor) for one in tree_leaves(batch)):
+        if batch is None or holds_fakes(batch):
             try:
                 return fetch(fetcher, places)
             except (ArithmeticError, LookupError, ValueError, RuntimeError):

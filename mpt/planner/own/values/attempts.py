@@ -30,8 +30,9 @@ DRAW_PATIENCE = 15.0
 """The same where only a draw differs."""
 ALIKE = 0.98
 """Share of the largest from which on draws are taken to make no difference."""
-WEIGHS = 0.002
-"""Share of a step's memory from which on a result at its bound may decide how much that is."""
+WEIGHS = 0.00002
+"""Share of a step's memory from which on a result at its bound may decide how much that is: of a picture's patches that
+are kept, 40 layers hold some thousand times as much."""
 NEAR = 1.05
 """A plan with all sizes at their bounds is taken as it is if it holds no more than that times one with its data's."""
 SEEDS = (1, 2, 3)
@@ -114,7 +115,7 @@ class Attempt(Generic[T]):
             values.integers > 0,
             values.drawn.is_found,
             values.drawn_reads > 0,
-            values.bounded_bytes > WEIGHS * live_peak(trace),
+            values.bounded.largest_bytes > WEIGHS * live_peak(trace),
             values.follows_data,
             values.totals.may_be_read,
             values.shared.are_asked,

@@ -41,10 +41,12 @@ from mpt.planner.own.values.known_values import UNKNOWN, TrueValues, are_true, v
 from mpt.planner.own.values.largest import (
     BOUNDS,
     DifferentNumbers,
+    ResultsAtBound,
     all_boxes,
     has_masks,
     is_filled_mask,
     is_place,
+    least_squares,
     most_different,
     most_places,
     without_masks,
@@ -53,7 +55,6 @@ from mpt.planner.own.values.shared_masks import SharedMasks
 from mpt.planner.own.values.updates import is_in_update
 from mpt.planner.own.values.value_loops import ValueLoops
 from mpt.planner.trace.cannot_plan import line_of
-from mpt.run.process.storage_trace import tensors_in
 
 KNOWN_VALUES = 64
 """Tensors of that many numbers keep those that a script wrote, such as a detector's strides; torch keeps single
@@ -106,10 +107,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """How many values optimizers read."""
         self.integers = 0
         """How many of the values that were read are integers."""
-        self.bounded = 0
-        """How many shapes were taken at their bound."""
-        self.bounded_bytes = 0
-        """Bytes of the largest of them."""
+        self.bounded = ResultsAtBound()
         self.numbers = 0
         """How many single integers the step drew, which are the largest that they can be."""
         self.drawn_reads = 0
@@ -134,6 +132,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             _aten.nonzero.default: self.places,
             _aten.masked_select.default: self.selected,
             _aten._unique2.default: self.different,
+            _aten.linalg_lstsq.default: least_squares,
             **{operator: self._at_bound(rule) for operator, rule in BOUNDS.items()},
         }
 
@@ -179,7 +178,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.values.keep_number(result, args[1])
         elif func in COUNTS and args[0].dtype == torch.bool and 0 < result.numel() <= KNOWN_VALUES:
             count = self.shared.count(args[0])
-            self.bounded += count is None
+            self.bounded.count += count is None
             count = args[0].numel() if count is None else count
             self.values.keep_number(result, count // result.numel())
         elif func is _aten.any.default and (
@@ -213,10 +212,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         return lambda *args, **kwargs: self._bound(rule(*args, **kwargs))
 
     def _bound(self, result: Any) -> Any:
-        """Note how large a result at its bound is, and return it."""
-        self.bounded += 1
-        sizes = (one.numel() * one.itemsize for one in tensors_in(result))
-        self.bounded_bytes = max(self.bounded_bytes, *sizes)
+        """Note a result at its bound, and return it."""
+        self.bounded.note(result)
         return result
 
     def different(self, tensor: Tensor, *options: Any, **named: Any) -> tuple[Tensor, ...]:
@@ -247,8 +244,10 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.int8 += 1
             return quantized.RULES[name](*args, **kwargs)
         if func is _aten.index.Tensor and has_masks(args[1]):
-            result = func(args[0], without_masks(args[1], self.places), **kwargs)
+            args = args[0], without_masks(args[1], self.places)
+            result = func(*args, **kwargs)
             self.numbers_of.follow(func, args, result)
+            self.bounded.follow(func, args, result)
             return result
         if func is _aten.index_put_.default and has_masks(args[1]):
             return args[0]
@@ -265,6 +264,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.values.on_read()
         result = super().__torch_dispatch__(func, types, args, kwargs)
         self.numbers_of.follow(func, args, result)
+        self.bounded.follow(func, args, result)
         self.shared.follow(func, args, result)
         return result
 
@@ -327,7 +327,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
                 yield
             self.drawn.look()
         except Exception as error:
-            setattr(error, BOUNDED, self.bounded > 0)
+            setattr(error, BOUNDED, self.bounded.count > 0)
             if self.last_read:
                 error.add_note(f"{READ} {self.last_read} was taken as 0")
             raise
@@ -382,9 +382,9 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             )
         found += [*self.totals.notes(), *self.asked.notes(), *self.shared.notes()]
         found += self.loops.notes()
-        if self.bounded:
+        if self.bounded.count:
             found.append(
-                f"{self.bounded} results whose size depends on values were taken as large as they can be"
+                f"{self.bounded.count} results whose size depends on values were taken as large as they can be"
             )
         return found
 

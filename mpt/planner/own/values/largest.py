@@ -13,6 +13,7 @@ from mpt.planner.device.operator_kinds import is_known
 from mpt.planner.own.stand_ins.sequences import alignments_gradient, counted, most_alignments
 from mpt.planner.own.values.by_memory import ByMemory
 from mpt.planner.own.values.known_values import MASKS
+from mpt.run.process.storage_trace import tensors_in
 
 _aten = torch.ops.aten
 
@@ -60,6 +61,34 @@ class DifferentNumbers:
     def most(self, tensor: Tensor) -> int | None:
         """Return how many different numbers a tensor can have, None if that is not known."""
         return self._most.of(tensor)
+
+
+SELECTIONS = {_aten.gather.default, _aten.index.Tensor, _aten.index_select.default}
+"""Operators whose results are as long as their indices."""
+
+
+class ResultsAtBound:
+    """How large the results at their bounds are, and what is selected by them: samples, not only their places."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.largest_bytes = 0
+        self._places: ByMemory[bool] = ByMemory()
+
+    def note(self, result: Any) -> None:
+        """Note a result at its bound."""
+        self.count += 1
+        for one in tensors_in(result):
+            self._places.keep(one, True)
+            self._measure(one)
+
+    def follow(self, func: Any, args: Sequence[Any], result: Any) -> None:
+        """Note an operator's result if it is selected by results at their bounds."""
+        if self._places and func in SELECTIONS and any(map(self._places.of, tensors_in(args[1:]))):
+            self._measure(result)
+
+    def _measure(self, result: Tensor) -> None:
+        self.largest_bytes = max(self.largest_bytes, result.numel() * result.itemsize)
 
 
 def has_masks(indices: Sequence[Tensor | None]) -> bool:
@@ -120,6 +149,30 @@ def without_masks(
         else:
             found += places(index).unbind(1)
     return found
+
+
+def least_squares(
+    factors: Tensor, sums: Tensor, *options: Any, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return solutions, residuals, ranks and singular values, as if no matrix lacked a rank.
+
+    The solutions lie in a copy of `sums`, by columns. A kernel on a card has a copy of the factors too.
+    """
+    rows, columns = factors.shape[-2:]
+    batch, is_on_cpu = factors.shape[:-2], factors.device.type == "cpu"
+    driver = driver or ("gelsy" if is_on_cpu else "gels")
+    is_vector = sums.dim() == 1 or sums.shape == factors.shape[:-1]
+    count = () if is_vector else sums.shape[-1:]
+    if not is_on_cpu:
+        torch.empty_like(factors)
+    found = sums.new_empty((*batch, *count, max(rows, columns)))[..., :columns]
+    has_values, none = driver in ("gelsd", "gelss"), (0,)
+    return (
+        found if is_vector else found.transpose(-2, -1),
+        sums.new_empty((*batch, *count) if rows > columns and driver != "gelsy" else none),
+        sums.new_empty(none if driver == "gels" else batch, dtype=torch.int64),
+        sums.new_empty((*batch, min(rows, columns)) if has_values else none),
+    )
 
 
 BOUNDS: dict[Any, Callable[..., Any]] = {
