@@ -29,6 +29,8 @@ OPTIMIZERS = {
     "lion": "lion",
     "adamax": "adamax",
 }
+DROPS = {"drop": "drop_rate", "drop_path": "drop_path_rate", "drop_block": "drop_block_rate"}
+"""Its options that it hands to the model, and the model's."""
 SCALING = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 OF_MODEL = "of most models; by default there the model's own (pretrained_cfg)"
 WARMUP_EPOCHS = 5
@@ -55,6 +57,10 @@ def translate(into: Translation) -> None:
     """Take model, data, batch, optimizer, schedule, precision, averages and mixing."""
     model = into.take("model")
     into.put("model.name", f"timm:{model}", f"model: {model}")
+    drops = {ours: (name, rate) for name, ours in DROPS.items() if (rate := into.take(name))}
+    if drops:
+        options = {ours: float(rate) for ours, (_, rate) in drops.items()}
+        into.put("model.options", options, ", ".join(name for name, _ in drops.values()))
     root = into.take("data_dir", "data", "dir")
     if root:
         into.put("dataset.name", "image_folder", "a folder with train/CLASS and val/CLASS")
@@ -141,7 +147,11 @@ def translate_pictures(into: Translation) -> None:
     if jitter and not into.given.get("aa"):
         parts = ("brightness", "contrast", "saturation")
         changes.append({"ColorJitter": dict.fromkeys(parts, jitter)})
-    into.put("dataset.augment", changes, "scale, ratio, hflip, vflip, and color_jitter without aa")
+    into.put(
+        "dataset.augment",
+        changes,
+        "scale, ratio, hflip, vflip, color_jitter without aa; bilinear here, or bicubic by chance there",
+    )
 
 
 def translate_rate(into: Translation, batch: int) -> None:

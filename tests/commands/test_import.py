@@ -49,7 +49,7 @@ amp: true
 TIMM = """
 python train.py --model resnet50 --data-dir /data/imagenet --opt sgd --lr 0.4 --batch-size 128 \\
   --grad-accum-steps 2 --epochs 100 --sched cosine --warmup-epochs 5 --amp --amp-dtype bfloat16 --model-ema \\
-  --model-ema-decay 0.9999 --mixup 0.2 --aa rand-m9
+  --model-ema-decay 0.9999 --mixup 0.2 --aa rand-m9 --drop-path 0.1 --drop 0
 """
 REFERENCE = """
 torchrun --nproc_per_node=8 train.py --model resnet50 --data-path /d --batch-size 128 --opt sgd_nesterov --lr 0.5 \\
@@ -171,6 +171,7 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
         TIMM,
         {
             "model.name": "timm:resnet50",
+            "model.options": {"drop_path_rate": 0.1},
             "train.batch_size": 256,
             "memory.micro_batch": 128,
             "precision.mode": "bf16",
