@@ -47,8 +47,12 @@ class Standstill:
         return sums_of(self.run, phase)
 
     def after(self, phase: Phase, step: int, before: Sums, done: Update) -> None:
-        """Compare, on the device, the weights after an update that was not skipped."""
-        if done.stats.skipped or not done.finite:
+        """Compare, on the device, the weights after an update that was not skipped.
+
+        An optimizer with a warm-up of its own notes the rate that it took as `used_lr`.
+        """
+        rates = [group.get("used_lr", group["lr"]) for group in phase.optimizer.param_groups]
+        if done.stats.skipped or not done.finite or not any(rates):
             return
         self.next[phase.name] = step + self.spacing
         moved = [

@@ -67,6 +67,8 @@ class WarmupSGD(torch.optim.SGD):
             scheduled = floored(group["lr"], self.settings)
             start = self.settings.warmup_bias_lr if group.get("is_bias") else 0.0
             group["lr"] = warm(start, scheduled, last, warmup)
+            # in a recorded step it is a tensor, which nothing may look at
+            group["used_lr"] = group["lr"] if isinstance(group["lr"], float) else 1.0
             group["momentum"] = warm(
                 self.settings.warmup_momentum, self.settings.momentum, last, warmup
             )

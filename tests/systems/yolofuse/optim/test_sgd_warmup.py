@@ -7,6 +7,8 @@ import torch
 
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_run
+from mpt.engine.recovery.standstill import Standstill
+from mpt.engine.step.step import update
 from mpt.errors import ConfigError
 from mpt.memory.cpu_optimizer import HostOptimizer
 from mpt.optim.shared.schedules import learning_rate
@@ -15,6 +17,7 @@ from mpt.systems.yolofuse.nn.yolofuse import Settings as NetSettings
 from mpt.systems.yolofuse.nn.yolofuse import YoloFuse
 from mpt.systems.yolofuse.optim.sgd_warmup import Settings, WarmupSGD, build, share_of_batch
 from tests.systems.yolofuse.published import read_json
+from tests.systems.yolofuse.tasks.small import build as build_small
 
 RUNS = read_json("recipe.json.gz")["runs"]
 
@@ -102,6 +105,19 @@ def test_accumulation_grows_as_published_and_rates_are_those_of_the_step_s_last_
     assert share_of_batch(grouped(Settings(warmup=warmup, accumulation=whole))) == Fraction(
         1, whole
     )
+
+
+def test_a_first_step_at_a_rate_of_zero_raises_no_alarm() -> None:
+    for bias, looked in ((0.0, 0), (0.1, 1)):
+        run, batch = build_small(
+            optimizer={"name": "sgd_warmup", "warmup": 4, "warmup_bias_lr": bias}
+        )
+        watch, phase = Standstill(run, 1), run.phases[0]
+        before = watch.before(phase, 0)
+        assert before is not None
+        watch.after(phase, 0, before, update(run, phase, batch))
+        assert len(watch.pending) == looked
+        assert watch.take() == []
 
 
 def test_steps_are_counted_on_by_an_optimizer_in_host_memory_after_a_resume() -> None:
