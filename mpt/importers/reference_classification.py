@@ -187,5 +187,5 @@ def translate_average(into: Translation, batch: int, epochs: float) -> None:
     into.put(
         "train.ema",
         {"decay": (1 - share) ** (1 / every), "ramp_steps": 0, "buffers": "average"},
-        f"model_ema: there {1 - share:.6g} after every {every} steps",
+        f"model_ema: there {1 - share:.6g} after every {every} steps, and a copy until a warm-up is over",
     )
