@@ -363,3 +363,28 @@ def traced():
         optimizer.step()
 
     return step
+
+
+class Scaled(nn.Module):
+    """A layer with a temperature, which is one number without dimensions."""
+
+    def __init__(self, dimensions):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.temperature = nn.Parameter(torch.ones(dimensions) * 2.6)
+
+    def forward(self, rows):
+        return self.layer(rows) * self.temperature.exp()
+
+
+def scaled(dimensions=()):
+    """A network with weights of so many dimensions that moves to the card."""
+    model = Scaled(dimensions).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.rand(8, 64, device=device)).sum().backward()
+        optimizer.step()
+
+    return step

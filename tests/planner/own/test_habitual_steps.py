@@ -162,3 +162,8 @@ def test_least_squares_are_planned_where_a_script_catches_errors(session: Sessio
 def test_placeholders_of_a_symbolic_trace_are_asked_nothing(session: Session) -> None:
     plan = planned(session, "traced")
     assert plan.by_category["gradients"] >= 4 * (64 * 64 + 64 + 64 + 1)
+
+
+def test_a_weight_without_dimensions_moves_to_the_card(session: Session) -> None:
+    none, one = (planned(session, "scaled", dimensions=each) for each in ([], [1]))
+    assert none.by_category["parameters"] == one.by_category["parameters"]

@@ -75,13 +75,16 @@ def test_arrays_are_on_the_card_if_all_of_a_script_is(session: Session) -> None:
     assert any("puts nothing on" in note for note in plan.notes)
 
 
+@pytest.mark.parametrize("by_import", [False, True])
 def test_a_kernel_that_a_script_compiles_is_refused_by_name_if_it_is_called(
-    session: Session,
+    session: Session, by_import: bool
 ) -> None:
-    assert planned(session, "compiled").by_category["parameters"] == 4 * (256 * 256 + 256)
+    """It may be imported after `load`, as where a compiled module was loaded before."""
+    plan = planned(session, "compiled", by_import=by_import)
+    assert plan.by_category["parameters"] == 4 * (256 * 256 + 256)
     words = r"fused\.bias_act is a kernel that the script compiles.*, at .*older_steps\.py:\d+"
     with pytest.raises(MptError, match=words):
-        planned(session, "compiled", is_called=True)
+        planned(session, "compiled", is_called=True, by_import=by_import)
 
 
 def test_a_script_that_can_do_without_its_kernel_is_planned_so(session: Session) -> None:
@@ -97,6 +100,7 @@ def test_a_kernel_of_a_module_that_a_fork_froze_is_forgotten(
     library = ModuleType("some_library")
     library.__spec__ = ModuleSpec("some_library", None)
     monkeypatch.setitem(sys.modules, library.__name__, library)
+    monkeypatch.setitem(sys.modules, "fused", None)
     vars(library)["kernel"] = extension("fused")
     gc.freeze()
     with extensions_forgotten():

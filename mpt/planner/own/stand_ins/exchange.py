@@ -55,7 +55,7 @@ def swap(first: Tensor, second: Tensor) -> None:
             setattr(first, name, kept)
     with torch.no_grad():
         # of the same shape, by which autograd may still lay out a gradient
-        nothing = torch.empty(1, dtype=second.dtype, device=second.device).expand(second.shape)
+        nothing = torch.empty((), dtype=second.dtype, device=second.device).expand(second.shape)
         nothing.untyped_storage().resize_(0)
         _set_data(second, nothing)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 from weakref import WeakSet
 
@@ -56,8 +56,17 @@ class Extension:
 
 
 def extension(name: str, *args: Any, **options: Any) -> Extension:
-    """Return an extension that is not compiled."""
-    return Extension(name)
+    """Return an extension that is not compiled, which can be imported by its name from then on."""
+    found = Extension(name)
+    sys.modules.setdefault(name, cast(ModuleType, found))
+    return found
+
+
+def _not_imported() -> None:
+    """Let no extension be importable any more."""
+    modules: dict[str, Any] = sys.modules
+    for name in [name for name, one in modules.items() if type(one) is Extension]:
+        del modules[name]
 
 
 @contextmanager
@@ -108,6 +117,7 @@ def nothing_compiled(has_compiler: bool = True) -> Iterator[TritonKernels]:
     load = extension if has_compiler else without_compiler
     kernels = TritonKernels()
     with ExitStack() as stack:
+        stack.callback(_not_imported)
 
         def replace(module: ModuleType) -> None:
             if module.__name__ == NAME:
