@@ -5,10 +5,10 @@
     python scripts/card/own_step_card.py measure PLANS.json ROWS.jsonl           # on the card
     python scripts/card/own_step_card.py page PLANS.json ROWS.jsonl -o docs/benchmarks/own_steps_card.md
 
-The cases are those of `own_step_card_models.py`. Measured are `max_memory_allocated` and `max_memory_reserved` of eight
-steps in one process, whose cache and cuBLAS workspaces are given back between the cases, and the median time of the
-last five. Planned are the same two without the assumed workspace of cuDNN, and that. Plans have to be made with the
-torch that the card's machine has.
+The cases are those of `own_step_card_models.py`, or with `--cases held_out` of `own_step_card_held_out.py`. Measured
+are `max_memory_allocated` and `max_memory_reserved` of eight steps in one process, whose cache and cuBLAS workspaces
+are given back between the cases, and the median time of the last five. Planned are the same two without the assumed
+workspace of cuDNN, and that. Plans have to be made with the torch that the card's machine has.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mpt.planner.facts.calibration import CONTEXT_BYTES
 from mpt.planner.facts.verdict import sure_share
+from scripts.card import own_step_card_held_out, own_step_card_models
 from scripts.card.gpu_check_memory import append, clear
 from scripts.card.gpu_check_plan import read_history
-from scripts.card.own_step_card_models import CASES, build
 from scripts.plans.check_timm_times import ranks
 from scripts.provenance import made
 
 STEPS, TIMED = 8, 5
+FIRST = "models"
+SETS: dict[str, Any] = {FIRST: own_step_card_models, "held_out": own_step_card_held_out}
+"""Name of the cases -> the script that has them."""
 MIB = 2**20
 
 
-def plan_all(path: Path, gpu_name: str, only: str) -> None:
+def plan_all(path: Path, gpu_name: str, only: str, cases: str) -> None:
     """Plan each case, and write the file anew after each."""
     import torch
 
@@ -48,11 +52,16 @@ def plan_all(path: Path, gpu_name: str, only: str) -> None:
     from mpt.planner.trace.unseen import Unseen
 
     gpu, calibration = find_gpu(gpu_name), Calibration()
-    source = Source("scripts.card.own_step_card_models", build.__name__, str(Path.cwd()))
+    source = Source(SETS[cases].__name__, "build", str(Path.cwd()))
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    found["about"] = {"gpu": gpu.name, "torch": torch.__version__, "made": made()}
+    found["about"] = {
+        "gpu": gpu.name,
+        "torch": torch.__version__,
+        "made": made(),
+        "cases": cases,
+    }
     rows = found.setdefault("plans", {})
-    for case in CASES:
+    for case in SETS[cases].CASES:
         if only not in case.name or "reserved" in rows.get(case.name, {}):
             continue
         started = time.perf_counter()
@@ -82,15 +91,16 @@ def measure_all(plans: Path, path: Path, seconds: float) -> None:
 
     deadline = time.monotonic() + seconds
     known = json.loads(plans.read_text())
+    chosen = SETS[known["about"].get("cases", FIRST)]
     done = {row["case"] for row in read_history(path)}
     card = torch.device("cuda", 0)
     about = about_card()
-    for case in CASES:
+    for case in chosen.CASES:
         if case.name not in known["plans"] or case.name in done or time.monotonic() > deadline:
             continue
         row = {"case": case.name, "about": about}
         try:
-            row |= measure(case.name, card)
+            row |= measure(chosen.build, case.name, card)
         except Exception as error:
             row["error"] = (
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -113,7 +123,7 @@ def about_card() -> dict[str, Any]:
     }
 
 
-def measure(case: str, card: Any) -> dict[str, Any]:
+def measure(build: Callable[[str], Any], case: str, card: Any) -> dict[str, Any]:
     """Build and step; return the peaks in bytes and the median time of a step in seconds."""
     import torch
 
@@ -153,14 +163,19 @@ def page(plans: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         for row in measured
     ]
     most = 1 / sure_share()
+    cases = about.get("cases", FIRST)
+    which = "" if cases == FIRST else f" --cases {cases}"
+    left = len(plans["plans"]) - len(rows)
+    not_reached = f" ({left} more were planned and not reached)" if left else ""
     lines = [
         "# Steps that know nothing of mpt, on a card",
         "",
-        f"Planned by `python scripts/card/own_step_card.py plan PLANS.json --gpu {about['gpu']}` without looking at a "
-        f"GPU, {about['made']}, torch {about['torch']}; measured by "
+        f"Planned by `python scripts/card/own_step_card.py plan PLANS.json --gpu {about['gpu']}{which}` "
+        f"without looking at a GPU, {about['made']}, torch {about['torch']}; measured by "
         f"`python scripts/card/own_step_card.py measure PLANS.json ROWS.jsonl` on one {card['card']}, "
-        f"torch {card['torch']}, cuDNN {card['cudnn']}. Unmodified models of timm, torchvision and transformers with "
-        "random weights, eight steps each, in the modes of a script: `-amp` float16 with GradScaler, `-nhwc` channels "
+        f"torch {card['torch']}, cuDNN {card['cudnn']}, {card['made']}. Unmodified models of their libraries with "
+        f"random weights{not_reached}, eight steps each, in the modes of a script: `-amp` float16 with GradScaler, "
+        "`-nhwc` channels "
         "last, `-pure` bfloat16 weights, `-recompute` the library's own. No constant was fitted to these rows.",
         "",
         "| | Median error | Lowest | Highest | Rows |",
@@ -227,6 +242,7 @@ def main() -> None:
     planning = commands.add_parser("plan")
     planning.add_argument("plans", type=Path)
     planning.add_argument("--gpu", required=True)
+    planning.add_argument("--cases", choices=SETS, default=FIRST)
     planning.add_argument("--only", default="", help="cases with this in their name")
     measuring = commands.add_parser("measure")
     measuring.add_argument("plans", type=Path)
@@ -238,7 +254,7 @@ def main() -> None:
     writing.add_argument("-o", type=Path, required=True)
     options = parser.parse_args()
     if options.command == "plan":
-        plan_all(options.plans, options.gpu, options.only)
+        plan_all(options.plans, options.gpu, options.only, options.cases)
     elif options.command == "measure":
         measure_all(options.plans, options.rows, options.seconds)
     else:

@@ -102,6 +102,19 @@ def masked_by_values():
     return step
 
 
+def masked_rows(by_mask=True):
+    """Nine tenths of wide rows are left out, by a mask that the script fills or by their number."""
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).to(device)
+    mask = torch.zeros(1000, dtype=torch.bool, device=device)
+    mask[:900] = True
+
+    def step():
+        rows = torch.rand(1000, 512, device=device)
+        model(rows[~mask] if by_mask else rows[900:]).sum().backward()
+
+    return step
+
+
 def placeholder():
     """A batch that the factory makes of zeros, which stands for one of labels."""
     labels = torch.zeros(64, dtype=torch.int64, device=device)
