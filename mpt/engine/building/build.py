@@ -33,7 +33,6 @@ from mpt.engine.step.built_parts import (
     check_forward,
     check_networks,
     check_phases,
-    check_task,
     require,
 )
 from mpt.errors import ConfigError, DataError
@@ -57,6 +56,7 @@ from mpt.seams import (
 )
 from mpt.seams.samples import adopt
 from mpt.seams.task_kinds import differentiates_twice
+from mpt.seams.task_members import check_task
 from mpt.seams.undo import BufferCopies
 
 

@@ -17,13 +17,6 @@ from mpt.seams import Evidence, Loss, Phase, Precision, Task
 from mpt.seams.members import article, check_members
 
 Made = TypeVar("Made")
-TASK_MEMBERS = {
-    "metric": 'metric = "accuracy"',
-    "higher_is_better": "higher_is_better = True",
-    "modules": 'self.modules = {"net": net}',
-    "trainable": 'self.trainable = {"net": net}',
-}
-"""Member without a default -> an example of it."""
 
 
 class Networks(dict[str, nn.Module]):
@@ -98,34 +91,6 @@ def check_networks(model: str, made: Any) -> dict[str, nn.Module]:
     networks = dict(made)
     refuse_lazy(model, networks)
     return networks
-
-
-def check_task(task: Task) -> Task:
-    """Return a task that has what each step asks for. Raises PartError for one that lacks something."""
-    what = f"task {type(task).__name__}"
-    for name, example in TASK_MEMBERS.items():
-        if not hasattr(task, name):
-            raise PartError(f"{what}: it has no {name}; give the class one, as in {example}")
-    for name in ("modules", "trainable"):
-        made = getattr(task, name)
-        if not isinstance(made, Mapping) or not all(
-            isinstance(one, nn.Module) for one in made.values()
-        ):
-            raise PartError(
-                f"{what}: its {name} is {article(made)}; expected a dict of networks by name, as in "
-                f"{TASK_MEMBERS[name]}"
-            )
-    require_hook(task, "phases", "the updates of a step")
-    return task
-
-
-def require_hook(task: Task, name: str, result: str) -> None:
-    """Raise PartError for a task without a hook of its own that its class must have, with what it returns."""
-    if getattr(type(task), name) is getattr(Task, name):
-        kind = type(task).__name__
-        raise PartError(
-            f"task {kind}: it has no {name}, which returns {result}; give the class one"
-        )
 
 
 def check_forward(precision: Precision) -> None:

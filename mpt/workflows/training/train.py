@@ -55,10 +55,10 @@ def train(
     from mpt.engine.loop.alike import check_alike
     from mpt.engine.loop.assembly import build_explained, open_training, supply
     from mpt.engine.loop.resume import begin, find_run_to_resume, make_directory
-    from mpt.engine.step.built_parts import require_hook
     from mpt.parallel.world import ALONE
     from mpt.run.checkpoints.retention import clean_temporaries
     from mpt.run.records.recorder import Recorder
+    from mpt.seams.task_members import require_hook
     from mpt.workflows.training.ceiling import set_ceiling
     from mpt.workflows.training.first_look import look_first
     from mpt.workflows.training.start_summary import summarize

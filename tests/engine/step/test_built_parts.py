@@ -19,9 +19,7 @@ from mpt.engine.step.built_parts import (
     check_forward,
     check_losses,
     check_phases,
-    check_task,
     require,
-    require_hook,
 )
 from mpt.errors import ConfigError, PartError
 from mpt.outside.own_code import first_line
@@ -38,6 +36,7 @@ from mpt.seams import (
     Task,
     gather,
 )
+from mpt.seams.task_members import check_task, require_hook
 
 
 class Judged(Task):
