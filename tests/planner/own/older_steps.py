@@ -102,6 +102,23 @@ def masked_by_values():
     return step
 
 
+def of_each_sample():
+    """Gradients of each sample by itself, of a loss that divides by a length."""
+    model = nn.Linear(64, 64).to(device)
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+
+    def loss(weights, row, label):
+        found = torch.func.functional_call(model, weights, (row[None],))
+        return (found - label[None, None]).pow(2).sum() / len(label[None])
+
+    def step():
+        labels = torch.randint(0, 10, (8,), device=device)
+        rows = torch.rand(8, 64, device=device)
+        return torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, rows, labels)
+
+    return step
+
+
 def masked_rows(by_mask=True):
     """Nine tenths of wide rows are left out, by a mask that the script fills or by their number."""
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).to(device)

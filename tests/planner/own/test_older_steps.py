@@ -61,6 +61,10 @@ def test_a_mask_of_a_placeholder_is_taken_at_its_bound(session: Session) -> None
     )
 
 
+def test_gradients_of_each_sample_may_be_divided_by_a_length(session: Session) -> None:
+    assert planned(session, "of_each_sample").allocated > 8 * 64 * 64 * 4
+
+
 def test_rows_that_a_filled_mask_leaves_out_are_not_planned(session: Session) -> None:
     """VideoMAE was planned 2.5 times too large: what weighed were the places, and not the rows at them."""
     by_mask, by_number = (planned(session, "masked_rows", by_mask=one) for one in (True, False))

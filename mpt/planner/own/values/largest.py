@@ -58,9 +58,9 @@ class DifferentNumbers:
         elif self._most and func in COPIES and (most := self.most(args[0])) is not None:
             self._most.keep(result, most)
 
-    def most(self, tensor: Tensor) -> int | None:
-        """Return how many different numbers a tensor can have, None if that is not known."""
-        return self._most.of(tensor)
+    def most(self, tensor: Any) -> int | None:
+        """Return how many different numbers a tensor can have, None if that is not known, as of a plain number."""
+        return self._most.of(tensor) if isinstance(tensor, Tensor) else None
 
 
 SELECTIONS = {_aten.gather.default, _aten.index.Tensor, _aten.index_select.default}
