@@ -192,8 +192,8 @@ def test_a_float32_module_is_updated_in_float32() -> None:
     assert run.optimizers["net"].state[weight]["exp_avg"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_parameter_without_dimensions_learns(mode: str) -> None:
+def single_number(mode: str) -> tuple[Any, Any, Phase]:
+    """Return a network of one weight without dimensions, its precision mode and its phase."""
     net = nn.Module()
     net.scale = nn.Parameter(torch.ones(()))
     task: Any = type("Task", (), {"modules": {"net": net}, "trainable": {"net": net}})
@@ -202,6 +202,12 @@ def test_a_parameter_without_dimensions_learns(mode: str) -> None:
     optimizer = torch.optim.Adam(precision.parameters(net), lr=0.1)
     phase = Phase("net", net, optimizer, lambda batch: iter([Loss("loss", batch["x"])]))
     precision.bind([phase])
+    return net, precision, phase
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_parameter_without_dimensions_learns(mode: str) -> None:
+    net, precision, phase = single_number(mode)
     for _ in range(2):
         precision.backward(net.scale.float() ** 2, phase)
         precision.step(phase, None)
@@ -212,16 +218,10 @@ def test_a_parameter_without_dimensions_learns(mode: str) -> None:
 @pytest.mark.parametrize("mode", [*MODES, "bf16-24bit", "fp16-24bit"])
 def test_the_state_of_a_parameter_without_dimensions_is_loaded_as_it_was(mode: str) -> None:
     """StyleGAN2's strengths of noise are such: a resumed run rounded their means to half."""
-    net = nn.Module()
-    net.scale = nn.Parameter(torch.ones(()))
-    task: Any = type("Task", (), {"modules": {"net": net}, "trainable": {"net": net}})
-    precision = parts.mode(mode)
-    precision.prepare(task)
-    optimizer = torch.optim.Adam(precision.parameters(net), lr=0.1)
-    phase = Phase("net", net, optimizer, lambda batch: iter([Loss("loss", batch["x"])]))
-    precision.bind([phase])
+    net, precision, phase = single_number(mode)
     precision.backward(net.scale.float() ** 2 / 3, phase)
     precision.step(phase, None)
+    optimizer = phase.optimizer
     optimizer.zero_grad()
     (kept,) = ({**state} for state in optimizer.state.values())
     assert "exp_avg" in kept
