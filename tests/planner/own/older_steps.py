@@ -205,6 +205,21 @@ def compiled(is_called=False, by_import=False):
     return step
 
 
+KERNELS = {}
+
+
+def compiled_once():
+    """A kernel that is kept in a dictionary."""
+    from torch.utils.cpp_extension import load
+
+    if not KERNELS:
+        KERNELS["fused"] = load("fused", sources=["fused_kernel.cu"])
+    model = nn.Linear(256, 256).to(device)
+    return lambda: (
+        KERNELS["fused"].bias_act(model(torch.rand(8, 256, device=device)), 3).sum().backward()
+    )
+
+
 KERNEL = None
 
 

@@ -98,6 +98,12 @@ def test_a_kernel_that_a_script_compiles_is_refused_by_name_if_it_is_called(
         planned(session, "compiled", is_called=True, by_import=by_import)
 
 
+def test_a_kernel_that_a_script_keeps_is_refused_at_once(session: Session) -> None:
+    """It was tried without a compiler over and over."""
+    with pytest.raises(MptError, match=r"fused\.bias_act is a kernel"):
+        planned(session, "compiled_once")
+
+
 def test_a_script_that_can_do_without_its_kernel_is_planned_so(session: Session) -> None:
     for _ in range(2):
         plan = planned(session, "compiled_if_possible")

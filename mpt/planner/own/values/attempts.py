@@ -151,7 +151,9 @@ class Chosen(Generic[T]):
     notes: list[str] = field(default_factory=list)
 
 
-def as_its_data_need(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
+def as_its_data_need(
+    attempt: Callable[[Answers], Attempt[T]], has_compiler: bool = True
+) -> Chosen[T]:
     """Return the one of a few attempts that holds the most.
 
     Further ones are made as long as they take no longer than a minute. Raises CannotPlan as the first attempt does.
@@ -160,8 +162,9 @@ def as_its_data_need(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
     try:
         most = last = attempt(AS_BOUNDS)
     except KernelNotCompiled:
-        with suppress(MptError):
-            return _without_compiler(attempt)
+        if has_compiler:  # else the script keeps its kernel where nobody finds it
+            with suppress(MptError):
+                return _without_compiler(attempt)
         raise
     except EndlessLoop as error:
         with suppress(MptError):
@@ -215,7 +218,9 @@ def _of_data(attempt: Callable[[Answers], Attempt[T]]) -> Attempt[T]:
 def _without_compiler(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
     """Return an attempt at a script that does without its kernels where they cannot be compiled."""
     with extensions_forgotten():
-        chosen = as_its_data_need(lambda answers: attempt(replace(answers, has_compiler=False)))
+        chosen = as_its_data_need(
+            lambda answers: attempt(replace(answers, has_compiler=False)), has_compiler=False
+        )
     chosen.notes.append(WITHOUT_KERNELS)
     return chosen
 
