@@ -102,6 +102,20 @@ def masked_by_values():
     return step
 
 
+def asserted():
+    """Conditions that hold, as the step is built and in it."""
+    model = nn.Linear(16, 16).to(device)
+    if not (torch.rand(4, device=device) >= 0).all():
+        raise ValueError("no noise")
+
+    def step():
+        found = model(torch.rand(4, 16, device=device))
+        assert torch.isfinite(found).all()
+        found.sum().backward()
+
+    return step
+
+
 def of_each_sample():
     """Gradients of each sample by itself, of a loss that divides by a length."""
     model = nn.Linear(64, 64).to(device)

@@ -65,6 +65,10 @@ def test_gradients_of_each_sample_may_be_divided_by_a_length(session: Session) -
     assert planned(session, "of_each_sample").allocated > 8 * 64 * 64 * 4
 
 
+def test_what_is_asserted_is_no_value_that_is_taken_as_0(session: Session) -> None:
+    assert not any("taken as 0" in note for note in planned(session, "asserted").notes)
+
+
 def test_rows_that_a_filled_mask_leaves_out_are_not_planned(session: Session) -> None:
     """VideoMAE was planned 2.5 times too large: what weighed were the places, and not the rows at them."""
     by_mask, by_number = (planned(session, "masked_rows", by_mask=one) for one in (True, False))

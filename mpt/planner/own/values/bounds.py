@@ -275,15 +275,19 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """
         if self.asked.is_answered_yes(tensor):
             return True
+        reads, lines = self.reads, dict(self.built_with)
         value = super().number(tensor)
         if value:
             return value
+        if is_asserted(sys._getframe(1)):  # known to hold, and taken as that
+            self.reads, self.built_with = reads, lines
+            return type(value)(1)
         if self.loops.read(sys._getframe(1)):
             return type(value)(1)
         if tensor.dtype.is_floating_point and is_in_update(sys._getframe(1)):
             self.reads, self.updates = self.reads - 1, self.updates + 1
             return 1.0
-        return type(value)(1) if is_asserted(sys._getframe(1)) else value
+        return value
 
     def array(self, tensor: Tensor) -> Any:
         """Return zeros for a fake tensor's values."""
