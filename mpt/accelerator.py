@@ -133,7 +133,7 @@ def outside_bytes(device: torch.device) -> int:
 
 
 def held_by_others(device: torch.device) -> str:
-    """Return what other programs leave of a card, as part of a line; empty if they hold less than a quarter of it."""
+    """Describe the memory of a card that other programs hold, for a message; empty below a quarter of the card."""
     if not has_allocator(device):
         return ""
     try:

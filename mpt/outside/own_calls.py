@@ -50,13 +50,17 @@ def explain_call(error: BaseException) -> str | None:
     if not found:
         return None
     folder, owner, function = found[0]
-    code = function.__code__
-    where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+    named = f"your {KINDS[folder]} {function.__qualname__} ({place_of(function)})"
     wanted = wanted_by(folder, owner, function)
-    return (
-        f"your {KINDS[folder]} {function.__qualname__} ({where}) does not take the arguments that it is called with: "
-        f"{error}" + (f"; expected {wanted}" if wanted else "")
+    return f"{named} does not take the arguments that it is called with: {error}" + (
+        f"; expected {wanted}" if wanted else ""
     )
+
+
+def place_of(function: Any) -> str:
+    """Return the file and the line of a function's definition."""
+    code = function.__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def is_meant(function: FunctionType, said: str) -> bool:

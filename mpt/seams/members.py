@@ -9,12 +9,12 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from inspect import Parameter, get_annotations, getattr_static, signature, unwrap
-from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 from mpt.config.finding.moved import moved_member
 from mpt.errors import PartError, with_article
+from mpt.outside.own_calls import place_of
 
 LIKENESS = 0.85
 """How like a hook's a name must be to be taken for it (`difflib`'s ratio)."""
@@ -107,12 +107,6 @@ def refused_call(name: str, method: Any, above: Any) -> tuple[str, str, str] | N
         call = f"{name}({', '.join(wanted.parameters)})"
         return f"{name} ({place_of(method)})", ", ".join(takes.parameters), call
     return None
-
-
-def place_of(function: Any) -> str:
-    """Return the file and the line of a function's definition."""
-    code = unwrap(function).__code__
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def is_of_mpt(kind: type) -> bool:

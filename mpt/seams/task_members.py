@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -19,6 +20,11 @@ TASK_MEMBERS = {
 """Member without a default -> an example of it."""
 
 
+def are_networks(made: Any) -> bool:
+    """Whether a value is a dict of networks by name."""
+    return isinstance(made, Mapping) and all(isinstance(one, nn.Module) for one in made.values())
+
+
 def check_task(task: Task) -> Task:
     """Return a task that has what each step asks for. Raises PartError for one that lacks something."""
     what = f"task {type(task).__name__}"
@@ -27,9 +33,7 @@ def check_task(task: Task) -> Task:
             raise PartError(f"{what}: it has no {name}; give the class one, as in {example}")
     for name in ("modules", "trainable"):
         made = getattr(task, name)
-        if not isinstance(made, Mapping) or not all(
-            isinstance(one, nn.Module) for one in made.values()
-        ):
+        if not are_networks(made):
             raise PartError(
                 f"{what}: its {name} is {article(made)}; expected a dict of networks by name, as in "
                 f"{TASK_MEMBERS[name]}"

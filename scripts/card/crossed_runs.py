@@ -87,7 +87,7 @@ BOTH = [
     *("optimizer={name: adamw, fused: true}", "optimizer={name: sgd, lr: 0.01, momentum: 0.9}"),
 ]
 """What both trainings have."""
-BESIDE = ("train.asynchronous_save=true", "dataset.workers=2", "train.recent_states=1")
+FURTHER = ("train.asynchronous_save=true", "dataset.workers=2", "train.recent_states=1")
 
 
 def begin(words: list[str]) -> int:
@@ -183,7 +183,7 @@ def cross(
     """Train a random crossing with and without its tricks; return the row."""
     config, mode, both = draws.choice(list(CONFIGS)), draws.choice(MODES), draws.choice(BOTH)
     tricks = dict(draws.sample(EXACT, draws.choice((1, 1, 2, 2, 3))))
-    beside = [word for word in BESIDE if draws.random() < 0.3]
+    further = [word for word in FURTHER if draws.random() < 0.3]
     shared = [f"precision={mode}", *(["optimizer=null"] if both.startswith("optimizer={") else [])]
     shared += [both] if both and not both.startswith("memory.") else []
     memory = (
@@ -195,7 +195,7 @@ def cross(
         "mode": mode,
         "both": both,
         "tricks": tricks,
-        "beside": beside,
+        "further": further,
     }
     alone = (*shared, f"memory={{{', '.join(memory)}}}", "train.plan_memory=false")
     key = (config, *alone)
@@ -211,7 +211,7 @@ def cross(
     changed = [
         *shared,
         f"memory={{{', '.join(memory)}}}",
-        *beside,
+        *further,
         f"train.plan_memory={str(not is_killed).lower()}",
     ]
     shutil.rmtree("runs/crossed", ignore_errors=True)

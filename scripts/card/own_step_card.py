@@ -185,7 +185,7 @@ def page(plans: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         summed("Allocated, without cuDNN's workspace", measured, "allocated", False),
         "",
         f"Of {len(measured)} steps {sum(one <= most for one in needed)} needed no more than {most:.3f} times their "
-        "plan, the room that a plan is given before it is said to fit "
+        'plan, which is the margin of the class "fits" '
         f"({CONTEXT_BYTES // MIB} MiB of context in both); the most was {max(needed):.3f} times.",
         "",
         f"Planned over measured step time: median {statistics.median(times):.2f}, from {min(times):.2f} to "

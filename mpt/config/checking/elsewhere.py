@@ -130,7 +130,7 @@ def models_of(task: Plugin, registry: Registry) -> list[str]:
 
 
 def undeclared_task(model: Plugin, registry: Registry) -> str | None:
-    """Return what is missing in the file of a model that names no task, or none that there is; None if it does."""
+    """Return the error of a model whose file names no task, or an unknown one; None if it names a known one."""
     if model.task is not None and registry.find("tasks", model.task):
         return None
     tasks = registry.names("tasks")

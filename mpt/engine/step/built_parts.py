@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from mpt.errors import ConfigError, PartError
 from mpt.seams import Evidence, Loss, Phase, Precision, Task
 from mpt.seams.members import article, check_members
+from mpt.seams.task_members import are_networks
 
 Made = TypeVar("Made")
 
@@ -75,9 +76,7 @@ def check_figures(task: Task, made: Any) -> dict[str, float]:
 
 def check_networks(model: str, made: Any) -> dict[str, nn.Module]:
     """Return a model's networks by name; PartError for anything else, ConfigError for layers without sizes."""
-    if not isinstance(made, Mapping) or not all(
-        isinstance(one, nn.Module) for one in made.values()
-    ):
+    if not are_networks(made):
         found = article(made)
         if isinstance(made, Mapping):
             name, one = next(

@@ -14,8 +14,9 @@ from typing import Any
 
 from mpt.config.finding.registry import INSTALLED
 from mpt.errors import ConfigError, PartError
+from mpt.outside.own_calls import place_of
 from mpt.seams import Evidence, gather
-from mpt.seams.members import article, place_of
+from mpt.seams.members import article
 
 Measure = Callable[..., float]
 """Tensors of the whole test set, by the names of the parameters, to one number."""
@@ -75,8 +76,9 @@ def measure_all(metrics: Mapping[str, Measure], evidence: Sequence[Evidence]) ->
     for name, measure in metrics.items():
         missing = [field for field in needed(measure) if field not in kept]
         if missing:
+            place = place_of(inspect.unwrap(measure))
             raise ConfigError(
-                f"task.metrics: {name} ({place_of(measure)}) measures {', '.join(missing)}, which this task's "
+                f"task.metrics: {name} ({place}) measures {', '.join(missing)}, which this task's "
                 f"evaluation does not keep; it has {', '.join(kept)}"
             )
         wanted = [field for field in inspect.signature(measure).parameters if field in kept]

@@ -6,7 +6,6 @@ its autograd node.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,15 +18,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mpt.nn.shared.named_modules import named_modules
+from mpt.outside.own_code import folder_of
 
 LOSS = "the loss"
 """The owner of an operator outside of every module."""
-PACKAGE = Path(__file__).parents[2]
-_OTHERS = (
-    Path(torch.__file__).parent,
-    *(PACKAGE / name for name in ("doctor", "engine", "planner", "precision")),
+SKIPPED_FOLDERS = tuple(
+    map(folder_of, ("torch", "mpt.doctor", "mpt.engine", "mpt.planner", "mpt.precision"))
 )
-SKIPPED_FOLDERS = tuple(os.path.join(folder, "") for folder in _OTHERS)
 
 
 @dataclass

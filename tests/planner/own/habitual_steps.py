@@ -352,9 +352,8 @@ class Spread(nn.Module):
         return found[0] * found[1]
 
 
-def traced():
-    """A network that torch.fx wrote anew, from placeholders."""
-    model = torch.fx.symbolic_trace(Spread()).to(device)
+def trained(model):
+    """Return the step of a network of 64 inputs."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step():
@@ -363,6 +362,11 @@ def traced():
         optimizer.step()
 
     return step
+
+
+def traced():
+    """A network that torch.fx wrote anew, from placeholders."""
+    return trained(torch.fx.symbolic_trace(Spread()).to(device))
 
 
 class Scaled(nn.Module):
@@ -379,12 +383,4 @@ class Scaled(nn.Module):
 
 def scaled(dimensions=()):
     """A network with weights of so many dimensions that moves to the card."""
-    model = Scaled(dimensions).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step():
-        optimizer.zero_grad()
-        model(torch.rand(8, 64, device=device)).sum().backward()
-        optimizer.step()
-
-    return step
+    return trained(Scaled(dimensions).to(device))
