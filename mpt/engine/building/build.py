@@ -105,11 +105,11 @@ def build_run(
     seed_everything(config.seed)
     networks = build_networks(config, data, fake)
     begins = trains and not fake and not restores
-    start = load_start(config, networks) if begins else None
+    tricks = build_tricks(config)
+    start = load_start(config, networks, tricks) if begins else None
     precision = build_precision(config, device)
     with unset_fake_temporarily():
         precision.convert(networks)
-    tricks = build_tricks(config)
     task = build_task(config, place_networks(networks, tricks, device, fake), data, precision)
     in_training = begin_training_mode(task) if trains else []
     averages = add_averages(task, config.train.ema)
@@ -211,14 +211,18 @@ def place_networks(
     return {name: place(networks.pop(name), device, fake) for name in list(networks)}
 
 
-def load_start(config: Config, networks: dict[str, nn.Module]) -> Start | None:
+def load_start(
+    config: Config, networks: dict[str, nn.Module], tricks: Sequence[MemoryTrick]
+) -> Start | None:
     """Load the weights that `model.weights` names, if any, and return a report."""
     weights = setting_of(config.model.settings, "weights")
     if not weights:
         return None
     plugin = config.model.plugin
     translate, read = plugin.optional("translate_weights"), plugin.optional("read_weights")
-    keeps_averages = config.train.ema is not None
+    # an average fits the network that was averaged, not one that a trick prunes, packs or gives adapters
+    changed = any(isinstance(trick, HoldsWeights) and not trick.exact for trick in tricks)
+    keeps_averages = config.train.ema is not None and not changed
     return load_initial_weights(networks, Path(weights), translate, read, keeps_averages)
 
 

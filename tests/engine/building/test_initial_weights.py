@@ -260,6 +260,34 @@ def test_a_run_begins_with_what_an_averaged_one_evaluated(prefix: str, tmp_path:
     assert "average" not in further.messages[0]
 
 
+@pytest.mark.parametrize(
+    ("build", "name", "memory"),
+    [
+        (gan, "gen", {"prune": {"networks": ["gen"]}}),
+        (classifier, "net", {"lora": {"targets": ["convolutions"]}}),
+    ],
+)
+def test_networks_that_a_trick_changes_begin_with_the_average_and_so_does_their_own(
+    build: Any, name: str, memory: dict[str, Any], tmp_path: Path
+) -> None:
+    # an average of other shapes would be copied in part: layers of the average between layers of the network
+    settings = {"train": {"steps": 4, "batch_size": 8, "ema": 0.9}}
+    donor = build(seed=3, **settings)
+    with torch.no_grad():
+        for value in donor.task.modules[f"{name}_ema"].parameters():
+            value.add_(torch.randn(value.shape))
+    path = tmp_path / "state.safetensors"
+    modules = {key: module.state_dict() for key, module in donor.task.modules.items()}
+    save_file({f"{key}.{one}": modules[key][one] for key in modules for one in modules[key]}, path)
+    model = {**donor.config.to_data()["model"], "weights": str(path)}
+    plain = build(model=model, train={**settings["train"], "ema": None}, memory=memory)
+    averaging = build(model=model, memory=memory, **settings)
+    expected = plain.task.modules[name].state_dict()
+    assert same(averaging.task.modules[name], expected)
+    assert same(averaging.task.modules[f"{name}_ema"], expected)
+    assert averaging.messages[0].endswith(f"{name}: the average, which was evaluated")
+
+
 def test_a_run_that_is_resumed_or_infers_does_not_need_the_file() -> None:
     from mpt.engine.building.build import build_run
 
