@@ -287,7 +287,8 @@ class Training:
         self.progress.note_figure(figures[task.metric], task.higher_is_better)
         self.evaluated_step, self.progress.owed_step = self.progress.step, None
         assert self.test_set is not None
-        self.journal.evaluation(figures, self.tested, self.test_set)
+        about = {"test_samples": self.tested, "test_set": self.test_set, "metric": task.metric}
+        self.journal.evaluation(figures, {**about, "higher_is_better": task.higher_is_better})
         if self.plateau is not None:
             self.plateau.after_evaluation(figures)
         if self.early_stopping is not None:

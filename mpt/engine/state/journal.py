@@ -27,11 +27,10 @@ class Journal:
         self.console.row(self.recorder.write_metrics(self.progress.step, values))
         self._to_boards(values)
 
-    def evaluation(self, figures: Mapping[str, float], test_samples: int, test_set: str) -> None:
-        """Write and show the figures of an evaluation on the test set, a hash of whose samples is `test_set`."""
-        step, seconds = self.progress.step, self.progress.seconds
-        values = {"seconds": seconds, "test_samples": test_samples, "test_set": test_set}
-        self.console.row(self.recorder.write_evaluation(step, figures, values))
+    def evaluation(self, figures: Mapping[str, float], about: Mapping[str, Any]) -> None:
+        """Write and show the figures of an evaluation on the test set, with notes about both."""
+        values = {"seconds": self.progress.seconds, **about}
+        self.console.row(self.recorder.write_evaluation(self.progress.step, figures, values))
         self._to_boards({"evaluate": figures})
 
     def picture(self, path: Path) -> None:

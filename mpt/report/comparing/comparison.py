@@ -18,7 +18,8 @@ from mpt.config.differences import flatten
 from mpt.errors import ConfigError
 from mpt.report.comparing.intervals import Spread, spread
 from mpt.report.comparing.resolution import resolution_of
-from mpt.report.comparing.statistics import Margin, Verdict, judge, judge_until
+from mpt.report.comparing.statistics import Margin, Verdict, judge, judge_until, open_verdict
+from mpt.report.comparing.unfinished import cut_short, diverged
 from mpt.report.reading.log_values import curves
 from mpt.report.reading.run_record import RunRecord
 
@@ -209,7 +210,9 @@ def describe(
     if group is not baseline:
         finals, better = (baseline.finals, group.finals), example.higher_is_better
         resolution = resolution_of(baseline.runs, group.runs)
-        if most_seeds is None:
+        if unequal := cut_short(baseline.runs, group.runs, baseline.failed, group.failed):
+            verdict = open_verdict(unequal, margin, len(baseline.runs.keys() & group.runs.keys()))
+        elif most_seeds is None:
             verdict = judge(*finals, margin, higher_is_better=better, resolution=resolution)
         else:
             verdict = judge_until(
@@ -404,6 +407,7 @@ def divide(value: float, base: float) -> float:
 def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     """Group finished runs for a comparison: by mode if they differ in it, else each run alone.
 
+    One that NaN ended counts as diverged.
     Raises ConfigError for the same run, or two runs of one mode and seed, given twice.
     """
     paths = [record.path.resolve() for record in records]
@@ -422,4 +426,4 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
                 "give one run per mode and seed."
             )
         runs[seed] = record
-    return [Group(label, runs, {}) for label, runs in members.items()]
+    return [Group(label, runs, diverged(runs)) for label, runs in members.items()]

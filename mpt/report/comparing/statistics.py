@@ -129,17 +129,7 @@ def judge(
     first, second = [baseline[seed] for seed in seeds], [other[seed] for seed in seeds]
 
     def undecided(reason: str, wanted: int | None = None, difference: float = math.nan) -> Verdict:
-        return Verdict(
-            "undecided",
-            "unknown",
-            difference,
-            -math.inf,
-            math.inf,
-            margin,
-            len(seeds),
-            wanted,
-            reason,
-        )
+        return open_verdict(reason, margin, len(seeds), wanted, difference)
 
     if not seeds:
         return undecided("The two modes have no seed in common.")
@@ -194,6 +184,19 @@ def judge(
         most,
         higher_is_better=higher_is_better,
         resolution=resolution.step,
+    )
+
+
+def open_verdict(
+    reason: str,
+    margin: Margin,
+    seeds: int,
+    wanted: int | None = None,
+    difference: float = math.nan,
+) -> Verdict:
+    """Return the verdict that nothing is known of a difference, for a reason."""
+    return Verdict(
+        "undecided", "unknown", difference, -math.inf, math.inf, margin, seeds, wanted, reason
     )
 
 

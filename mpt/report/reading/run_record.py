@@ -107,13 +107,15 @@ class RunRecord:
     @property
     def metric(self) -> str:
         """The figure that chooses the best checkpoint."""
-        first = next(iter(section(self.evaluations[-1], "metrics")), "") if self.evaluations else ""
-        return str(self.summary.get("metric") or first)
+        last: Mapping[str, Any] = self.evaluations[-1] if self.evaluations else {}
+        first = next(iter(section(last, "metrics")), "")
+        return str(self.summary.get("metric") or last.get("metric") or first)
 
     @property
     def higher_is_better(self) -> bool:
         """Whether a higher metric is better; true if the run did not say."""
-        return bool(self.summary.get("higher_is_better", True))
+        last: Mapping[str, Any] = self.evaluations[-1] if self.evaluations else {}
+        return bool(self.summary.get("higher_is_better", last.get("higher_is_better", True)))
 
     @property
     def figures(self) -> dict[str, float]:
@@ -128,6 +130,11 @@ class RunRecord:
             return number(self.summary["final"])
         values = curves(self.evaluations, "metrics").get(self.metric, ([], []))[1]
         return values[-1] if values else math.nan
+
+    @property
+    def final_step(self) -> int:
+        """The step of the last evaluation; -1 if there is none."""
+        return whole(self.evaluations[-1].get("step"), -1) if self.evaluations else -1
 
     @property
     def best(self) -> float:

@@ -13,6 +13,7 @@ from mpt.commands.train import train
 from mpt.config.load import load_config
 from mpt.data import digits
 from mpt.engine.loop.saving import conditions
+from mpt.report.reading.read_run import read_run
 from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.retention import list_steps
 from mpt.run.records.layout import open_run
@@ -264,3 +265,11 @@ def test_a_step_whose_evaluation_fails_is_saved_and_evaluated_at_the_resume(
         assert state["loop"][counter] == whole["loop"][counter], counter
     assert [step for step, _ in evaluations_of(open_run(path))] == [3, 6, 9]
     assert json.loads((path / "summary.json").read_text())["final"] is not None
+
+
+def test_a_killed_run_leaves_its_metric_and_the_direction_of_it(tmp_path: Path) -> None:
+    run_training(settings(GAN, "fp32", steps=2, evaluate_every=1), tmp_path)
+    (tmp_path / "run" / "summary.json").unlink()
+    record = read_run(tmp_path / "run")
+    assert (record.metric, record.higher_is_better) == ("frechet_distance", False)
+    assert record.best == min(line["metrics"]["frechet_distance"] for line in record.evaluations)

@@ -169,6 +169,64 @@ def test_a_baseline_that_was_never_evaluated_does_not_hide_the_metric(make_run):
     assert comparison.rows[1].verdict.outcome == "undecided"
 
 
+def cut(path, step):
+    """Make a run one that was killed after its evaluation of a step, or before any."""
+    (path / "summary.json").unlink()
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    kept = [
+        line
+        for line in lines
+        if json.loads(line)["step"] <= step or (step < 0 and '"evaluate"' not in line)
+    ]
+    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in kept))
+
+
+@pytest.mark.parametrize("mode", ["fp32", "amp"])
+def test_a_run_that_was_killed_decides_nothing_by_an_earlier_evaluation(make_run, mode):
+    groups = make_groups(make_run, dict.fromkeys(("fp32", "amp"), (0.95, 0.953, 0.948)))
+    cut(next(group for group in groups if group.label == mode).runs[1].path, 50)
+    groups = group_runs(
+        [read_run(record.path) for group in groups for record in group.runs.values()]
+    )
+    comparison = compare_groups(groups, Margin(0.9, relative=True))
+    assert comparison.rows[1].verdict.headline == "not decidable"
+    assert comparison.rows[1].verdict.reason == (
+        f"{mode}-1 has not come to its end: its last evaluation is of step 50, and that of "
+        f"{'amp' if mode == 'fp32' else 'fp32'}-1 of step 100."
+    )
+    assert not comparison.passes
+
+
+def test_a_run_that_was_killed_before_its_first_evaluation_is_not_one_that_diverged(make_run):
+    groups = make_groups(make_run, {name: FINALS[name] for name in ("fp32", "amp")})
+    cut(groups[1].runs[2].path, -1)
+    records = [read_run(record.path) for group in groups for record in group.runs.values()]
+    verdict = compare_groups(group_runs(records), MARGIN).rows[1].verdict
+    assert verdict.headline == "not decidable"
+    assert verdict.reason == "amp-2 has not come to its end, and has no evaluation."
+
+
+def test_killed_runs_are_judged_if_their_evaluations_are_of_the_same_step(make_run):
+    groups = make_groups(make_run, dict.fromkeys(("fp32", "amp"), (0.95, 0.953, 0.948)))
+    for group in groups:
+        for record in group.runs.values():
+            (record.path / "summary.json").unlink()
+    records = [read_run(record.path) for group in groups for record in group.runs.values()]
+    assert compare_groups(group_runs(records), MARGIN).rows[1].verdict.outcome == "within"
+
+
+def test_a_finished_run_that_was_stopped_by_nan_counts_against_its_mode(make_run):
+    groups = make_groups(make_run, {name: FINALS[name] for name in ("fp32", "amp")})
+    path = groups[1].runs[1].path
+    cut(path, 50)
+    event = {"step": 60, "kind": "stopped", "message": "loss NaN; first at net.layer"}
+    (path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    records = [read_run(record.path) for group in groups for record in group.runs.values()]
+    comparison = compare_groups(group_runs(records), Margin(0.9, relative=True))
+    assert comparison.rows[1].verdict.outcome == "outside"
+    assert comparison.notes[0] == "amp, seed 1: loss NaN; first at net.layer"
+
+
 def test_a_run_without_config_is_one_note_and_changed_settings_are_another(make_run):
     bare, changed = make_run("bare", mode="fp32"), make_run("changed")
     (bare / "config.yaml").unlink()

@@ -41,6 +41,22 @@ def test_without_a_summary_the_logs_speak(make_run):
     assert record.peak_bytes == 50 << 20
 
 
+def test_a_killed_run_s_metric_and_its_direction_are_those_that_its_evaluations_say(make_run):
+    path = make_run(final=40.0, metric="negative_elbo", finished=False)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    told = {"metric": "loss", "higher_is_better": False}
+    (path / "metrics.jsonl").write_text(
+        "".join(json.dumps({**line, **told}) + "\n" for line in lines)
+    )
+    record = read_run(path)
+    assert (record.metric, record.higher_is_better) == ("loss", False)
+    losses = [line["metrics"]["loss"] for line in lines if line["kind"] == "evaluate"]
+    assert (record.final, record.best) == (losses[-1], min(losses))
+    # logs of earlier versions: the first figure, and higher is better
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert (read_run(path).metric, read_run(path).higher_is_better) == ("negative_elbo", True)
+
+
 def test_an_interrupted_run_s_summary_does_not_make_it_finished(make_run):
     path = make_run()
     summary = json.loads((path / "summary.json").read_text())
