@@ -163,21 +163,25 @@ def converted(
 
 
 def turned(given: SparseRows, *dimensions: int) -> SparseRows:
-    """Return the transpose of a matrix: a copy of its places, in another order."""
-    size = given.shape[1], given.shape[0]
-    return SparseRows(given.places.flip(0), given.numbers, size)
+    """Return the transpose of a matrix: a copy of its places, in another order, and of its values."""
+    copied = cloned(given)
+    return SparseRows(copied.places, copied.numbers, (given.shape[1], given.shape[0]))
 
 
 def multiplied(first: Any, second: Any) -> Tensor:
-    """Return the product with a dense matrix, which cuSPARSE computes of 32-bit indices of coalesced places."""
+    """Return the product with a dense matrix, which cuSPARSE computes of 32-bit indices of coalesced places, and a CPU
+    of the places as they are.
+    """
     if not isinstance(first, SparseRows):
         turned_product: Tensor = multiplied(turned(second), first.t()).t()
         return turned_product
     if isinstance(second, SparseRows) or first.dense_dim():
         raise NotImplementedError("a product of two sparse tensors is not followed")
-    summed = first.coalesce()
-    by_row = (len(first) + 1, summed._nnz())
-    indices = [summed.places.new_empty(count, dtype=torch.int32) for count in by_row]
+    indices = []
+    if first.device.type != "cpu":
+        summed = first.coalesce()
+        by_row = (len(first) + 1, summed._nnz())
+        indices = [summed.places.new_empty(count, dtype=torch.int32) for count in by_row]
     result: Tensor = second.new_empty((first.shape[0], second.shape[1]))
     del indices
     return result

@@ -8,6 +8,7 @@ real steps on a CPU, and their memory, so both have a limit.
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import Any
 
 from torch import Tensor
@@ -30,10 +31,11 @@ class ComputedValues(TrueValues):
     def __init__(self, most_seconds: float) -> None:
         super().__init__(are_trusted=True)
         self.most_seconds = most_seconds
-        self.most_bytes = MOST_HELD_BYTES
+        self.most_bytes = self.most_data_bytes = MOST_HELD_BYTES
         self._sizes: dict[int, int] = {}
         self._held = 0
         self._seconds = 0.0
+        self._data_seconds = inf
 
     def computed(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any = None) -> Any:
         """Return an operator's result on the values of its arguments. Raises TooMuch if it all takes too long."""

@@ -14,6 +14,7 @@ ones.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,12 @@ MOST_BYTES = 32768
 """Of a storage whose values are kept: 4,096 integers."""
 MOST_TRUSTED_BYTES = 1 << 20
 """The same where values are trusted: the boxes of a large batch."""
+MOST_DATA_BYTES = 1 << 20
+"""Of one that holds data which the script has as an array, or follows from such: the classes of 131,072 samples."""
+MOST_TRUSTED_DATA_BYTES = 64 << 20
+"""The same where values are trusted: a graph of 4,096 nodes as a matrix, a batch's pixels."""
+MOST_DATA_SECONDS = 10.0
+"""How long operators on such data may take; they are not followed afterwards."""
 MOST_FILLED = 64
 """Numbers of a tensor that is filled by chance and known where values are trusted: larger ones are weights."""
 MASKS = (torch.bool, torch.uint8)
@@ -120,6 +127,8 @@ class TrueValues:
     def __init__(self, are_trusted: bool = False) -> None:
         self.are_trusted = are_trusted
         self.most_bytes = MOST_TRUSTED_BYTES if are_trusted else MOST_BYTES
+        self.most_data_bytes = MOST_TRUSTED_DATA_BYTES if are_trusted else MOST_DATA_BYTES
+        self._data_seconds = MOST_DATA_SECONDS
         self._storages: dict[int, torch.UntypedStorage | None] = {}
         """By number; None for memory that nothing was written to."""
         self._live = LiveStorages(self._drop)
@@ -193,15 +202,30 @@ class TrueValues:
                 if value is None:
                     return self._absorbed(func, args, result)
                 values[id(one)] = value
-            if not all(map(self._is_small, tensors_in(result))):
+            is_large = not by_form and any(map(self._is_large, values.values()))
+            if not all(map(self._is_small if is_large else self._is_few, tensors_in(result))):
                 return UNKNOWN
             args, kwargs = tree_map_only(Tensor, lambda one: values[id(one)], (args, kwargs))
             args, kwargs = tree_map_only(torch.device, lambda _: _CPU, (args, kwargs))
+            started = time.perf_counter()
             try:
                 return func(*args, **kwargs)
             # a kernel that the CPU does not have, or a mistake that is the user's
             except Exception:
                 return UNKNOWN
+            finally:
+                if is_large:
+                    self._wait(time.perf_counter() - started)
+
+    @property
+    def has_hurried(self) -> bool:
+        """Large data are followed no longer, since their operators took too long."""
+        return self._data_seconds < 0
+
+    def _wait(self, seconds: float) -> None:
+        self._data_seconds -= seconds
+        if self.has_hurried:
+            self.most_data_bytes = self.most_bytes
 
     def _absorbed(self, func: Any, args: Any, result: Any) -> Any:
         """Return what one known argument makes of a logical operator's result, or `UNKNOWN`: a loop that writes token
@@ -277,7 +301,8 @@ class TrueValues:
         if type(fake) is not FakeTensor or self._is_followed(fake):
             return
         size = fake.untyped_storage().nbytes()
-        if not 0 < size <= self.most_bytes or size < fake.numel() * fake.itemsize:
+        most = self.most_bytes if value is None else self.most_data_bytes
+        if not 0 < size <= most or size < fake.numel() * fake.itemsize:
             return
         if value is not None and (value.shape != fake.shape or value.dtype != fake.dtype):
             return
@@ -322,7 +347,13 @@ class TrueValues:
             self.keep(fake, value)
 
     def _is_small(self, tensor: Tensor) -> bool:
+        return tensor.numel() * tensor.itemsize <= self.most_data_bytes
+
+    def _is_few(self, tensor: Tensor) -> bool:
         return tensor.numel() * tensor.itemsize <= self.most_bytes
+
+    def _is_large(self, tensor: Tensor) -> bool:
+        return not self._is_few(tensor)
 
     def _drop(self, number: int) -> None:
         self._storages.pop(number, None)

@@ -1,0 +1,49 @@
+"""Training steps on one graph, whose matrices and labels a script reads from files and has as arrays."""
+
+import numpy
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+def graph(nodes, edges):
+    """The labels, and the adjacency with as many entries, of a graph."""
+    numbers = numpy.random.default_rng(0)
+    adjacency = numpy.zeros((nodes, nodes))
+    adjacency[numpy.divmod(numbers.permutation(nodes * nodes)[:edges], nodes)] = 1.0
+    names = numpy.eye(7, dtype=int)[numpy.arange(nodes) % 7]
+    return torch.LongTensor(numpy.where(names)[1]), adjacency
+
+
+def convolved(nodes=2708, edges=8192, device="cpu"):
+    """A graph convolution: the classes are counted, and the adjacency is a sparse matrix."""
+    labels, adjacency = graph(nodes, edges)
+    places = torch.from_numpy(numpy.vstack(adjacency.nonzero()))
+    adjacency = torch.sparse_coo_tensor(places, torch.ones(edges), (nodes, nodes)).to(device)
+    coder = nn.Linear(64, labels.max().item() + 1).to(device)
+    labels = labels.to(device)
+    optimizer = torch.optim.SGD(coder.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        found = torch.spmm(adjacency, coder(torch.rand(nodes, 64, device=device)))
+        functional.cross_entropy(found, labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def attended(nodes=1024, edges=4096, device="cpu"):
+    """Features of both ends of each edge, which is read from a dense adjacency in the step."""
+    adjacency = torch.FloatTensor(graph(nodes, edges)[1]).to(device)
+    coder = nn.Linear(64, 64).to(device)
+    optimizer = torch.optim.SGD(coder.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        first, second = adjacency.nonzero().t()
+        found = coder(torch.rand(nodes, 64, device=device))
+        torch.cat((found[first], found[second]), 1).square().mean().backward()
+        optimizer.step()
+
+    return step
