@@ -44,6 +44,22 @@ def places(count, device):
     return torch.arange(count, device=device)
 
 
+class Noise(torch.Tensor):
+    """Numbers that are drawn anew in place, as BigGAN has them."""
+
+    def spread_by(self, deviation):
+        self.deviation = deviation
+        return self
+
+    def draw(self):
+        return self.normal_(0, self.deviation)
+
+    def to(self, *args, **kwargs):
+        moved = Noise(self).spread_by(self.deviation)
+        moved.data = super().to(*args, **kwargs)
+        return moved
+
+
 class Layer(nn.Linear):
     """A layer with a weight in 8 bits."""
 
@@ -66,6 +82,21 @@ def in_eighths():
         x = torch.rand(8, 256, device="cuda")
         loss = (model(x) + places(256, "cuda")).sum()
         loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def drawn_in_place():
+    """A network that is trained on noise of a class of its own."""
+    model = nn.Linear(256, 256).cuda()
+    noise = Noise(torch.randn(1024, 256)).spread_by(0.5).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        noise.draw()
+        optimizer.zero_grad()
+        model(noise[:512]).square().mean().backward()
         optimizer.step()
 
     return step

@@ -31,6 +31,13 @@ def test_a_weight_of_a_librarys_class_keeps_its_methods_and_its_memory(session: 
     assert second.by_module == first.by_module
 
 
+def test_a_tensor_of_a_class_that_is_given_another_keeps_its_methods(session: Session) -> None:
+    plan = planned(session, "drawn_in_place").plan
+    assert plan.by_category["parameters"] == 4 * (256 * 256 + 256)
+    assert plan.allocated >= 4 * (1024 + 2 * 512) * 256
+    assert any(name == "model" for name, _ in plan.by_module)
+
+
 def test_weights_that_threads_read_from_a_file_are_on_the_card(
     session: Session, tmp_path: Path
 ) -> None:

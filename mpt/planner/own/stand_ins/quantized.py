@@ -138,5 +138,12 @@ def made_of_fakes() -> Iterator[None]:
             become(made, FakeTensor if kind is Tensor else class_of(kind))
         return made
 
-    with mock.patch.multiple(Tensor, _make_subclass=make_subclass, as_subclass=as_subclass):
+    def new(kind: Any, *args: Any, **options: Any) -> Any:
+        """Return a new tensor; of a class that is given a tensor, such as BigGAN's Distribution, a view of that."""
+        if kind is not Tensor and len(args) == 1 and isinstance(args[0], FakeTensor):
+            return as_subclass(args[0], kind)
+        return torch._C.TensorBase.__new__(kind, *args, **options)
+
+    subclassed = mock.patch.multiple(Tensor, _make_subclass=make_subclass, as_subclass=as_subclass)
+    with subclassed, mock.patch.object(Tensor, "__new__", new, create=True):
         yield
