@@ -146,6 +146,16 @@ def made(
     return SparseRows(places, numbers, size, bool(options.get("is_coalesced")))
 
 
+def of_dense(table: Tensor, dimensions: int | None = None, layout: Any = None) -> SparseRows:
+    """Return the entries of a dense tensor that are not 0, as `Tensor.to_sparse` does."""
+    if dimensions not in (None, table.dim()) or layout not in (None, torch.sparse_coo):
+        raise NotImplementedError("to_sparse is followed for all dimensions of a tensor, in COO")
+    if table.requires_grad:
+        raise NotImplementedError("the gradient of to_sparse is not followed")
+    places = table.nonzero().t().clone()
+    return SparseRows(places, table[tuple(places)].clone(), table.shape, is_summed=True)
+
+
 def cloned(given: SparseRows, **options: Any) -> SparseRows:
     """Return a copy of places and values."""
     return given.like(given.numbers.clone(), given.places.clone())

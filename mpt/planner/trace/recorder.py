@@ -177,8 +177,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in chain.from_iterable(map(tensors_inside, tensors)):
             while isinstance(tensor, Tensor) and functorch.is_functorch_wrapped_tensor(tensor):
                 tensor = functorch.get_unwrapped(tensor)
-            # its places may be the batch's tokens
             if isinstance(tensor, Tensor) and tensor.is_sparse:
+                if category == "buffers":  # a gradient's places may be the batch's tokens
+                    self.mark([tensor._indices()], category, module)
                 tensor = tensor._values()
             index = self._live.number_of(tensor) if isinstance(tensor, Tensor) else None
             if index is not None:

@@ -47,3 +47,29 @@ def attended(nodes=1024, edges=4096, device="cpu"):
         optimizer.step()
 
     return step
+
+
+class Convolution(nn.Module):
+    """A layer with the adjacency as a sparse buffer."""
+
+    def __init__(self, adjacency):
+        super().__init__()
+        self.coder = nn.Linear(64, 64)
+        self.register_buffer("adjacency", adjacency.to_sparse())
+        self.register_buffer("is_edge", (adjacency > 0).to_sparse(), persistent=False)
+
+    def forward(self, x):
+        return torch.sparse.mm(self.adjacency, self.coder(x))
+
+
+def converted(nodes=1024, edges=4096, device="cpu"):
+    """A convolution whose sparse adjacency is made of a dense one."""
+    model = Convolution(torch.FloatTensor(graph(nodes, edges)[1])).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.rand(nodes, 64, device=device)).square().mean().backward()
+        optimizer.step()
+
+    return step

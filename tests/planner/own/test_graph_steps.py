@@ -13,7 +13,8 @@ STEPS = Path(graph_steps.__file__)
 
 
 def test_live_bytes_of_steps_on_a_graph_on_a_cpu_are_those_of_real_tensors() -> None:
-    calls = [({"where": str(STEPS), "function": name}, {}) for name in ("convolved", "attended")]
+    names = ("convolved", "attended", "converted")
+    calls = [({"where": str(STEPS), "function": name}, {}) for name in names]
     for planned, measured in live_bytes(*calls):
         assert measured == planned > 0
 
@@ -28,3 +29,9 @@ def test_the_edges_of_a_matrix_of_4_mebibytes_are_counted(session: Session) -> N
     plan = plan_of(session, STEPS, "attended", {"device": "cuda"})
     assert plan.by_category["activations"] < 4 * 4096 * 64 * 8
     assert any("those of the batches" in note for note in plan.notes)
+
+
+def test_a_dense_matrix_becomes_a_sparse_buffer_of_its_entries(session: Session) -> None:
+    plan = plan_of(session, STEPS, "converted", {"device": "cuda"})
+    places, numbers, answers = 2 * 8 * 4096, 4 * 4096, 4096
+    assert plan.by_category["buffers"] == 2 * places + numbers + answers

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpt.planner.device.kept_modes import KeptInBackward
-from mpt.planner.device.sparse_rows import SparseRows
+from mpt.planner.device.sparse_rows import SparseRows, of_dense
 from mpt.planner.own.stand_ins.exchange import set_data
 from mpt.planner.own.stand_ins.files import tensor_in_file
 from mpt.planner.own.stand_ins.sequences import PackedSequences, ctc_loss
@@ -52,6 +52,8 @@ class WithoutMemory(KeptInBackward):
         if func is torch._is_all_true:  # a distribution checks its parameters and samples
             func(*args, **kwargs)
             return torch.tensor(True)
+        if func is Tensor.to_sparse and isinstance(args[0], FakeTensor):
+            return of_dense(*args, **kwargs)
         if func in COMPRESSED:
             raise NotImplementedError(ONLY_COO.format(func.__name__))
         if func is torch.asarray and isinstance(args[0], torch.UntypedStorage):  # by safetensors
