@@ -54,6 +54,7 @@ from mpt.planner.own.stand_ins.extensions import nothing_compiled
 from mpt.planner.own.stand_ins.files import saved_by_python
 from mpt.planner.own.stand_ins.fused import functions_fused
 from mpt.planner.own.stand_ins.graphs import Graphs
+from mpt.planner.own.stand_ins.jit_traces import by_python
 from mpt.planner.own.stand_ins.loaders import loaded_here
 from mpt.planner.own.stand_ins.pools import done_at_once
 from mpt.planner.own.stand_ins.quantized import made_of_fakes
@@ -163,7 +164,8 @@ def import_factory(source: Source, gpu: Gpu) -> Callable[..., Any]:
     """
     try:
         devices = torch.device("cpu"), torch.device("cuda")
-        with libraries_as_ever(), nothing_compiled(), questions_answered(gpu, *devices):
+        answered = questions_answered(gpu, *devices)
+        with libraries_as_ever(), nothing_compiled(), by_python(), answered:
             return find_factory(source)
     except ConfigError:
         with (

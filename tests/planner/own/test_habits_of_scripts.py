@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from mpt.planner.client.session import Session
+from tests.planner.own.own_plans import plan_of
 from tests.planner.own.test_scripts import planned, script_of
 
 HEAD = """
@@ -247,3 +248,44 @@ def test_a_script_with_an_optimizer_and_a_loader_of_its_own_is_planned(
 ) -> None:
     plan = planned(session, script_of(tmp_path, OWN_OPTIMIZER)).plan
     assert plan.by_category["parameters"] == plan.by_category["gradients"] == WEIGHTS
+
+
+BY_TORCHSCRIPT = """
+import torch
+
+class Scripted(torch.jit.ScriptModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+
+    @torch.jit.script_method
+    def forward(self, x):
+        batch, size = x.size()
+        return torch.sigmoid(self.layer(x)).view(batch, size)
+
+def build():
+    model = torch.nn.Sequential(Scripted(), torch.jit.script(torch.nn.Linear(64, 64))).cuda()
+    assert isinstance(model[0], torch.jit.ScriptModule)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.rand(2, 64, device="cuda")).sum().backward()
+        optimizer.step()
+
+    return step
+"""
+LOOP = """
+step = build()
+for _ in range(9):
+    step()
+"""
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_networks_that_torchscript_compiles_are_executed_by_python(
+    session: Session, tmp_path: Path, is_script: bool
+) -> None:
+    path = script_of(tmp_path, BY_TORCHSCRIPT + is_script * LOOP)
+    plan = planned(session, path).plan if is_script else plan_of(session, path, "build", {})
+    assert plan.by_category["parameters"] == plan.by_category["gradients"] == 2 * WEIGHTS

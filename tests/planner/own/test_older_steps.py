@@ -102,6 +102,12 @@ def test_a_kernel_that_a_script_compiles_is_refused_by_name_if_it_is_called(
         planned(session, "compiled", is_called=True, by_import=by_import)
 
 
+def test_a_kernel_that_is_registered_with_torch_is_refused_by_name(session: Session) -> None:
+    for _ in range(2):
+        with pytest.raises(MptError, match=r"fused_bias\.forward is a kernel that the script"):
+            planned(session, "registered")
+
+
 def test_a_kernel_that_a_script_keeps_is_refused_at_once(session: Session) -> None:
     """It was tried without a compiler over and over."""
     with pytest.raises(MptError, match=r"fused\.bias_act is a kernel"):

@@ -19,6 +19,8 @@ from typing import Any, cast
 from unittest import mock
 from weakref import WeakSet
 
+import torch
+
 from mpt.planner.trace.cannot_plan import CannotPlan, line_of
 
 NAME = "torch.utils.cpp_extension"
@@ -56,17 +58,23 @@ class Extension:
 
 
 def extension(name: str, *args: Any, **options: Any) -> Extension:
-    """Return an extension that is not compiled, which can be imported by its name from then on."""
+    """Return an extension that is not compiled, which can be imported by its name from then on.
+
+    One that is no Python module has its kernels in `torch.ops`, mostly by the same name.
+    """
     found = Extension(name)
+    if options.get("is_python_module") is False:
+        vars(torch.ops).setdefault(name, found)
     sys.modules.setdefault(name, cast(ModuleType, found))
     return found
 
 
 def _not_imported() -> None:
     """Let no extension be importable any more."""
-    modules: dict[str, Any] = sys.modules
-    for name in [name for name, one in modules.items() if type(one) is Extension]:
-        del modules[name]
+    holders: tuple[dict[str, Any], ...] = (sys.modules, vars(torch.ops))
+    for held in holders:
+        for name in [name for name, one in held.items() if type(one) is Extension]:
+            del held[name]
 
 
 @contextmanager

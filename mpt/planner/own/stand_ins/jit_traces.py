@@ -1,8 +1,11 @@
-"""Networks that a script records with `torch.jit.trace`, as a logger does that draws a graph (`add_graph`).
+"""Networks that a script records with `torch.jit.trace`, as a logger does that draws a graph (`add_graph`), or compiles
+with `torch.jit.script`.
 
 The tracer of TorchScript follows real tensors only: under it a size is a tensor of its own. In a plan a network or
 function is called once with the tensors that it is recorded with, and what is returned does as it does. Its graph is
-empty, and nothing is saved.
+empty, and nothing is saved. The weights of a compiled network are held by C++, which does not know that one of them is
+fake after it has moved to the card: it is executed by Python. So are `ScriptModule`s. A compiled function is executed
+by TorchScript.
 """
 
 from __future__ import annotations
@@ -73,12 +76,31 @@ def recorded(func: Callable[..., Any], *given: Any, **named: Any) -> Any:
     return made
 
 
+class ByPython(Recorded, nn.Module):
+    """In the place of `torch.jit.ScriptModule`."""
+
+
+@contextmanager
+def by_python() -> Iterator[None]:
+    """Let networks that are compiled by TorchScript inside the block be executed by Python."""
+    compiled = torch.jit.script
+
+    def script(obj: Any, *options: Any, **named: Any) -> Any:
+        return recorded(obj) if isinstance(obj, nn.Module) else compiled(obj, *options, **named)
+
+    with mock.patch.multiple(
+        torch.jit, script=script, ScriptModule=ByPython, script_method=lambda method: method
+    ):
+        yield
+
+
 @contextmanager
 def nothing_traced(are_called: bool = True) -> Iterator[None]:
-    """Let `torch.jit.trace` record nothing inside the block.
+    """Let `torch.jit.trace` record nothing inside the block, and networks be executed by Python.
 
     `are_called`: networks and functions are called once with what they are recorded with, which may be memory that
     nothing was written to.
     """
-    with mock.patch.object(torch.jit, "trace", record if are_called else recorded):
+    trace = record if are_called else recorded
+    with by_python(), mock.patch.object(torch.jit, "trace", trace):
         yield
