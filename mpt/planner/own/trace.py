@@ -50,6 +50,7 @@ from mpt.planner.own.proposals.edits import executed, find_edits
 from mpt.planner.own.proposals.options import Words, find_words
 from mpt.planner.own.proposals.rewritten import noting_rewriting
 from mpt.planner.own.stand_ins.caches import caches_forgotten
+from mpt.planner.own.stand_ins.driver import driver_asked
 from mpt.planner.own.stand_ins.extensions import nothing_compiled
 from mpt.planner.own.stand_ins.files import saved_by_python
 from mpt.planner.own.stand_ins.fused import functions_fused
@@ -256,6 +257,7 @@ def _trace_on_gpu(
         ExitStack() as at_end,
         on_fake_gpu(recorder, gpu),
         cuda_stands_in(gpu, all_of_it=all_on_gpu) as stand_in,
+        driver_asked(gpu),
         memory_told(recorder.trace, gpu.usable_bytes),
         graphs.stand_in(),
         one_of_several(recorder),

@@ -103,10 +103,20 @@ RECORDED = """
     del pictures
 """
 
+DRIVER = """
+    import os, subprocess
+    assert "rtx3060" in subprocess.run(["nvidia-smi"], capture_output=True, text=True).stdout
+    query = "nvidia-smi --query-gpu=index,memory.used,memory.free --format=csv,noheader,nounits"
+    index, used, free = map(int, subprocess.check_output(query.split(), text=True).split(","))
+    assert index == used == 0 and free > 11_000
+    lines = os.popen("nvidia-smi -q -d Memory | grep -A5 GPU | grep Free").readlines()
+    assert [int(line.split()[2]) for line in lines] == [free]
+"""
+
 
 @pytest.mark.parametrize(
     "further",
-    [ACCURACY, CHOICE, BY_KIND, SIGNED, MODULE, COUNTED, WRITTEN, PICKLED, RECORDED],
+    [ACCURACY, CHOICE, BY_KIND, SIGNED, MODULE, COUNTED, WRITTEN, PICKLED, RECORDED, DRIVER],
     ids=[
         "inferred",
         "chosen",
@@ -117,6 +127,7 @@ RECORDED = """
         "written to its end",
         "pickled",
         "recorded by jit",
+        "asked of the driver",
     ],
 )
 def test_a_step_with_more_than_a_step_is_planned(
