@@ -55,9 +55,11 @@ def examine_split(section: Section, seen: Samples, delivered: Samples) -> None:
     looked = f"all {count}" if seen.is_whole else f"{count} of {len(data)}"
     fields = ", ".join(f"{key} {show_shape(data, key)}" for key in data.spec.fields)
     section.add("ok", name, f"looked at {looked} samples: {fields}")
-    bad_files = [f"{path}: {reason}" for path, reason in list(data.bad_files.items())[:MOST_NAMED]]
     repair = "remove or repair them, or dataset.on_bad_image=skip"
-    say(section, "fault", name, [*seen.unreadable, *bad_files], "unreadable", repair)
+    say(section, "fault", name, seen.unreadable, "unreadable", repair)
+    bad_files = [f"{path}: {reason}" for path, reason in data.bad_files.items()]
+    finding = "passed over, as in training"
+    say(section, "warning", name, bad_files, finding, "remove or repair them", "file")
     broken = [*dict.fromkeys([*seen.broken, *delivered.broken])]
     say(
         section,
@@ -141,16 +143,22 @@ def called(seen: Samples, indices: Sequence[int]) -> list[str]:
 
 
 def say(
-    section: Section, level: Any, name: str, items: Sequence[str], finding: str, advice: str
+    section: Section,
+    level: Any,
+    name: str,
+    items: Sequence[str],
+    finding: str,
+    advice: str,
+    kind: str = "sample",
 ) -> None:
-    """Note a finding about some samples, with the names of the first."""
+    """Note a finding about some samples, or another kind of items, with the names of the first."""
     if items:
         shown = ", ".join(items[:MOST_NAMED]) + (", ..." if len(items) > MOST_NAMED else "")
         if len(items) == 1:
             finding = re.sub(
                 "^(are|have) ", lambda verb: {"are": "is ", "have": "has "}[verb[1]], finding
             )
-        section.add(level, name, f"{counted(len(items), 'sample')} {finding}: {shown}", advice)
+        section.add(level, name, f"{counted(len(items), kind)} {finding}: {shown}", advice)
 
 
 def show_shape(data: Dataset, key: str) -> str:

@@ -157,7 +157,9 @@ def read_samples(name: str, data: Dataset) -> Samples:
     seen = Samples(name, data, [index * size // count for index in range(count)])
     for index in seen.looked_at:
         try:
-            seen.note(index, data.fetch([index], 0))
+            sample = data.fetch([index], 0)
+            if not data.is_left_out(index):  # else it is another one's
+                seen.note(index, sample)
         except DataError as error:
             # the remedy is reported once
             seen.unreadable.append(str(error).splitlines()[0].partition(". ")[0])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 from PIL import Image
 
+from mpt.data.image_folder import Settings, build
 from mpt.doctor.data.data_checks import examine_data
 from mpt.errors import DataError
 from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
@@ -68,6 +70,26 @@ def test_each_kind_of_bad_sample_is_said_with_its_number() -> None:
     assert "fault train: 1 sample has labels outside of the 2 classes: 7" in said
     assert "without any: dog" in said
     assert "pictures are expected in 0 to 1" in said
+
+
+def test_files_that_the_training_passes_over_are_no_fault_and_their_substitutes_no_copies(
+    tmp_path: Path,
+) -> None:
+    for number, split in enumerate(("train", "test")):
+        for index, image in enumerate(images(24, number)):
+            path = tmp_path / split / ("cat" if index < 12 else "dog") / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((image[0] * 255).byte().numpy()).save(path)
+    for index in (3, 4, 5, 6, 7, 11):  # after the last cat comes a dog
+        (tmp_path / "train" / "cat" / f"{index}.png").write_bytes(b"junk")
+    (tmp_path / "train" / "dog" / "loop").symlink_to(tmp_path / "train")
+    settings = Settings(root=str(tmp_path), image_size=4, channels=1, on_bad_image="skip")
+    section = examine_data(build(settings, "train", 0), build(settings, "test", 0))
+    said = [f"{one.level} {one.about}: {one.text}" for one in section.findings]
+    assert section.worst == "warning"
+    assert not [one for one in said if "more than once" in one or "two classes" in one]
+    (passed_over,) = [one for one in said if "passed over" in one]
+    assert passed_over.startswith("warning train: 7 files passed over, as in training: ")
 
 
 def test_pictures_in_both_sets_are_said() -> None:
