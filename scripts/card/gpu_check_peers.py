@@ -25,7 +25,8 @@ from scripts.card.gpu_check_processes import reason, run  # noqa: E402
 GRAPHS = "mpt, CUDA graphs"
 """mpt with `memory.compile: {mode: reduce-overhead}`, torch's own way to record kernels once."""
 COMPILED = "by hand, compiled"
-CONTESTANTS = ("by hand", COMPILED, "mpt", GRAPHS, "accelerate", "lightning")
+CONTESTANTS = ("by hand", "mpt", "accelerate", "lightning", COMPILED, GRAPHS)
+"""Those that compile come last: a process of theirs takes minutes where starts are slow."""
 NOT_INSTALLED = "not installed"
 FOR_A_GPU_ALONE = "compiles kernels, which a pretended card does not run"
 NO_FAULTS = (NOT_INSTALLED, FOR_A_GPU_ALONE)

@@ -116,11 +116,12 @@ def plan_here(wish: dict[str, Any]) -> dict[str, Any]:
     """Trace once with all of cuDNN's scratch, and replay with each share of it."""
     import torch
 
+    from mpt.planner.facts.calibration import Calibration
     from mpt.planner.server.beside import understand
     from mpt.planner.step.run_fake import trace_config
     from mpt.planner.trace.replay import replay
     from mpt.planner.trace.trace import live_peak
-    from mpt.planner.trace.unseen import CONVOLUTIONS, Unseen
+    from mpt.planner.trace.unseen import CONVOLUTIONS, unseen_on
 
     config, data, gpu = understand(wish)
     started = time.perf_counter()
@@ -132,7 +133,7 @@ def plan_here(wish: dict[str, Any]) -> dict[str, Any]:
             "planning_seconds": time.perf_counter() - started,
         }
     # The measuring process takes cuBLAS's deterministic workspaces for every workload, also where it measures kernels.
-    unseen = Unseen(gpu.capability, deterministic=True, context_bytes=0, cudnn_share=1.0)
+    unseen = unseen_on(gpu, Calibration(cudnn_share=1.0), deterministic=True)
     fake = trace_config(config, data, batch_size, gpu, unseen)
     scratch = [
         s.category == "workspace" and s.operator in CONVOLUTIONS for s in fake.trace.storages

@@ -49,7 +49,7 @@ def plan_all(path: Path, gpu_name: str, only: str, cases: str) -> None:
     from mpt.planner.own.proposals.changes import Changes
     from mpt.planner.own.trace import trace_own
     from mpt.planner.plans.plan import Wish, describe
-    from mpt.planner.trace.unseen import Unseen
+    from mpt.planner.trace.unseen import unseen_on
 
     gpu, calibration = find_gpu(gpu_name), Calibration()
     source = Source(SETS[cases].__name__, "build", str(Path.cwd()))
@@ -66,7 +66,7 @@ def plan_all(path: Path, gpu_name: str, only: str, cases: str) -> None:
             continue
         started = time.perf_counter()
         try:
-            unseen = Unseen(gpu.capability, False, 0, calibration.cudnn_share)
+            unseen = unseen_on(gpu, calibration)
             run = trace_own(source, {"case": case.name}, gpu, unseen, Changes()).fake
             plan = describe(run, case.batch, gpu, calibration, Wish(), 0, False, None)
             rows[case.name] = {

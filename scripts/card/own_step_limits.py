@@ -2,12 +2,12 @@
 """The least memory that steps without mpt run in and the time of their kernels, compared with their plans.
 
     python scripts/card/own_step_card.py plan PLANS.json --gpu h100                # anywhere; no GPU is looked at
-    python scripts/card/own_step_limits.py measure PLANS.json ROWS.jsonl           # on the card
+    python scripts/card/own_step_limits.py measure PLANS.json ROWS.jsonl           # on the card; in shells: --part 0/4
     python scripts/card/workload_limits.py WORKLOADS.jsonl                         # on the card, mpt's own
     python scripts/card/own_step_limits.py page PLANS.json ROWS.jsonl WORKLOADS.jsonl \\
         -o docs/benchmarks/own_steps_limits.md
 
-The cases are those of `own_step_card_models.py`. For each the process's limit of memory is halved between a limit that
+The cases are those that the plans are of. For each the process's limit of memory is halved between a limit that
 four steps ran in and one that they ran out at, until the two are 1.5 % of the plan apart; a run without a limit shows
 that what it reserved is enough. One step under torch's profiler then says how long kernels ran, whatever the host
 needed to launch them.
@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,11 @@ from mpt.planner.facts.verdict import sure_share
 from scripts.card import workload_limits
 from scripts.card.gpu_check_memory import append, clear, limited
 from scripts.card.gpu_check_plan import read_history
-from scripts.card.own_step_card import about_card, mib
-from scripts.card.own_step_card_models import build
+from scripts.card.own_step_card import FIRST, SETS, about_card, mib
 from scripts.plans.check_timm_times import ranks
 
+Build = Callable[[str], Callable[[], Any]]
+"""From a case's name to its step."""
 STEPS = 4
 LEAST_SHARE = 0.72
 """Of the plan, below which no limit is tried."""
@@ -44,35 +45,42 @@ APART = 0.015
 """Of the plan: limits closer than this are not told apart."""
 
 
-def measure_all(plans: Path, path: Path, seconds: float) -> None:
-    """Measure each planned case that has no row yet, and append a row for each."""
+def measure_all(plans: Path, path: Path, seconds: float, part: str) -> None:
+    """Measure each planned case of a part that has no row yet, and append a row for each."""
     deadline = time.monotonic() + seconds
-    known = json.loads(plans.read_text())["plans"]
+    found = json.loads(plans.read_text())
+    build = SETS[found["about"].get("cases", FIRST)].build
     done = {row["case"] for row in read_history(path)}
-    for case, planned in known.items():
-        if "reserved" in planned and case not in done and time.monotonic() < deadline:
-            row = {"case": case, "about": about_card(), **measure(case, planned["reserved"])}
+    index, parts = map(int, part.split("/"))
+    known = {case: one for case, one in found["plans"].items() if "reserved" in one}
+    for case in sorted(known, key=lambda case: known[case]["reserved"])[index::parts]:
+        if case not in done and time.monotonic() < deadline:
+            row = {"case": case, "about": about_card()}
+            try:
+                row |= measure(build, case, known[case]["reserved"])
+            except Exception as error:
+                row["error"] = f"{type(error).__name__}: {error}"[:300]
             append(path, row)
             print(json.dumps({k: v for k, v in row.items() if k != "about"}), flush=True)
 
 
-def measure(case: str, planned: int) -> dict[str, Any]:
+def measure(build: Build, case: str, planned: int) -> dict[str, Any]:
     """Return the largest limit that the steps ran out at, the smallest that they ran in, and a step's times."""
     import torch
 
-    free = attempt(case, None)
+    free = attempt(build, case, None)
     failed, low, ran = 0, int(LEAST_SHARE * planned), free["reserved"]
     while ran - low > APART * planned:
         limit = (low + ran) // 2
         try:
-            attempt(case, limit)
+            attempt(build, case, limit)
             ran = limit
         except torch.OutOfMemoryError:
             failed = low = limit
-    return {**free, "failed": failed, "ran": ran, **profile(case)}
+    return {**free, "failed": failed, "ran": ran, **profile(build, case)}
 
 
-def attempt(case: str, limit: int | None) -> dict[str, int]:
+def attempt(build: Build, case: str, limit: int | None) -> dict[str, int]:
     """Build and step within a limit; return the peaks in bytes. Raises OutOfMemoryError."""
     import torch
 
@@ -88,7 +96,7 @@ def attempt(case: str, limit: int | None) -> dict[str, int]:
     }
 
 
-def profile(case: str) -> dict[str, Any]:
+def profile(build: Build, case: str) -> dict[str, Any]:
     """Return the seconds of a step, of its kernels, and how many there are."""
     import torch
     from torch.profiler import ProfilerActivity
@@ -201,10 +209,11 @@ def main() -> None:
         one.add_argument("rows", type=Path)
     writing.add_argument("workloads", type=Path)
     measuring.add_argument("--seconds", type=float, default=600.0)
+    measuring.add_argument("--part", default="0/1", help="of the cases: the first of four is 0/4")
     writing.add_argument("-o", type=Path, required=True)
     options = parser.parse_args()
     if options.command == "measure":
-        measure_all(options.plans, options.rows, options.seconds)
+        measure_all(options.plans, options.rows, options.seconds, options.part)
     else:
         plans = json.loads(options.plans.read_text())
         text = page(plans, read_history(options.rows), read_history(options.workloads))

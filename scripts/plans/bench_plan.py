@@ -186,7 +186,7 @@ def trace_recipes(options: argparse.Namespace) -> Seconds:
     from mpt.planner.device.fake_mode import TorchFakeMode
     from mpt.planner.server import worker
     from mpt.planner.step import run_fake
-    from mpt.planner.trace.unseen import Unseen
+    from mpt.planner.trace.unseen import unseen_on
 
     worker.preload()
     config, gpu = load_config(options.config, options.overrides), find_gpu(options.gpu)
@@ -195,7 +195,7 @@ def trace_recipes(options: argparse.Namespace) -> Seconds:
         vars(run_fake)["LeanFakeMode"] = TorchFakeMode
     took = []
     for recipe in all_recipes(config, gpu):
-        unseen = Unseen(gpu.capability, False, Calibration().context_bytes, 0.0)
+        unseen = unseen_on(gpu)
         with contextlib.suppress(MptError):  # what the planner refuses
             trace = partial(
                 run_fake.trace_config, recipe, data, recipe.train.batch_size, gpu, unseen

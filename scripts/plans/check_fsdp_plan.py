@@ -35,7 +35,7 @@ from mpt.planner.step.shard_trace import fake_world, watch_shards
 from mpt.planner.trace.overlap import OrderedWork, step_time
 from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.replay import replay, split_at
-from mpt.planner.trace.unseen import Unseen
+from mpt.planner.trace.unseen import unseen_on
 
 WIDTH, HEADS, KEYS, HIDDEN, WORDS, LAYERS = 4096, 32, 8, 14336, 128256, 32
 LENGTH, SEQUENCES = 8192, 2
@@ -187,7 +187,7 @@ def plan(size: int, layers: int, is_compiled: bool) -> None:
         if watching["work"]:
             work.observe(func, args, kwargs, result)
 
-    recorder = Recorder(device.type, Unseen(gpu.capability), observe)
+    recorder = Recorder(device.type, unseen_on(gpu), observe)
     work.is_noted = False
     with (
         fake_world(0, size),

@@ -36,7 +36,7 @@ from mpt.planner.own.proposals.changes import Changes
 from mpt.planner.own.trace import trace_own
 from mpt.planner.plans.plan import Wish, describe
 from mpt.planner.server.worker import preload
-from mpt.planner.trace.unseen import Unseen
+from mpt.planner.trace.unseen import unseen_on
 from mpt.vision_ops import import_torchvision
 from scripts.plans.check_timm_times import GPU, Row, read
 from scripts.provenance import made
@@ -144,7 +144,7 @@ def answer(row: Row, batch: int, ran: bool) -> Answer:
         "channels_last": row.channels_last,
     }
     try:
-        run = trace_own(source, arguments, gpu, Unseen(gpu.capability), Changes()).fake
+        run = trace_own(source, arguments, gpu, unseen_on(gpu), Changes()).fake
     except MptError as error:
         return Answer(**asked, error=str(error))
     kinds, chances = [], []

@@ -29,7 +29,7 @@ from mpt.planner.own.proposals.changes import Changes
 from mpt.planner.own.trace import trace_own
 from mpt.planner.plans.plan import Wish, describe
 from mpt.planner.recipes.own_step import source_of_function
-from mpt.planner.trace.unseen import Unseen
+from mpt.planner.trace.unseen import unseen_on
 from mpt.systems.diffusion.nn.shared.library import import_diffusers
 from mpt.systems.diffusion.nn.shared.text_encoders import import_transformers
 from scripts.provenance import made
@@ -158,7 +158,7 @@ def planned_gb(side: int, method: str, batch: int, effective: int) -> float:
         "lora": method == "LoRA",
     }
     gpu, calibration = find_gpu(GPU), Calibration()
-    unseen = Unseen(gpu.capability, False, calibration.context_bytes, calibration.cudnn_share)
+    unseen = unseen_on(gpu, calibration)
     changes = Changes(low_bit_optimizer=method == "8-bit Adam")
     traced = trace_own(Source(**source_of_function(build)), arguments, gpu, unseen, changes)
     found = describe(

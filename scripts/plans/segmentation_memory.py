@@ -29,8 +29,9 @@ from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.own.execution.source import Source
 from mpt.planner.own.proposals.changes import Changes
 from mpt.planner.own.trace import trace_own
+from mpt.planner.plans.plan import workspace_bytes
 from mpt.planner.trace.replay import replay
-from mpt.planner.trace.unseen import ASSUMED_SHARE, CONVOLUTIONS, Unseen
+from mpt.planner.trace.unseen import CONVOLUTIONS, Unseen
 from scripts.provenance import made
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,7 +165,7 @@ def plan(arguments: dict[str, Any], unseen: type[Unseen] = Unseen) -> Planned:
     gpu = find_gpu("v100")
     source = Source("scripts.plans.segmentation_models", "training", str(ROOT))
     fake = trace_own(source, arguments, gpu, unseen(gpu.capability), Changes()).fake
-    workspace = int(ASSUMED_SHARE * fake.largest_convolution)
+    workspace = workspace_bytes(fake.trace)
     return Planned(replay(fake.trace).allocated // MIB, workspace // MIB)
 
 

@@ -30,7 +30,7 @@ from mpt.config.load import load_config
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.step.run_fake import trace_config
 from mpt.planner.trace.replay import replay
-from mpt.planner.trace.unseen import Unseen
+from mpt.planner.trace.unseen import unseen_on
 from mpt.seams import DataSpec, FieldSpec
 from mpt.systems.stylegan2.nn.shared import stylegan2_layers
 from scripts.provenance import made
@@ -107,7 +107,7 @@ def plan(row: Row, has_kernels: bool) -> tuple[int, str]:
     gpu = find_gpu("v100")
     norms = kernel_for_each_picture if has_kernels else stylegan2_layers.demodulate
     with mock.patch.object(stylegan2_layers, "demodulate", norms):
-        trace = trace_config(config, data, row.batch, gpu, Unseen(gpu.capability)).trace
+        trace = trace_config(config, data, row.batch, gpu, unseen_on(gpu)).trace
     free = replay(trace)
     return free.allocated // MIB, str(trace.span_at(free.peak_event))
 

@@ -28,7 +28,7 @@ from mpt.planner.own.proposals.options import Words
 from mpt.planner.own.trace import OwnRun, import_factory, trace_own
 from mpt.planner.plans.plan import Wish, describe
 from mpt.planner.step.run_fake import FakeRun
-from mpt.planner.trace.unseen import Unseen
+from mpt.planner.trace.unseen import unseen_on
 
 PATIENCE = 90.0
 """Seconds after which no further change is tried: a script may evaluate at length before it trains."""
@@ -111,7 +111,7 @@ def plan_own(
     batch_size = batch_size_of(import_factory(source, gpu), arguments)
 
     def trace(like: OwnRun | None, planned: Planned = AS_IT_IS, **changed: Any) -> OwnRun:
-        unseen = Unseen(gpu.capability, False, calibration.context_bytes, calibration.cudnn_share)
+        unseen = unseen_on(gpu, calibration)
         words = (*source.words, *planned.words)
         given = {**arguments, **changed}
         changed_source = replace(source, edits=planned.edits, words=words)

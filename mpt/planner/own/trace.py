@@ -133,7 +133,7 @@ def trace_own(
 
     def trace(all_on_gpu: bool, answers: Answers) -> Attempt[OwnRun]:
         # each attempt is a process of its own, in which no workspace is open yet
-        fresh = unseen and replace(unseen, opened_handles=set(), largest_convolution=0)
+        fresh = unseen and replace(unseen, opened_handles=set())
         given = source, arguments, gpu, fresh, changes, answers
         with executed(source.edits):
             made = None if all_on_gpu else _trace_on_gpu(*given, False)
@@ -295,14 +295,12 @@ def _trace_on_gpu(
         if passes.note and "autocast" not in options:
             recorder.notes.append(passes.note)
         recorder.notes += [AS_EAGER] * are_compiled(created.modules)
-    convolution = unseen.largest_convolution if unseen is not None else 0
     run = OwnRun(
         FakeRun(
             recorder.trace,
             work,
             [*recorder.notes, *values.notes(), *made.notes(), *growth_note(recorder.trace)],
             whole=recorder.trace,
-            largest_convolution=convolution,
         ),
         recomputed=recomputed,
         half="" if stand_in.autocasts else half,

@@ -36,7 +36,7 @@ from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.replay import fits_at_all_and_surely, replay, split_at
 from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.trace import Trace
-from mpt.planner.trace.unseen import Unseen
+from mpt.planner.trace.unseen import Unseen, unseen_on
 from mpt.precision.shared.choice import DTYPES
 from mpt.seams import Batch, DataSpec, Inference, Run, Tiles
 from mpt.seams.trick_kinds import fold
@@ -85,12 +85,7 @@ def plan_inference(
     budget, context_bytes = wish.budget_bytes, calibration.context_bytes + wish.held_bytes
 
     def trace(batch_size: int, spec: DataSpec = data) -> _Traced:
-        unseen = Unseen(
-            gpu.capability,
-            config.train.deterministic,
-            calibration.context_bytes,
-            calibration.cudnn_share,
-        )
+        unseen = unseen_on(gpu, calibration, config.train.deterministic)
         return trace_inference(config, spec, batch_size, gpu, unseen, wish)
 
     traced = trace(wish.batch_size)

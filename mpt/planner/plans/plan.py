@@ -36,8 +36,8 @@ from mpt.planner.trace.replay import (
     timeline,
 )
 from mpt.planner.trace.snapshot import make_snapshot, write_snapshot
-from mpt.planner.trace.trace import Trace
-from mpt.planner.trace.unseen import ASSUMED_SHARE, Unseen
+from mpt.planner.trace.trace import Trace, with_workspaces
+from mpt.planner.trace.unseen import unseen_on
 from mpt.seams import DataSpec
 
 RETRACE_LIMIT = 4
@@ -80,12 +80,7 @@ def trace_placed(
     most_built: int | None = None,
 ) -> FakeRun:
     """Trace a process alone, or one of several, at the configured batch or another one. Raises the errors of a plan."""
-    unseen = Unseen(
-        gpu.capability,
-        config.train.deterministic,
-        calibration.context_bytes,
-        calibration.cudnn_share,
-    )
+    unseen = unseen_on(gpu, calibration, config.train.deterministic)
     batch = batch or config.train.batch_size
     if placement.nproc > 1:
         return trace_rank(config, data, batch, gpu, unseen, placement)
@@ -192,9 +187,7 @@ def describe(
         largest_is_bound=is_bound,
         step_seconds=fake.work.seconds(gpu) * calibration.time_factor,
         host_bytes=fake.host_bytes,
-        assumed_workspace=0
-        if calibration.source
-        else int(ASSUMED_SHARE * fake.largest_convolution),
+        assumed_workspace=0 if calibration.source else workspace_bytes(fake.trace, expandable),
         time_band=fake.work.band(gpu),
         notes=notes,
         inexact=fake.inexact,
@@ -205,6 +198,14 @@ def describe(
             str(one): within(fake, free, one, context_bytes, expandable) for one in wish.budgets
         },
     )
+
+
+def workspace_bytes(trace: Trace, expandable: bool = False) -> int:
+    """Return how many bytes more are reserved if cuDNN gets the workspaces that it asks for."""
+    if not trace.workspaces:
+        return 0
+    with_all = replay(with_workspaces(trace), expandable=expandable).reserved
+    return max(0, with_all - replay(trace, expandable=expandable).reserved)
 
 
 def within(

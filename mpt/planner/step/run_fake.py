@@ -60,8 +60,6 @@ class FakeRun:
     whole: Trace = field(default_factory=Trace)
     """The steps and then `moments`."""
     moments: list[Moment] = field(default_factory=list)
-    largest_convolution: int = 0
-    """Bytes of the input and output of the steps' largest dense convolution."""
     host_bytes: int = 0
     """Weights, gradients and optimizer states in host memory after the steps, and the bytes that memory tricks hold
     there."""
@@ -126,7 +124,6 @@ def trace_config(
         perform_steps(run, recorder, batch_size, on_step, on_phase, batch_ahead)
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)
         on_host = host_bytes(run)
-        largest_convolution = unseen.largest_convolution if unseen is not None else 0
         on_step(STEPS)  # the rest is no step's work
         moments = list(trace_moments(run, recorder, batch_size, reason_of)) if whole_run else []
         saved = outline(run) if whole_run and world is ALONE else None
@@ -137,11 +134,10 @@ def trace_config(
     ]  # "has no such thing" is about the fake
     notes += recorder.notes
     inexact = [trick.name for trick in run.tricks if not trick.exact]
-    steps_alone = Trace(whole.storages[:born], whole.events[:steps], spans)
+    asked = [one for one in whole.workspaces if one[0] <= steps]
+    steps_alone = Trace(whole.storages[:born], whole.events[:steps], spans, asked)
     resume = None if saved is None else resumed(config, device, data, gpu, saved)
-    return FakeRun(
-        steps_alone, work, notes, inexact, whole, moments, largest_convolution, on_host, resume
-    )
+    return FakeRun(steps_alone, work, notes, inexact, whole, moments, on_host, resume)
 
 
 def check_built(trace: Trace, most: int | None) -> None:

@@ -4,7 +4,8 @@ A step asks for the same tensors in the same order whatever the batch, so two tr
 storage's line, and the replay at a third size costs milliseconds. Extrapolating the peak itself would be wrong: what
 is rounded up, split and left over does not scale. If the two event lists differ (a loop over micro-batches of a
 fixed size), there is no fit and the planner traces again at each size. So it does where a storage would have less than
-nothing at a batch of 0: it grows faster than the batch, as the distances of all samples from all others do.
+nothing at a batch of 0: it grows faster than the batch, as the distances of all samples from all others do. The scratch
+of sums grows until the card is full (`mpt.planner.trace.reductions`), and the larger of the two is taken.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpt.planner.trace.trace import Trace
+from mpt.planner.trace.reductions import REDUCTIONS
+from mpt.planner.trace.trace import Storage, Trace
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,19 @@ def fit(first: Trace, first_batch: int, second: Trace, second_batch: int) -> Bat
         return None
     if any(a.operator != b.operator for a, b in zip(first.storages, second.storages, strict=True)):
         return None
-    slopes = [
-        (b.size - a.size) / (second_batch - first_batch)
-        for a, b in zip(first.storages, second.storages, strict=True)
-    ]
-    fixed = [a.size - slope * first_batch for a, slope in zip(first.storages, slopes, strict=True)]
+    ends = [_ends(a, b.size) for a, b in zip(first.storages, second.storages, strict=True)]
+    slopes = [(high - low) / (second_batch - first_batch) for low, high in ends]
+    fixed = [low - slope * first_batch for (low, _), slope in zip(ends, slopes, strict=True)]
     if any(round(size) < 0 for size in fixed):
         return None
     return BatchFit(first, tuple(fixed), tuple(slopes))
+
+
+def _ends(storage: Storage, second: int) -> tuple[int, int]:
+    """Return a storage's sizes at both batches."""
+    if storage.category == "workspace" and storage.operator in REDUCTIONS:
+        return max(storage.size, second), max(storage.size, second)
+    return storage.size, second
 
 
 def largest_batch(fits: Callable[[int], bool], start: int, limit: int = 2**20) -> int:

@@ -290,6 +290,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.trace.events.append(
                     ~self._birth(scratch, "workspace", self._owner(), operator)
                 )
+            place = len(self.trace.events)
+            for size in unseen.workspaces(operator, args, result):
+                self.trace.workspaces.append((place, size))
         if self.observer is not None:
             self.observer(func, args, kwargs, result)
         return result

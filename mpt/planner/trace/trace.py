@@ -56,11 +56,15 @@ class Span:
 
 @dataclass
 class Trace:
-    """`events` holds storage indices: `i` is the birth of storage i, `~i` its death."""
+    """`events` holds storage indices: `i` is the birth of storage i, `~i` its death.
+
+    `workspaces` are asked for if there is room: how many events are before each, and its bytes.
+    """
 
     storages: list[Storage] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    workspaces: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def is_recorded(self) -> bool:
@@ -79,6 +83,16 @@ class Trace:
         for entry in self.events[: event + 1]:
             live.add(entry) if entry >= 0 else live.discard(~entry)
         return live
+
+
+def with_workspaces(trace: Trace) -> Trace:
+    """Return a trace in which each workspace is a storage that is freed at once."""
+    storages, events, start = [*trace.storages], list[int](), 0
+    for place, size in trace.workspaces:
+        events += [*trace.events[start:place], len(storages), ~len(storages)]
+        storages.append(Storage(size, "workspace", "", "cuDNN"))
+        start = place
+    return Trace(storages, events + trace.events[start:], trace.spans)
 
 
 EMPTIED = "empty_cache"

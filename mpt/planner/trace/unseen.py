@@ -7,25 +7,26 @@ calibration of one real run (`mpt.planner.facts.calibration`) replaces the parts
 - cuBLAS: one workspace per handle and stream, 8 MiB + 128 KiB by default, 32 MiB on compute capability 9.0
   (`CUDABlas.cpp`, `parseChosenWorkspaceSize`). Autograd's thread has a handle of its own, so backward adds a second
   one.
-- Flash attention's backward: a float32 accumulator of the queries' gradient and one float32 per query, rows rounded
-  up to 128 and head size to 32 (`flash_api.cpp`).
-- cuDNN: chosen by a heuristic inside the library. Counted as a share of input and output of convolutions in one group
-  with kernels larger than 1x1, the classes for which the library unrolls. Until a card is calibrated the share is 0 in
-  the trace, and a plan's total has a share of 1 of the largest convolution (`ASSUMED_SHARE`) as far as there is room.
-  Under `torch.backends.cudnn.benchmark` it can reach gigabytes for a moment.
-- The mean squared error and its like: the values of all elements, before they are summed up.
+- Sums, copies and attention's gradients: `mpt.planner.trace.kernel_scratch`.
+- cuDNN: chosen by a heuristic inside the library. On a calibrated card counted as a share of input and output of
+  convolutions in one group with kernels larger than 1x1. Until then the share is 0, and a plan's total has as much as
+  `mpt.planner.trace.convolution_workspaces` adds to what is reserved, as far as there is room. Under
+  `torch.backends.cudnn.benchmark` it can reach gigabytes for a moment.
 - Context: 300 to 500 MiB with CUDA 12 and lazy loading, depending on the card.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
-from mpt.planner.facts.calibration import CONTEXT_BYTES
-from mpt.planner.trace.kept_sizes import ELEMENTWISE, least_bytes
+from mpt.planner.facts.calibration import CONTEXT_BYTES, Calibration
+from mpt.planner.facts.gpus import Gpu
+from mpt.planner.facts.multiprocessors import multiprocessors, threads_of_one
+from mpt.planner.trace import convolution_workspaces
+from mpt.planner.trace.kernel_scratch import scratch_bytes
+from mpt.planner.trace.reductions import REDUCTIONS, reduction_bytes
 
 MIB = 2**20
 CUBLAS_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
@@ -38,10 +39,7 @@ MATRIX_PRODUCTS = frozenset(
     for place in ("", "_")
 )
 CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::_convolution"})
-ASSUMED_SHARE = 1.0
-"""Of the largest convolution's input and output, for a card without a calibration. In xMem's measurements VGG-19 needed
-0.85 of them, the most of 15 runs (`mpt/planner/facts/published.json`)."""
-FLASH_BACKWARD = "aten::_scaled_dot_product_flash_attention_backward"
+UNCALIBRATED = Calibration()
 
 
 @dataclass
@@ -53,9 +51,9 @@ class Unseen:
     context_bytes: int = CONTEXT_BYTES
     cudnn_share: float = 0.0
     """cuDNN's workspace as a share of the bytes of a dense convolution's input and output."""
+    multiprocessors: int = 28
+    """Of the card."""
     opened_handles: set[str] = field(default_factory=set)
-    largest_convolution: int = 0
-    """Bytes of the input and output of the largest dense convolution so far."""
 
     @property
     def cublas_bytes(self) -> int:
@@ -74,15 +72,32 @@ class Unseen:
 
     def scratch(self, operator: str, args: Any, result: Any) -> int:
         """Return the bytes of scratch that live while this operator runs."""
-        if operator == FLASH_BACKWARD:
-            return _flash_backward_bytes(args[1])
         if operator in CONVOLUTIONS:
             dense = _dense_convolution_bytes(operator, args, result)
-            self.largest_convolution = max(self.largest_convolution, dense)
-            return int(self.cudnn_share * dense)
-        if operator in ELEMENTWISE and not result.dim():
-            return least_bytes(operator, args, result)
-        return 0
+            return int(self.cudnn_share * dense) + scratch_bytes(operator, args, result)
+        if operator in REDUCTIONS:
+            threads = threads_of_one(self.capability)
+            return reduction_bytes(operator, args, result, self.multiprocessors, threads)
+        return scratch_bytes(operator, args, result)
+
+    def workspaces(self, operator: str, args: Any, result: Any) -> Iterable[int]:
+        """Return the bytes of each workspace that cuDNN asks for where there is room."""
+        if operator not in CONVOLUTIONS or self.cudnn_share:
+            return ()
+        return convolution_workspaces.workspaces(operator, args, result, self.multiprocessors)
+
+
+def unseen_on(
+    gpu: Gpu, calibration: Calibration = UNCALIBRATED, deterministic: bool = False
+) -> Unseen:
+    """Return the scratch space of a new process on a card."""
+    return Unseen(
+        gpu.capability,
+        deterministic,
+        calibration.context_bytes,
+        calibration.cudnn_share,
+        multiprocessors(gpu),
+    )
 
 
 def _dense_convolution_bytes(operator: str, args: Any, result: Any) -> int:
@@ -93,9 +108,3 @@ def _dense_convolution_bytes(operator: str, args: Any, result: Any) -> int:
         return 0
     outside = args[:2] if is_backward else (args[0], result)
     return sum(tensor.numel() * tensor.element_size() for tensor in outside)
-
-
-def _flash_backward_bytes(query: Tensor) -> int:
-    batch, heads, length, size = query.shape
-    rows = -(-length // 128) * 128
-    return int(4 * batch * heads * rows * (-(-size // 32) * 32 + 1))

@@ -39,7 +39,16 @@ def let_scale(module: ModuleType) -> None:
     start.__code__ = start.__code__.replace(co_consts=tuple(map(longer, start.__code__.co_consts)))
 
 
-CHANGED = {"accelerate.accelerator": let_scale, quantized.FUNCTIONS: quantized.let_page}
+def let_skip_masks(module: ModuleType) -> None:
+    """Let transformers look at positions: for fake tensors, as for graphs, it makes masks that no run has."""
+    module.is_fake_tensor = lambda tensor: False  # type: ignore[attr-defined]
+
+
+CHANGED = {
+    "accelerate.accelerator": let_scale,
+    "transformers.utils.import_utils": let_skip_masks,
+    quantized.FUNCTIONS: quantized.let_page,
+}
 """Module -> function that changes it for good: the planning process is one of its own."""
 
 

@@ -25,7 +25,8 @@ from mpt.planner.trace.trace import Trace, live_peak
 
 T = TypeVar("T")
 PATIENCE = 60.0
-"""Seconds that a trace may take to be followed by another one that only may hold more."""
+"""Seconds of the processor, which are the same on a busy machine, that a trace may take to be followed by another one
+that only may hold more."""
 DRAW_PATIENCE = 15.0
 """The same where only a draw differs."""
 ALIKE = 0.98
@@ -67,6 +68,8 @@ ALL_COMPUTED = (
 INTEGERS = "since integers that it reads follow from them"
 NO_OTHER = "since the step cannot be planned without them"
 WITHOUT_KERNELS = "kernels that it compiles are not in this plan: it is planned as where there is no compiler of CUDA"
+LARGEST_DRAW = "The largest is planned; another draw may need more"
+AT_BOUNDS = "Planned is a step with each size as large as it can be"
 LARGER = "with each size as large as it can be, the tensors would need {}"
 OF_DATA = (
     f"sizes that follow from data are those of the batches that were loaded or drawn here; {LARGER}"
@@ -161,7 +164,7 @@ def as_its_data_need(
 
     Further ones are made as long as they take no longer than a minute. Raises CannotPlan as the first attempt does.
     """
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         most = last = attempt(AS_BOUNDS)
     except KernelNotCompiled:
@@ -183,33 +186,34 @@ def as_its_data_need(
         with suppress(MptError):
             return _with_draws(attempt, attempt(COMPUTING), started, ALL_COMPUTED.format(NO_OTHER))
         raise
-    if most.loop and time.perf_counter() - started < PATIENCE:
+    if most.loop and time.process_time() - started < PATIENCE:
         with suppress(MptError):
             computed = attempt(COMPUTING)
             if not computed.loop:
                 note = ALL_COMPUTED.format(GOES_ROUND.format(most.loop))
                 return _with_draws(attempt, computed, started, note)
     asks = most.reads_integers or most.is_bounded or most.evens_counts or most.shares_out
-    if asks and time.perf_counter() - started < PATIENCE:
+    if asks and time.process_time() - started < PATIENCE:
         with suppress(MptError):
             last = _of_data(attempt)
     is_of_data = (last.follows_data or last.is_even) and most.peak > NEAR * last.peak
     first = last if is_of_data else max(most, last, key=lambda one: one.peak)
     words = OF_DATA if last.follows_data else LARGER
     notes = [words.format(describe_bytes(most.peak))] if is_of_data else []
-    if first.asks_masks and time.perf_counter() - started < PATIENCE:
+    if first.asks_masks and time.process_time() - started < PATIENCE:
         with suppress(MptError):
             answered_yes = attempt(replace(first.answers, finds=True))
             first = max(first, answered_yes, key=lambda one: one.peak)
     is_unsure = last.reads_integers
-    if is_unsure and time.perf_counter() - started < DRAW_PATIENCE:
+    if is_unsure and time.process_time() - started < DRAW_PATIENCE:
         with suppress(MptError):
             computed = attempt(BRIEFLY)
             is_unsure = False
             if computed.peak > first.peak:
                 first, notes = computed, [ALL_COMPUTED.format(INTEGERS)]
-    chosen = _with_draws(attempt, first, started)
-    return Chosen(chosen.found, is_unsure, [*chosen.notes, *notes])
+    chosen = _with_draws(attempt, first, started, bounds=most if is_of_data else None)
+    of_data = [] if chosen.found is most.found else notes
+    return Chosen(chosen.found, is_unsure, [*chosen.notes, *of_data])
 
 
 def _of_data(attempt: Callable[[Answers], Attempt[T]]) -> Attempt[T]:
@@ -229,13 +233,17 @@ def _without_compiler(attempt: Callable[[Answers], Attempt[T]]) -> Chosen[T]:
 
 
 def _with_draws(
-    attempt: Callable[[Answers], Attempt[T]], first: Attempt[T], started: float, *notes: str
+    attempt: Callable[[Answers], Attempt[T]],
+    first: Attempt[T],
+    started: float,
+    *notes: str,
+    bounds: Attempt[T] | None = None,
 ) -> Chosen[T]:
-    """Return the attempt, or the one with other draws that holds the most."""
+    """Return the attempt, the one with other draws that holds the most, or the one at its bounds if that is near it."""
     made = [first]
     trusts_data = first.answers.trusts_data or first.reads_draws
     for seed in SEEDS if first.draws or first.may_be_drawn else ():
-        if time.perf_counter() - started > DRAW_PATIENCE:
+        if time.process_time() - started > DRAW_PATIENCE:
             break
         with suppress(MptError):
             other = attempt(replace(first.answers, trusts_data=trusts_data, seed=seed))
@@ -244,9 +252,13 @@ def _with_draws(
     most = max(made, key=lambda one: one.peak)
     least = min(one.peak for one in made)
     found = [*notes]
+    is_bound = bounds is not None and most.peak <= bounds.peak <= NEAR * most.peak
     if least < ALIKE * most.peak:
         found.append(
             f"its memory depends on numbers that it draws: {describe_bytes(least)} to {describe_bytes(most.peak)} of "
-            f"tensors in {len(made)} draws. The largest is planned; another draw may need more"
+            f"tensors in {len(made)} draws. {AT_BOUNDS if is_bound else LARGEST_DRAW}"
         )
+    if is_bound:
+        assert bounds is not None
+        most = bounds
     return Chosen(most.found, first.reads_integers, found)

@@ -187,7 +187,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.values.keep_number(result, 1)  # some number is not 0
         elif func is _aten.any.default:
             self.asked.about(result)
-        elif (func in RANGES and result.numel() <= KNOWN_VALUES) or is_filled_mask(func, result):
+        elif func in RANGES or is_filled_mask(func, result):
             self.values.follow(func, args, kwargs, result)
         elif func in ORDERS and result.numel() <= KNOWN_VALUES:
             self.values.keep_order(result)

@@ -35,7 +35,7 @@ from mpt.run.process.storage_trace import LiveStorages, tensors_in
 MOST_BYTES = 32768
 """Of a storage whose values are kept: 4,096 integers."""
 MOST_TRUSTED_BYTES = 1 << 20
-"""The same where values are trusted: the boxes of a large batch."""
+"""The same of integers and masks, which places of tokens are, and where values are trusted: the boxes of a batch."""
 MOST_DATA_BYTES = 1 << 20
 """Of one that holds data which the script has as an array, or follows from such: the classes of 131,072 samples."""
 MOST_TRUSTED_DATA_BYTES = 64 << 20
@@ -350,7 +350,8 @@ class TrueValues:
         return tensor.numel() * tensor.itemsize <= self.most_data_bytes
 
     def _is_few(self, tensor: Tensor) -> bool:
-        return tensor.numel() * tensor.itemsize <= self.most_bytes
+        most = self.most_bytes if tensor.is_floating_point() else MOST_TRUSTED_BYTES
+        return tensor.numel() * tensor.itemsize <= most
 
     def _is_large(self, tensor: Tensor) -> bool:
         return not self._is_few(tensor)

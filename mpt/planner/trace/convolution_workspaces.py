@@ -1,0 +1,79 @@
+"""What cuDNN's convolutions ask for where there is room: copies in channels_last, and parts of weights' gradients.
+
+Its kernels for tensor cores read and write channels_last. A convolution of contiguous tensors with a window larger than
+1x1 copies input, output and weight for each of its products; a window of 1x1 is a matrix product as it lies, unless it
+has a stride. The product for the weight's gradient is divided among the multiprocessors, each with a tile of 128 x 128
+numbers. cuDNN makes channels up to what its kernels take: 8 (4 in TF32), or 32 of a group
+in half.
+
+The sizes are those that an H100's allocator was asked for in 129 steps, in which they were looked for: forward and for
+the input's gradient to the byte in nine of ten, for the weight's within a few MiB
+(`docs/benchmarks/kernel_scratch.md`).
+Without room cuDNN takes kernels that need less, so none of it is in what a step needs at least. Depthwise convolutions
+have none but a few of float16, whose rules are a table of torch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+TILE, TILE_BYTES = 128, 4 * 128 * 128
+"""Rows and columns of a tile of the weight's gradient, and its bytes in float32."""
+LEAST_CHANNELS = 4
+"""Of fewer channels float32's kernels compute without copies, and all forward ones."""
+HALF_STEP, FLOAT_STEP, GROUP_STEP = 8, 4, 32
+"""Channels that kernels take at once, and of a group in half."""
+
+
+def workspaces(operator: str, args: Any, result: Any, multiprocessors: int) -> Iterator[int]:
+    """Yield the bytes that each product of a convolution asks for, in order."""
+    is_backward = operator == "aten::convolution_backward"
+    output, source, weight = args[:3] if is_backward else (result, *args[:2])
+    layout: Sequence[Any] = args[4:10] if is_backward else args[3:9]
+    stride, _, _, is_transposed, _, groups = layout
+    wanted: Sequence[bool] = args[10][:2] if is_backward else ()
+    if source.dtype == torch.float64 or _is_last(source) or _is_last(weight):
+        return
+    window, product = math.prod(weight.shape[2:]), sum(map(_size, (output, source, weight)))
+    if window == 1 and groups == 1:
+        if max(stride) > 1:
+            yield from (product for one in wanted or (True,) if one)
+        return
+    if groups > 1 and weight.shape[1] == 1:
+        return
+    is_half = source.element_size() == 2
+    inner, outer = source.shape[1] // groups, output.shape[1] // groups
+    if is_transposed:
+        inner, outer = outer, inner
+    if groups > 1 and is_half:
+        product += (product - _size(weight)) * (_up_to(inner, GROUP_STEP) - inner) // inner
+    if not is_backward:
+        if inner >= LEAST_CHANNELS:
+            yield product
+        return
+    if wanted[0]:
+        yield product
+    if wanted[1] and (is_half or inner >= LEAST_CHANNELS):
+        added = _up_to(inner, HALF_STEP if is_half else FLOAT_STEP) - inner
+        tiles = groups * -(-outer // TILE) * -(-inner * window // TILE)
+        parts = multiprocessors // tiles
+        yield product + _size(source) * added // inner + (parts > 1) * parts * tiles * TILE_BYTES
+
+
+def _is_last(tensor: Tensor) -> bool:
+    return suggest_memory_format(tensor) in (torch.channels_last, torch.channels_last_3d)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _up_to(number: int, step: int) -> int:
+    """Return the next multiple of a step."""
+    return -(-number // step) * step

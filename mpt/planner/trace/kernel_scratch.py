@@ -1,0 +1,151 @@
+"""Scratch that kernels take for the time of one call, by operator: copies of arguments, parts of sums, gradients.
+
+- Some kernels read contiguous tensors alone and copy others (`SoftMax.cu`, `layer_norm_kernel.cu`, `Pool.h`,
+  `UpSample*.cu`); a roll along several dimensions makes a tensor for each (`TensorTransformations.cu`).
+- The backward passes of attention add gradients of the queries up in float32: flash attention in rows rounded up to 128
+  and heads to 32 (`flash_api.cpp`), the memory-efficient kernels in tiles of 64 x 64 (`kernel_backward.h`), cuDNN as
+  the queries lie, with gradients of keys and values for each head where heads share them.
+- Sums: `mpt.planner.trace.reductions`.
+
+Except for flash attention's these are the sizes that an H100's allocator was asked for
+(`scripts/card/operator_scratch.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from mpt.planner.trace.kept_sizes import ELEMENTWISE, least_bytes
+
+COPIED = (
+    *("_softmax", "_log_softmax", "_log_softmax_backward_data"),
+    *("native_layer_norm", "native_layer_norm_backward"),
+)
+"""Operators that read their tensors contiguous: those of a backward pass the first two."""
+IN_LAYOUT = {
+    "max_pool2d_with_indices": (0, 0),
+    "max_pool2d_with_indices_backward": (1, 0, 1),
+    "max_pool3d_with_indices_backward": (1, 0, 1),
+    "avg_pool2d": (0, 0),
+    "avg_pool2d_backward": (1, 0),
+    **{f"upsample_{kind}_backward": (0, 0) for kind in ("bilinear2d", "bicubic2d", "nearest2d")},
+}
+"""Operators that read channels_last too -> the argument that decides the layout, and those that are read in it."""
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def scratch_bytes(operator: str, args: Any, result: Any) -> int:
+    """Return the bytes of scratch of a call, 0 for operators that have none or are not known here."""
+    known = _RULES.get(operator)
+    return 0 if known is None else known(args, result)
+
+
+def _copies(operator: str) -> Callable[[Any, Any], int]:
+    count = 2 if "backward" in operator else 1
+
+    def copied(args: Any, result: Any) -> int:
+        return sum(map(_size, (one for one in args[:count] if not one.is_contiguous())))
+
+    return copied
+
+
+def _softmax_backward(args: Any, result: Any) -> int:
+    """The product of gradient and output is a tensor of its own, in the gradient's layout."""
+    gradient, output = args[:2]
+    copies = [one for one in (gradient, output) if not one.is_contiguous()]
+    return sum(map(_size, (gradient, *copies)))
+
+
+def _in_layout(deciding: int, *read: int) -> Callable[[Any, Any], int]:
+    def copied(args: Any, result: Any) -> int:
+        last = LAST.get(args[deciding].dim(), torch.contiguous_format)
+        plain = args[deciding].is_contiguous() or not args[deciding].is_contiguous(
+            memory_format=last
+        )
+        layout = torch.contiguous_format if plain else last
+        tensors = (args[index] for index in read)
+        return sum(_size(one) for one in tensors if not one.is_contiguous(memory_format=layout))
+
+    return copied
+
+
+def _convolved(args: Any, result: Any) -> int:
+    """Convolutions read in the layout of input or weight, channels_last if one of them lies so (`Convolution.cpp`)."""
+    return _read_in_one(args[:2], args[:2])
+
+
+def _convolved_backward(args: Any, result: Any) -> int:
+    return _read_in_one(args[1:3], args[:3])
+
+
+def _read_in_one(deciding: Sequence[Tensor], read: Sequence[Tensor]) -> int:
+    layout = torch.contiguous_format
+    if deciding[0].dtype != torch.float64:
+        found = map(suggest_memory_format, deciding)
+        layout = next((one for one in found if one in LAST.values()), layout)
+    return sum(_size(one) for one in read if not one.is_contiguous(memory_format=layout))
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _rolled(args: Any, result: Tensor) -> int:
+    shifts = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
+    return _size(result) * (max(0, len(shifts) - 1) + int(not args[0].is_contiguous()))
+
+
+def _asked_for_rows(args: Any, result: Tensor) -> int:
+    """A softmax that asks which rows are masked throughout notes it for each element, and for each row."""
+    return int(result.numel() + result.numel() // max(1, result.shape[args[1]]))
+
+
+def _elementwise(args: Any, result: Tensor) -> int:
+    return 0 if result.dim() else least_bytes("aten::mse_loss", args, result)
+
+
+def _flash(args: Any, result: Any) -> int:
+    batch, heads, length, size = args[1].shape
+    rows = -(-length // 128) * 128
+    return int(4 * batch * heads * rows * (-(-size // 32) * 32 + 1))
+
+
+def _memory_efficient(args: Any, result: Any) -> int:
+    batch, heads, length, size = args[1].shape
+    tiles, part = -(-length // 64), 4 * batch * heads * length
+    found = part + batch * heads * tiles * (64 * 4 * 64 * -(-size // 64) + 16)
+    if (
+        args[1].dtype == torch.float32
+    ):  # products of output and gradient, which half ones' kernel adds up itself
+        found += part * (size + 1)
+    return int(found)
+
+
+def _cudnn(args: Any, result: Any) -> int:
+    batch, heads, length, size = args[1].shape
+    keys = args[2]
+    found = 4 * batch * heads * length * (size + 1)
+    if keys.shape[1] != heads:
+        found += batch * heads * keys.shape[2] * (size + args[3].shape[3]) * keys.element_size()
+    return int(found)
+
+
+_ATTENTION = "aten::_scaled_dot_product_{}_attention_backward"
+_RULES: dict[str, Callable[[Any, Any], int]] = {
+    **{f"aten::{name}": _copies(name) for name in COPIED},
+    **{f"aten::{name}": _in_layout(*indices) for name, indices in IN_LAYOUT.items()},
+    "aten::_softmax_backward_data": _softmax_backward,
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(("aten::convolution", "aten::_convolution"), _convolved),
+    "aten::convolution_backward": _convolved_backward,
+    "aten::roll": _rolled,
+    "aten::_safe_softmax": _asked_for_rows,
+    _ATTENTION.format("flash"): _flash,
+    _ATTENTION.format("efficient"): _memory_efficient,
+    _ATTENTION.format("cudnn"): _cudnn,
+}
