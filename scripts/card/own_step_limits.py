@@ -4,7 +4,7 @@
     python scripts/card/own_step_card.py plan PLANS.json --gpu h100                # anywhere; no GPU is looked at
     python scripts/card/own_step_limits.py measure PLANS.json ROWS.jsonl           # on the card; in shells: --part 0/4
     python scripts/card/workload_limits.py WORKLOADS.jsonl                         # on the card, mpt's own
-    python scripts/card/own_step_limits.py page PLANS.json ROWS.jsonl WORKLOADS.jsonl \\
+    python scripts/card/own_step_limits.py page PLANS.json ROWS.jsonl [WORKLOADS.jsonl] \\
         -o docs/benchmarks/own_steps_limits.md
 
 The cases are those that the plans are of. For each the process's limit of memory is halved between a limit that
@@ -136,11 +136,19 @@ def covered(stretches: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def page(plans: dict[str, Any], rows: list[dict[str, Any]], workloads: list[dict[str, Any]]) -> str:
-    """Return the tables as a page."""
+def page(
+    plans: dict[str, Any],
+    rows: list[dict[str, Any]],
+    workloads: list[dict[str, Any]],
+    with_times: bool = True,
+) -> str:
+    """Return the tables as a page; without times, of steps that shared the card."""
     about, card = plans["about"], rows[0]["about"]
     known = plans["plans"]
-    rows = [row for row in rows if "reserved" in known.get(row["case"], {})]
+    rows = [row for row in rows if "ran" in row and "reserved" in known.get(row["case"], {})]
+    cases = about.get("cases", FIRST)
+    which = "" if cases == FIRST else f" --cases {cases}"
+    peaks = "own_steps_card.md" if cases == FIRST else f"own_steps_{cases}.md"
     timed = [row for row in rows if "busy" in row]
     planned = [known[row["case"]]["seconds"] for row in timed]
     busy, whole = [row["busy"] for row in timed], [row["seconds"] for row in timed]
@@ -160,11 +168,11 @@ def page(plans: dict[str, Any], rows: list[dict[str, Any]], workloads: list[dict
     lines = [
         "# How little memory a step runs in",
         "",
-        f"Planned by `python scripts/card/own_step_card.py plan PLANS.json --gpu {about['gpu']}` without looking at a "
-        f"GPU, {about['made']}, torch {about['torch']}; measured by "
+        f"Planned by `python scripts/card/own_step_card.py plan PLANS.json --gpu {about['gpu']}{which}` without "
+        f"looking at a GPU, {about['made']}, torch {about['torch']}; measured by "
         f"`python scripts/card/own_step_limits.py measure PLANS.json ROWS.jsonl` on one {card['card']}, torch "
         f"{card['torch']}, cuDNN {card['cudnn']}, {card['made']}. The steps are those of "
-        "[the table of peaks](own_steps_card.md). A limit is what the process may reserve; between the two that are "
+        f"[the table of peaks]({peaks}). A limit is what the process may reserve; between the two that are "
         f"given, far apart where time was up, nothing was tried, nor below {LEAST_SHARE} of the plan. Plans are "
         "without cuDNN's workspace, which is given up where memory is short.",
         "",
@@ -174,23 +182,37 @@ def page(plans: dict[str, Any], rows: list[dict[str, Any]], workloads: list[dict
         + f". The smallest limit that was enough is {statistics.median(least):.2f} times the plan in the "
         f"median, {min(least):.2f} to {max(least):.2f}.",
         "",
-        f"Planned over the time that the card was busy, {len(timed)} steps: median {statistics.median(ratios):.2f}, "
-        f"from {min(ratios):.2f} to {max(ratios):.2f}; in the printed range {inside:.0%}; rank correlation "
-        f"{statistics.correlation(*map(ranks, (planned, busy))):.2f}. The whole step took "
-        f"{statistics.median(one / other for one, other in zip(whole, busy)):.2f} times as long in the "
-        "median: the rest is the host's.",
-        "",
-        "| Step | Planned, MiB | Ran out at | Ran in | Of the plan | Reserved without a limit | Time: planned, ms "
-        "| Card busy | Step |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
+    if with_times:
+        lines += [
+            f"Planned over the time that the card was busy, {len(timed)} steps: median "
+            f"{statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}; in the printed range "
+            f"{inside:.0%}; rank correlation "
+            f"{statistics.correlation(*map(ranks, (planned, busy))):.2f}. The whole step took "
+            f"{statistics.median(one / other for one, other in zip(whole, busy)):.2f} times as long in the "
+            "median: the rest is the host's.",
+            "",
+        ]
+    titles = [
+        "Step",
+        "Planned, MiB",
+        "Ran out at",
+        "Ran in",
+        "Of the plan",
+        "Reserved without a limit",
+    ]
+    titles += ["Time: planned, ms", "Card busy", "Step"] * with_times
+    lines += [f"| {' | '.join(titles)} |", f"|---{'|---:' * (len(titles) - 1)}|"]
     for row in rows:
         plan = known[row["case"]]
         spread = f"{row['failed'] / plan['reserved']:.2f} .. {row['ran'] / plan['reserved']:.2f}"
         times = [f"{1000 * row[name]:.1f}" if name in row else "" for name in ("busy", "seconds")]
         figures = [mib(plan["reserved"]), mib(row["failed"]), mib(row["ran"]), spread]
-        figures += [mib(row["reserved"]), f"{1000 * plan['seconds']:.1f}", *times]
+        figures += [mib(row["reserved"])]
+        figures += [f"{1000 * plan['seconds']:.1f}", *times] * with_times
         lines.append(f"| {row['case']} | {' | '.join(figures)} |")
+    if not workloads:
+        return "\n".join([*lines, ""])
     lines += [
         "",
         "mpt's own workloads in the batches of a card of 12 GB, measured by "
@@ -207,16 +229,20 @@ def main() -> None:
     for one in (measuring, writing):
         one.add_argument("plans", type=Path)
         one.add_argument("rows", type=Path)
-    writing.add_argument("workloads", type=Path)
+    writing.add_argument("workloads", type=Path, nargs="?")
     measuring.add_argument("--seconds", type=float, default=600.0)
     measuring.add_argument("--part", default="0/1", help="of the cases: the first of four is 0/4")
     writing.add_argument("-o", type=Path, required=True)
+    writing.add_argument(
+        "--without-times", action="store_true", help="several shells measured at once"
+    )
     options = parser.parse_args()
     if options.command == "measure":
         measure_all(options.plans, options.rows, options.seconds, options.part)
     else:
         plans = json.loads(options.plans.read_text())
-        text = page(plans, read_history(options.rows), read_history(options.workloads))
+        workloads = read_history(options.workloads) if options.workloads else []
+        text = page(plans, read_history(options.rows), workloads, not options.without_times)
         options.o.write_text(text, "utf-8")
 
 

@@ -32,7 +32,7 @@ layers = [torch.nn.Sequential(linear(64, 256), torch.nn.GELU(), linear(256, 64))
 network = torch.nn.Sequential(*layers).cuda()
 optimizer = torch.optim.AdamW(network.parameters())
 for _ in range(4):
-    batch = torch.rand(args.batch_size * 64, 64, device="cuda")
+    batch = torch.rand(args.batch_size * 512, 64, device="cuda")
     with torch.autocast("cuda", enabled=args.amp):
         found = batch
         if args.grad_checkpointing:
