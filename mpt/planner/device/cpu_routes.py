@@ -4,7 +4,8 @@ CPU.
 Found by comparing traces on fake and on real tensors, with torch 2.13 (2.11's LSTM keeps 0.6 % more under autocast):
 
 - A recurrent layer of oneDNN returns a workspace that its backward needs. Only the library knows its size, and torch's
-  rule says 0 bytes: the real layer is run once for each set of shapes.
+  rule says 0 bytes; of a layer in bfloat16 some processors' gradients are in float32: the real layer and its backward
+  are run once for each set of shapes.
 - A norm of half inputs with float32 weights, as under autocast, keeps its statistics in float32 and not in half, and
   the group norm's backward returns the input's gradient in half and not in float32.
 """
@@ -25,7 +26,10 @@ _layers: dict[Any, list[_Form | None]] = {}
 def _recurrent_layer(operator: Any, *args: Any) -> Any:
     if args[0].device.type != "cpu":
         return NotImplemented
-    key = tuple((arg.shape, arg.dtype) if isinstance(arg, Tensor) else str(arg) for arg in args)
+    key = (
+        operator,
+        *((arg.shape, arg.dtype) if isinstance(arg, Tensor) else str(arg) for arg in args),
+    )
     if key not in _layers:
         try:
             with unset_fake_temporarily():
@@ -43,13 +47,6 @@ def _recurrent_layer(operator: Any, *args: Any) -> Any:
     return tuple(
         None if form is None else args[0].new_empty_strided(form[0], form[1], dtype=form[2])
         for form in _layers[key]
-    )
-
-
-def _recurrent_layer_backward(operator: Any, *args: Any) -> Any:
-    """Return a gradient for each of input, weights, biases and states: torch's rule takes two for one tensor."""
-    return (
-        tuple(map(torch.empty_like, args[:7])) if args[0].device.type == "cpu" else NotImplemented
     )
 
 
@@ -86,7 +83,7 @@ def _group_norm_backward(operator: Any, *args: Any) -> Any:
 
 ROUTES = {
     _aten.mkldnn_rnn_layer.default: _recurrent_layer,
-    _aten.mkldnn_rnn_layer_backward.default: _recurrent_layer_backward,
+    _aten.mkldnn_rnn_layer_backward.default: _recurrent_layer,
     _aten.native_layer_norm.default: _norm,
     _aten.native_group_norm.default: _norm,
     _aten.native_batch_norm.default: _norm,

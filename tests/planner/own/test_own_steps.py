@@ -113,7 +113,8 @@ def test_a_step_of_accelerate_in_float16_is_planned_on_its_card() -> None:
     assert made.plan.by_category["optimizer state"] == pytest.approx(2 * weights, rel=0.01)
 
 
-def test_what_to_write_into_the_script_is_planned_with_its_saving(decoder: Any) -> None:
+def test_what_to_write_into_the_script_is_planned_with_its_saving() -> None:
+    decoder = mpt.plan_step(foreign_steps.decoder, gpu="rtx3060", batch_size=64, names_cuda=True)
     exact = next(way for way in decoder.ways if way.exact)
     assert exact.lines == [
         "for block in model.layers: block.forward = "
