@@ -236,7 +236,6 @@ def test_scratch_is_that_of_dense_convolutions_larger_than_1x1() -> None:
             unseen.scratch("aten::convolution_backward", backward, (x, weight, x))
             == inside * x.nbytes / 2
         )
-    assert unseen.largest_convolution == 2 * x.nbytes
 
 
 def test_a_run_without_a_gpu_teaches_nothing(tmp_path: Path) -> None:
