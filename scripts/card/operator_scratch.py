@@ -204,8 +204,9 @@ def page(folder: Path, rows: list[dict[str, Any]]) -> str:
         f"measured on one {about.get('card', 'NVIDIA H100 80GB HBM3')}, torch {about.get('torch', '2.11.0+cu130')}, "
         f"{about.get('made', '2026-11-27')}. {len(rows)} steps of [two](own_steps_card.md) "
         "[lists](own_steps_held_out.md): memory that an operator allocates and frees before it ends, over one "
-        "step of each, without calls of less than a quarter of a MiB. Workspaces that cuDNN and cuBLAS choose are not "
-        "in plans (their own copies apart); all others follow from torch's source.",
+        "step of each, without calls of less than a quarter of a MiB. Workspaces that cuDNN chooses are not "
+        "in the peak of a plan; all others follow from torch's source. Attention is planned by the kernels of cards "
+        "below capability 9.0, flash and memory-efficient ones, where this card took cuDNN's.",
         "",
         "| Operator | Steps | Measured, MiB | Planned, MiB |",
         "|---|---:|---:|---:|",

@@ -24,7 +24,7 @@ from mpt.planner.trace.kept_sizes import ELEMENTWISE, least_bytes
 
 COPIED = (
     *("_softmax", "_log_softmax", "_log_softmax_backward_data"),
-    *("native_layer_norm", "native_layer_norm_backward"),
+    *("native_layer_norm", "native_layer_norm_backward", "im2col", "col2im"),
 )
 """Operators that read their tensors contiguous: those of a backward pass the first two."""
 IN_LAYOUT = {
