@@ -300,3 +300,26 @@ def test_networks_that_torchscript_compiles_are_executed_by_python(
     path = script_of(tmp_path, BY_TORCHSCRIPT + is_script * LOOP)
     plan = planned(session, path).plan if is_script else plan_of(session, path, "build", {})
     assert plan.by_category["parameters"] == plan.by_category["gradients"] == 2 * WEIGHTS
+
+
+SPLIT = """
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+samples = TensorDataset(torch.arange(20_000))
+order = torch.randperm(20_000).tolist()
+assert sorted(order) == list(range(20_000))
+layer = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for (numbers,) in DataLoader(Subset(samples, order[:16_000]), batch_size=4):
+    optimizer.zero_grad()
+    layer(torch.rand(len(numbers), 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_the_order_by_which_samples_are_split_is_known_at_once(
+    session: Session, tmp_path: Path
+) -> None:
+    notes = planned(session, script_of(tmp_path, SPLIT)).plan.notes
+    assert not any("loads and draws" in note or "while it was built" in note for note in notes)

@@ -146,7 +146,10 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
                 return parts(*args, **kwargs)
         known = self.values
         if not self.is_built:
-            return self._answer(func, types, args, kwargs)
+            result = self._answer(func, types, args, kwargs)
+            if func in ORDERS and not self.trusts_data:  # of samples, by which they are split
+                known.keep_order(result)
+            return result
         is_followed = known.follows(args)
         if self.trusts_data:  # the mode above answers and follows
             result = self._answer(func, types, args, kwargs)

@@ -36,8 +36,8 @@ MOST_BYTES = 32768
 """Of a storage whose values are kept: 4,096 integers."""
 MOST_TRUSTED_BYTES = 1 << 20
 """The same of integers and masks, which places of tokens are, and where values are trusted: the boxes of a batch."""
-MOST_DATA_BYTES = 1 << 20
-"""Of one that holds data which the script has as an array, or follows from such: the classes of 131,072 samples."""
+MOST_DATA_BYTES = 16 << 20
+"""Of one that holds data which the script has as an array, or follows from such: the order of 2 million samples."""
 MOST_TRUSTED_DATA_BYTES = 64 << 20
 """The same where values are trusted: a graph of 4,096 nodes as a matrix, a batch's pixels."""
 MOST_DATA_SECONDS = 10.0
