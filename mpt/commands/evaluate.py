@@ -24,6 +24,7 @@ from mpt.commands.cli.console import columns, open_console
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_datasets
 from mpt.engine.state.details import write_details
+from mpt.engine.state.evaluation import counted_samples
 from mpt.errors import ConfigError, DataError, InputOutputError
 from mpt.inference.evaluating import measure_in_half, measure_trained
 from mpt.inference.exported import is_export, read_about
@@ -94,7 +95,8 @@ def run(arguments: Command) -> None:
         name=str(arguments.run or trained.directory.path),
         step=trained.loaded.step,
         data=arguments.data or f"the test set of {trained.config.dataset.name}",
-        samples=len(data),
+        samples=len(counted_samples(data)),
+        passed_over=dict(data.bad_files),
         device=trained.run.device.type,
         seconds=time.perf_counter() - begun,
         metric=trained.run.task.metric,

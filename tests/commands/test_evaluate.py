@@ -150,3 +150,27 @@ def test_pictures_that_were_exchanged_since_the_training_are_named(
     assert not measure(trained.path, tmp_path / "named", data=str(tmp_path / "pictures"))[
         "saved_on_other_samples"
     ]
+
+
+def test_bad_files_are_not_counted_among_the_samples_and_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in ("train", "test"):
+        for label in ("a", "b"):
+            folder = tmp_path / "pictures" / split / label
+            folder.mkdir(parents=True)
+            for number in range(5):
+                Image.new("L", (8, 8), 99 * (label == "b") + number).save(folder / f"{number}.png")
+    (tmp_path / "pictures" / "test" / "b" / "4.png").write_bytes(b"no picture")
+    data = {"name": "image_folder", "root": str(tmp_path / "pictures"), "on_bad_image": "skip"}
+    model = {"name": "small_cnn", "image_size": 8, "features": 2}
+    settings = {"dataset": data, "model": model, "train": {"steps": 1, "batch_size": 4}}
+    path = train(load_config(settings), runs=tmp_path).path
+    found = measure(path, tmp_path / "out")
+    assert (found["tested"], found["passed_over"]) == (9, 1)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "(9 samples, cpu)" in said
+    assert "1 bad file was passed over; the first: " in said
+    capsys.readouterr()
+    convert(ConvertArguments(str(path), to="onnx", output=str(tmp_path / "x.onnx")))
+    assert "on 9 test samples" in " ".join(capsys.readouterr().out.split())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from mpt.report.run_page.classification import read_classification
 from mpt.report.run_page.evaluation_section import read_section
 from mpt.report.run_page.page import environment
-from mpt.report.units import show_figure, show_seconds
+from mpt.report.units import counted, show_figure, show_seconds
 from mpt.run.process.files import write_atomically
 
 
@@ -46,6 +46,8 @@ class Evaluated:
     """Figures of the training at this step on the run's own test set."""
     saved_test_set: str = ""
     """A hash of the samples that it measured on; empty if it is not known, or another set was named."""
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """Bad files of the data -> the reasons; they are not among the samples."""
 
     @property
     def headings(self) -> list[str]:
@@ -78,6 +80,10 @@ class Evaluated:
         said += [
             f"{name} was not measured: {why}" for name, why in self.measured[0].refused.items()
         ]
+        if self.passed_over:
+            path, why = next(iter(self.passed_over.items()))
+            files = f"{counted(len(self.passed_over), 'bad file')} {'was' if len(self.passed_over) == 1 else 'were'}"
+            said.append(f"{files} passed over; the first: {path}: {why}.")
         return said
 
     def to_record(self) -> dict[str, Any]:
@@ -91,6 +97,7 @@ class Evaluated:
             "step": self.step,
             "data": self.data,
             "tested": self.samples,
+            "passed_over": len(self.passed_over),
             "device": self.device,
             "seconds": self.seconds,
             "metric": self.metric,

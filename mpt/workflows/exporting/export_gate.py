@@ -151,6 +151,12 @@ def loss_of(task: Task, gate: Margin, before: float, after: float) -> float:
     return worse / max(abs(before), 1e-12) if gate.relative else worse
 
 
+def tested(place: Place) -> int:
+    """Return the number of test samples that were measured on, those of bad files not counted."""
+    data = FirstSamples(place.trained.test_data, place.samples)
+    return sum(not data.is_left_out(index) for index in range(len(data)))
+
+
 def judge(
     place: Place, model: Any, before: Measured, gate: Margin, kept: Mapping[str, str], nodes: int
 ) -> Judged:
@@ -158,7 +164,7 @@ def judge(
     after = place.measure(session(model.SerializeToString()))
     metric = place.task.metric
     lost = loss_of(place.task, gate, before.figures[metric], after.figures[metric])
-    samples = min(place.samples, len(place.trained.test_data))
+    samples = tested(place)
     return Judged(metric, before.figures, after.figures, gate, lost, samples, nodes, dict(kept))
 
 

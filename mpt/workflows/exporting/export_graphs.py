@@ -22,7 +22,14 @@ from mpt.inference.graphs.mixed import ALWAYS_FLOAT32, beyond_half, named_nodes,
 from mpt.inference.graphs.watched import Feeds, magnitudes, session
 from mpt.report.comparing.statistics import Margin
 from mpt.report.run_page.exported_page import write_page
-from mpt.workflows.exporting.export_gate import Judged, Place, Recording, loss_of, search
+from mpt.workflows.exporting.export_gate import (
+    Judged,
+    Place,
+    Recording,
+    loss_of,
+    search,
+    tested,
+)
 
 WATCHED = 64
 """Samples whose ranges are measured."""
@@ -80,8 +87,7 @@ def finish(
     )
     made = model
     if wishes.kind == "float32":
-        count = min(place.samples, len(place.trained.test_data))
-        total = len(model.graph.node)
+        count, total = tested(place), len(model.graph.node)
         judged = Judged(
             place.task.metric, before.figures, plain.figures, wishes.gate, lost, count, total
         )
