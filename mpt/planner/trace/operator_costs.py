@@ -58,6 +58,7 @@ FREE = frozenset(VIEWS.split(" "))
 """Operators that launch nothing."""
 LOOKUPS = frozenset({"embedding", "_embedding_bag", "index_select", "index", "gather"})
 """Operators that read of their first tensor as much as they return, and not all of a table."""
+ATTENTION = "_scaled_dot_product_"
 NO_COST = Cost("nowhere", (), "float32")
 _aten = torch.ops.aten
 
@@ -83,7 +84,10 @@ def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
             if len(devices) > 1
             else Cost("host", ((0, moved),), "float32")
         )
-    flops = 0 if count_flops is None else int(count_flops(*args, **kwargs, out_val=result))
+    flops = 0
+    if count_flops is not None:
+        counted = _with_heads(args) if ATTENTION in func._schema.name else args
+        flops = int(count_flops(*counted, **kwargs, out_val=result))
     unit: Unit = "half" if any(tensor.dtype in HALF for tensor in inputs) else "float32"
     if func is _aten.convolution.default:
         kernels = convolution_kernels(args[0], args[1], args[8], flops, moved)
@@ -109,6 +113,20 @@ def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     if func is _aten.native_layer_norm_backward.default:
         return Cost("device", ((0, moved), (0, sizes[0] + sizes[1])), unit)
     return Cost("device", ((flops, moved),), unit)
+
+
+def _with_heads(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return an attention's arguments as shapes with the heads of the first, which is query or gradient.
+
+    Until 2.12 torch's counter refuses keys and values whose heads are shared.
+    """
+    heads = args[0].shape[1]
+    return tuple(
+        torch.Size((len(one), heads, *one.shape[2:]))
+        if isinstance(one, Tensor) and one.dim() == 4
+        else one
+        for one in args
+    )
 
 
 def is_by_channel(given: Tensor) -> bool:

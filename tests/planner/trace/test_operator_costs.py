@@ -204,3 +204,14 @@ def test_products_in_groups_cost_what_all_groups_do_together(
     product: Any = torch.ops.aten._grouped_mm.default
     args = (*given, ends)
     assert operations(cost_of(product, args, {}, product(*args)).kernels) == [2 * 48 * 16 * 32]
+
+
+def test_heads_that_share_keys_compute_as_much_as_if_they_had_their_own() -> None:
+    flash = torch.ops.aten._scaled_dot_product_flash_attention.default
+    query = torch.empty(2, 8, 64, 32, dtype=torch.float16, device="meta")
+    found = []
+    for heads in (8, 2):
+        key = torch.empty(2, heads, 64, 32, dtype=torch.float16, device="meta")
+        [(operations, _)] = cost_of(flash, (query, key, key), {}, query).kernels
+        found.append(operations)
+    assert found == [4 * 2 * 8 * 64 * 64 * 32] * 2
