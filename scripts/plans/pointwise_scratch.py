@@ -37,7 +37,7 @@ class WithScratch(Unseen):
 
     most = sys.maxsize
 
-    def scratch(self, operator: str, args: Any, result: Any) -> int:
+    def scratch(self, operator: str, args: Any, result: Any, is_written: bool = False) -> int:
         """Return the bytes of scratch that live while this operator runs."""
         found = super().scratch(operator, args, result)
         if operator != "aten::convolution_backward":

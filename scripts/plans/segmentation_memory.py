@@ -136,7 +136,7 @@ class Winograd(Unseen):
     channels (Lavin & Gray, "Fast algorithms for convolutional neural networks", 2016).
     """
 
-    def scratch(self, operator: str, args: Any, result: Any) -> int:
+    def scratch(self, operator: str, args: Any, result: Any, is_written: bool = False) -> int:
         """Return the bytes of a dense convolution of 3 x 3, not strided and not dilated."""
         is_backward = operator == "aten::convolution_backward"
         if operator not in CONVOLUTIONS:

@@ -177,7 +177,7 @@ class GraphRun:
     """Tells AOTAutograd that it may be given a list to empty."""
 
     def __init__(self, graph: fx.GraphModule, recorder: Recorder, fuses: bool) -> None:
-        self.graph, self.recorder = graph, recorder
+        self.graph, self.recorder, self.fuses = graph, recorder, fuses
         self.nodes: list[fx.Node] = list(graph.graph.nodes)
         self.fused = find_fused(self.nodes) if fuses else set[fx.Node]()
         self.freed = self._find_ends()
@@ -200,6 +200,7 @@ class GraphRun:
         given = list(reversed(args))
         args.clear()
         before = self.recorder.is_paused
+        outside, self.recorder.in_written_kernels = self.recorder.in_written_kernels, self.fuses
         try:
             for node, freed in zip(self.nodes, self.freed, strict=True):
                 self.recorder.is_paused = before or node in self.fused or node in self.in_place
@@ -217,7 +218,7 @@ class GraphRun:
                     self.recorder.born(values[node], str(node.target))
             raise AssertionError("a graph ends with its output")
         finally:
-            self.recorder.is_paused = before
+            self.recorder.is_paused, self.recorder.in_written_kernels = before, outside
 
     def _compute(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         reads, named = fx.map_arg((node.args, node.kwargs), values.__getitem__)

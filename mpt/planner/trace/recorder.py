@@ -72,6 +72,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.later = FreedLater()
         self._closed = False
         self.is_paused = False
+        self.in_written_kernels = False
+        """Set while a compiler's kernels are in the place of torch's: libraries alone take scratch."""
         """Set while torch computes shapes on tensors of its own."""
         self.below: LeanFakeMode | None = None
         """The fake mode right below, which answers known calls at once."""
@@ -285,7 +287,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in tensors_in(result):
                 self._note(tensor, operator, least)
         if unseen is not None:
-            scratch = unseen.scratch(operator, args, result)
+            scratch = unseen.scratch(operator, args, result, self.in_written_kernels)
             if scratch:
                 self.trace.events.append(
                     ~self._birth(scratch, "workspace", self._owner(), operator)

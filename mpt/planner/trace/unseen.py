@@ -39,6 +39,7 @@ MATRIX_PRODUCTS = frozenset(
     for place in ("", "_")
 )
 CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::_convolution"})
+ATTENTION = "_scaled_dot_product_"
 UNCALIBRATED = Calibration()
 
 
@@ -70,11 +71,13 @@ class Unseen:
         self.opened_handles.add(thread)
         return True
 
-    def scratch(self, operator: str, args: Any, result: Any) -> int:
-        """Return the bytes of scratch that live while this operator runs."""
+    def scratch(self, operator: str, args: Any, result: Any, is_written: bool = False) -> int:
+        """Return the bytes of scratch that live while this operator runs, none if a compiler writes its kernel."""
         if operator in CONVOLUTIONS:
             dense = _dense_convolution_bytes(operator, args, result)
             return int(self.cudnn_share * dense) + scratch_bytes(operator, args, result)
+        if is_written and ATTENTION not in operator:
+            return 0
         if operator in REDUCTIONS:
             threads = threads_of_one(self.capability)
             return reduction_bytes(operator, args, result, self.multiprocessors, threads)

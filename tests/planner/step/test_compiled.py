@@ -10,6 +10,7 @@ from mpt.planner.client.session import Session
 from mpt.planner.step.compiled import GraphRun, find_fused
 from mpt.planner.trace.allocator import MIB
 from mpt.planner.trace.recorder import Recorder
+from mpt.planner.trace.unseen import Unseen
 from tests.planner.configs import UNET, make
 from tests.programs import run_program
 
@@ -53,6 +54,18 @@ def test_nothing_is_written_over_what_a_scatter_wrote_into() -> None:
     names = {node.name for node in GraphRun(graph, Recorder("cpu"), fuses=True).in_place}
     # not where: torch's scheduler leaves buffers that were changed alone
     assert names == {"scatter_add", "cos"}
+
+
+@pytest.mark.parametrize(("fuses", "scratch"), [(True, []), (False, [64 * 128 * 128 * 4])])
+def test_a_compilers_own_kernels_take_no_scratch(fuses: bool, scratch: list[int]) -> None:
+    rows = torch.ones(4096, 128)
+    graph = make_fx(lambda given: given.sum(0), tracing_mode="fake")(rows)
+    recorder = Recorder("cpu", Unseen((8, 6), multiprocessors=28))
+    with recorder.recording() as trace:
+        GraphRun(graph, recorder, fuses)([rows])
+    found = [one.size for one in trace.storages if one.category == "workspace"]
+    assert found == scratch
+    assert not recorder.in_written_kernels
 
 
 @pytest.mark.slow
