@@ -3,14 +3,13 @@
 Its kernels for tensor cores read and write channels_last. A convolution of contiguous tensors with a window larger than
 1x1 copies input, output and weight for each of its products; a window of 1x1 is a matrix product as it lies, unless it
 has a stride. The product for the weight's gradient is divided among the multiprocessors, each with a tile of 128 x 128
-numbers. cuDNN makes channels up to what its kernels take: 8 (4 in TF32), or 32 of a group
-in half.
+numbers. cuDNN makes channels up to what its kernels take: 8 (4 in TF32), or 32 of a group in half.
 
-The sizes are those that an H100's allocator was asked for in 129 steps, in which they were looked for: forward and for
-the input's gradient to the byte in nine of ten, for the weight's within a few MiB
-(`docs/benchmarks/kernel_scratch.md`).
-Without room cuDNN takes kernels that need less, so none of it is in what a step needs at least. Depthwise convolutions
-have none but a few of float16, whose rules are a table of torch's.
+The rule was looked for in what an H100's allocator was asked for in 129 steps. Contiguous calls that it has a size for
+met it to 128 KiB in three of four forward and for the input's gradient, and to 8 MiB in nine of ten for the weight's.
+Two thirds of the others asked for less than 1 MiB; the rest are gradients of 1x1 windows and depthwise ones in float16
+(`docs/decisions/planner.md`). Without room cuDNN takes kernels that need less, so none of it is in what a step needs at
+least.
 """
 
 from __future__ import annotations
