@@ -5,7 +5,8 @@ storage's line, and the replay at a third size costs milliseconds. Extrapolating
 is rounded up, split and left over does not scale. If the two event lists differ (a loop over micro-batches of a
 fixed size), there is no fit and the planner traces again at each size. So it does where a storage would have less than
 nothing at a batch of 0: it grows faster than the batch, as the distances of all samples from all others do. The scratch
-of sums grows until the card is full (`mpt.planner.trace.reductions`), and the larger of the two is taken.
+of sums grows until the card is full (`mpt.planner.trace.reductions`), other scratch may begin with a number of samples:
+of these the larger of the two is taken.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def fit(first: Trace, first_batch: int, second: Trace, second_batch: int) -> Bat
         return None
     if any(a.operator != b.operator for a, b in zip(first.storages, second.storages, strict=True)):
         return None
-    ends = [_ends(a, b.size) for a, b in zip(first.storages, second.storages, strict=True)]
+    ends = [
+        _ends(a, b.size, second_batch / first_batch)
+        for a, b in zip(first.storages, second.storages, strict=True)
+    ]
     slopes = [(high - low) / (second_batch - first_batch) for low, high in ends]
     fixed = [low - slope * first_batch for (low, _), slope in zip(ends, slopes, strict=True)]
     if any(round(size) < 0 for size in fixed):
@@ -47,9 +51,10 @@ def fit(first: Trace, first_batch: int, second: Trace, second_batch: int) -> Bat
     return BatchFit(first, tuple(fixed), tuple(slopes))
 
 
-def _ends(storage: Storage, second: int) -> tuple[int, int]:
-    """Return a storage's sizes at both batches."""
-    if storage.category == "workspace" and storage.operator in REDUCTIONS:
+def _ends(storage: Storage, second: int, times: float) -> tuple[int, int]:
+    """Return a storage's sizes at both batches, the larger for scratch that is on no line."""
+    grows_faster = second > times * storage.size
+    if storage.category == "workspace" and (grows_faster or storage.operator in REDUCTIONS):
         return max(storage.size, second), max(storage.size, second)
     return storage.size, second
 

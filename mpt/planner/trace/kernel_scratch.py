@@ -5,6 +5,8 @@
 - The backward passes of attention add gradients of the queries up in float32: flash attention in rows rounded up to 128
   and heads to 32 (`flash_api.cpp`), the memory-efficient kernels in tiles of 64 x 64 (`kernel_backward.h`), cuDNN as
   the queries lie, with gradients of keys and values for each head where heads share them.
+- The gradient of a table that is looked up sorts the indices, and adds rows up in float32: one for each ten indices and
+  one for each that may differ (`EmbeddingBackwardKernel.cu`).
 - Sums: `mpt.planner.trace.reductions`.
 
 Except for flash attention's these are the sizes that an H100's allocator was asked for
@@ -36,6 +38,11 @@ IN_LAYOUT = {
     **{f"upsample_{kind}_backward": (0, 0) for kind in ("bilinear2d", "bicubic2d", "nearest2d")},
 }
 """Operators that read channels_last too -> the argument that decides the layout, and those that are read in it."""
+FEW_INDICES, ROWS_ADDED_AT_ONCE = 3072, 10
+FEW_ROWS = 32
+"""Of a table: for these no rows are added up apart, for 512 they are."""
+SORTED_BYTES = 80
+"""For each index: six arrays of integers and what sorting takes."""
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -105,6 +112,16 @@ def _asked_for_rows(args: Any, result: Tensor) -> int:
     return int(result.numel() + result.numel() // max(1, result.shape[args[1]]))
 
 
+def _looked_up_backward(args: Any, result: Any) -> int:
+    gradient, indices, rows = args[:3]
+    count, copied = indices.numel(), 0 if gradient.is_contiguous() else _size(gradient)
+    if count <= FEW_INDICES:
+        return max(1, copied)  # the events of a step are the same at each batch
+    parts = count // ROWS_ADDED_AT_ONCE + min(count, rows)
+    summed = 4 * parts * gradient.shape[-1] if rows > FEW_ROWS else 0
+    return copied + int(summed + SORTED_BYTES * count)
+
+
 def _elementwise(args: Any, result: Tensor) -> int:
     return 0 if result.dim() else least_bytes("aten::mse_loss", args, result)
 
@@ -143,6 +160,7 @@ _RULES: dict[str, Callable[[Any, Any], int]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(("aten::convolution", "aten::_convolution"), _convolved),
     "aten::convolution_backward": _convolved_backward,
+    "aten::embedding_dense_backward": _looked_up_backward,
     "aten::roll": _rolled,
     "aten::_safe_softmax": _asked_for_rows,
     _ATTENTION.format("flash"): _flash,

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 PART_BYTES = {"aten::var": 16, "aten::std": 16, "aten::var_mean": 16, "aten::std_mean": 16}
@@ -20,6 +21,7 @@ PART_BYTES = {"aten::var": 16, "aten::std": 16, "aten::var_mean": 16, "aten::std
 REDUCTIONS = frozenset(
     {"aten::sum", "aten::mean", "aten::linalg_vector_norm", "aten::amax", "aten::amin", *PART_BYTES}
 )
+HALF = (torch.float16, torch.bfloat16)
 NONE = 1
 """Bytes where a larger batch would have scratch: the events of a step are the same at each batch."""
 MOST_THREADS, WARP = 512, 32
@@ -38,6 +40,8 @@ def reduction_bytes(
     place = 2 if operator == "aten::linalg_vector_norm" else 1
     dims = args[place] if len(args) > place else None
     wide = 8 if source.dtype.itemsize == 8 or not source.dtype.is_floating_point else 4
+    if _is_cast(source.dtype, out.dtype):
+        return source.numel() * out.element_size()
     return _bytes(
         tuple(source.shape),
         source.stride(),
@@ -47,6 +51,11 @@ def reduction_bytes(
         multiprocessors,
         threads,
     ) * (out.numel() > 0)
+
+
+def _is_cast(given: torch.dtype, made: torch.dtype) -> bool:
+    """Return whether all values are converted first, as a mask's that are counted; kernels read halves for float32."""
+    return given != made and not (given in HALF and made == torch.float32)
 
 
 def _reduced(dims: Any, count: int) -> tuple[int, ...]:

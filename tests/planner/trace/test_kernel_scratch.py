@@ -77,3 +77,21 @@ def test_a_convolution_copies_what_lies_in_another_layout() -> None:
     assert scratch_bytes(forward, (last, weight), last) == 1152
     assert scratch_bytes(backward, (last, plain, weight), None) == 512
     assert scratch_bytes(backward, (plain, last, weight), None) == 512 + 1152
+
+
+@pytest.mark.parametrize(
+    ("indices", "rows", "width", "bytes_of_it"),
+    [
+        (4096, 32000, 1024, 18_803_925),  # Mistral
+        (8192, 50265, 768, 28_365_221),  # RoBERTa
+        (4096, 2050, 768, 7_856_389),  # OPT's places
+        (8192, 2, 768, 493_437),  # RoBERTa's kinds of tokens
+        (1024, 1024, 768, 1),
+    ],
+)
+def test_the_gradient_of_a_table_adds_rows_up(
+    indices: int, rows: int, width: int, bytes_of_it: int
+) -> None:
+    args = (of(indices, width), of(indices, dtype=torch.int64), rows, -1, False)
+    found = scratch_bytes("aten::embedding_dense_backward", args, None)
+    assert found == pytest.approx(bytes_of_it, rel=0.01) or abs(found - bytes_of_it) < 2**18

@@ -56,6 +56,14 @@ def test_columns_in_channels_last_are_divided_too() -> None:
     assert found == 4 * 1280 * 128 * 98  # each thread of four rows of 1,568 values, 16 at least
 
 
+def test_a_mask_is_counted_in_integers() -> None:
+    mask = torch.empty(
+        64, 4, 49, 768, dtype=torch.bool, device="meta"
+    )  # Hiera's, of the largest of four
+    counts = torch.empty(64, 49, 768, dtype=torch.int64, device="meta")
+    assert reduction_bytes("aten::sum", (mask, [1], False), counts, 132, 2048) == 77_070_336
+
+
 def test_every_card_of_nvidia_has_its_multiprocessors() -> None:
     amd = [gpu.name for gpu in TABLE if gpu.name.startswith(("rx", "mi"))]
     assert {gpu.name for gpu in TABLE} == {*COUNTS, *amd}
