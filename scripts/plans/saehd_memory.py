@@ -34,9 +34,9 @@ RECIPES: list[tuple[str, list[str]]] = [
     ("+ activations offloaded", ["memory.offload_activations=true"]),
     ("micro-batches of 4 instead", ["memory.micro_batch=4"]),
     ("micro-batches of 2", ["memory.micro_batch=2"]),
-    ("micro-batches of 1", ["memory.micro_batch=1"]),
+    ("micro-batches of 1 (**the plan**)", ["memory.micro_batch=1"]),
     (
-        "micro-batches of 1, activations offloaded (**the plan**)",
+        "micro-batches of 1, activations offloaded",
         ["memory.micro_batch=1", "memory.offload_activations=true"],
     ),
     ("micro-batches of 4, stages recomputed", ["memory.micro_batch=4", "memory.recompute=all"]),
