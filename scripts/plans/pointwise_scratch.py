@@ -21,7 +21,7 @@ from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.server.worker import find_data_spec, preload
 from mpt.planner.step.run_fake import trace_config
 from mpt.planner.trace.replay import replay
-from mpt.planner.trace.unseen import Unseen
+from mpt.planner.trace.unseen import Unseen, unseen_on
 from scripts.plans.check_plan import MIB, ROWS, Row, xmem
 
 LIMIT = 512 * MIB
@@ -59,7 +59,7 @@ def planned(row: Row, kind: type[Unseen]) -> float:
     config = load_config(row.config(), allow=["scripts"])
     data, _ = find_data_spec(config)
     gpu = find_gpu(row.gpu)
-    unseen = kind(gpu.capability, config.train.deterministic)
+    unseen = unseen_on(gpu, deterministic=config.train.deterministic, kind=kind)
     trace = trace_config(config, data, config.train.batch_size, gpu, unseen).trace
     return (replay(trace).reserved + row.context) / MIB
 

@@ -31,7 +31,7 @@ from mpt.planner.own.proposals.changes import Changes
 from mpt.planner.own.trace import trace_own
 from mpt.planner.plans.plan import workspace_bytes
 from mpt.planner.trace.replay import replay
-from mpt.planner.trace.unseen import CONVOLUTIONS, Unseen
+from mpt.planner.trace.unseen import CONVOLUTIONS, Unseen, unseen_on
 from scripts.provenance import made
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,9 +164,10 @@ def plan(arguments: dict[str, Any], unseen: type[Unseen] = Unseen) -> Planned:
     """Plan a step on a V100."""
     gpu = find_gpu("v100")
     source = Source("scripts.plans.segmentation_models", "training", str(ROOT))
-    fake = trace_own(source, arguments, gpu, unseen(gpu.capability), Changes()).fake
-    workspace = workspace_bytes(fake.trace)
-    return Planned(replay(fake.trace).allocated // MIB, workspace // MIB)
+    fake = trace_own(source, arguments, gpu, unseen_on(gpu, kind=unseen), Changes()).fake
+    free = replay(fake.trace)
+    workspace = workspace_bytes(fake.trace, free.reserved)
+    return Planned(free.allocated // MIB, workspace // MIB)
 
 
 def percent(planned: int, measured: int) -> float:

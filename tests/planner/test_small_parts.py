@@ -359,7 +359,7 @@ def test_a_loss_keeps_the_storage_of_all_elements_that_it_was_made_in(
     found, wanted = torch.rand(4, 100), torch.rand(4, 100)
     storage = loss(found, wanted).untyped_storage().nbytes()
     assert storage == (4 if loss is functional.huber_loss else 4 * 400)
-    unseen = Unseen((8, 0), False, 0, 0.0)
+    unseen = Unseen((8, 0))
     with FakeTensorMode() as fake:
         pair = fake.from_tensor(found), fake.from_tensor(wanted)
         with Recorder("cpu", unseen).recording() as trace:

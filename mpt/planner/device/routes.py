@@ -158,6 +158,11 @@ def _convolution_format(tensor: Tensor, weight: Tensor, backend: Any) -> torch.m
     if tensor.device.type != DEVICE or torch.float64 in (tensor.dtype, weight.dtype):
         unchanged: torch.memory_format = _original_format(tensor, weight, backend)
         return unchanged
+    return convolution_layout(tensor, weight)
+
+
+def convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
+    """Return the layout that cuDNN computes in: channels last if input or weight lie so."""
     formats = [suggest_memory_format(one) for one in (tensor, weight)]
     last = (torch.channels_last, torch.channels_last_3d)
     return next((found for found in formats if found in last), torch.contiguous_format)

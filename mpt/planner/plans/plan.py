@@ -187,7 +187,9 @@ def describe(
         largest_is_bound=is_bound,
         step_seconds=fake.work.seconds(gpu) * calibration.time_factor,
         host_bytes=fake.host_bytes,
-        assumed_workspace=0 if calibration.source else workspace_bytes(fake.trace, expandable),
+        assumed_workspace=0
+        if calibration.source
+        else workspace_bytes(fake.trace, free.reserved, expandable),
         time_band=fake.work.band(gpu),
         notes=notes,
         inexact=fake.inexact,
@@ -200,12 +202,11 @@ def describe(
     )
 
 
-def workspace_bytes(trace: Trace, expandable: bool = False) -> int:
-    """Return how many bytes more are reserved if cuDNN gets the workspaces that it asks for."""
+def workspace_bytes(trace: Trace, reserved: int, expandable: bool = False) -> int:
+    """Return how many bytes more than `reserved` are reserved if cuDNN gets the workspaces that it asks for."""
     if not trace.workspaces:
         return 0
-    with_all = replay(with_workspaces(trace), expandable=expandable).reserved
-    return max(0, with_all - replay(trace, expandable=expandable).reserved)
+    return max(0, replay(with_workspaces(trace), expandable=expandable).reserved - reserved)
 
 
 def within(

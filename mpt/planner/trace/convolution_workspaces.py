@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._prims_common import suggest_memory_format
+
+from mpt.planner.device.routes import convolution_layout
 
 TILE, TILE_BYTES = 128, 4 * 128 * 128
 """Rows and columns of a tile of the weight's gradient, and its bytes in float32."""
@@ -37,9 +37,10 @@ def workspaces(operator: str, args: Any, result: Any, multiprocessors: int) -> I
     layout: Sequence[Any] = args[4:10] if is_backward else args[3:9]
     stride, _, _, is_transposed, _, groups = layout
     wanted: Sequence[bool] = args[10][:2] if is_backward else ()
-    if source.dtype == torch.float64 or _is_last(source) or _is_last(weight):
+    contiguous = convolution_layout(source, weight) == torch.contiguous_format
+    if source.dtype == torch.float64 or not contiguous:
         return
-    window, product = math.prod(weight.shape[2:]), sum(map(_size, (output, source, weight)))
+    window, product = math.prod(weight.shape[2:]), output.nbytes + source.nbytes + weight.nbytes
     if window == 1 and groups == 1:
         if max(stride) > 1:
             yield from (product for one in wanted or (True,) if one)
@@ -51,7 +52,7 @@ def workspaces(operator: str, args: Any, result: Any, multiprocessors: int) -> I
     if is_transposed:
         inner, outer = outer, inner
     if groups > 1 and is_half:
-        product += (product - _size(weight)) * (_up_to(inner, GROUP_STEP) - inner) // inner
+        product += (product - weight.nbytes) * (_up_to(inner, GROUP_STEP) - inner) // inner
     if not is_backward:
         if inner >= LEAST_CHANNELS:
             yield product
@@ -62,15 +63,7 @@ def workspaces(operator: str, args: Any, result: Any, multiprocessors: int) -> I
         added = _up_to(inner, HALF_STEP if is_half else FLOAT_STEP) - inner
         tiles = groups * -(-outer // TILE) * -(-inner * window // TILE)
         parts = multiprocessors // tiles
-        yield product + _size(source) * added // inner + (parts > 1) * parts * tiles * TILE_BYTES
-
-
-def _is_last(tensor: Tensor) -> bool:
-    return suggest_memory_format(tensor) in (torch.channels_last, torch.channels_last_3d)
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+        yield product + source.nbytes * added // inner + (parts > 1) * parts * tiles * TILE_BYTES
 
 
 def _up_to(number: int, step: int) -> int:

@@ -20,10 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
+from mpt.planner.device.routes import convolution_layout
 from mpt.planner.trace.kept_sizes import ELEMENTWISE, least_bytes
 
+ATTENTION = "_scaled_dot_product_"
+"""With which the names of all kernels of attention begin."""
 COPIED = (
     *("_softmax", "_log_softmax", "_log_softmax_backward_data"),
     *("native_layer_norm", "native_layer_norm_backward", "im2col", "col2im"),
@@ -56,7 +58,7 @@ def _copies(operator: str) -> Callable[[Any, Any], int]:
     count = 2 if "backward" in operator else 1
 
     def copied(args: Any, result: Any) -> int:
-        return sum(map(_size, (one for one in args[:count] if not one.is_contiguous())))
+        return sum(one.nbytes for one in args[:count] if not one.is_contiguous())
 
     return copied
 
@@ -65,7 +67,7 @@ def _softmax_backward(args: Any, result: Any) -> int:
     """The product of gradient and output is a tensor of its own, in the gradient's layout."""
     gradient, output = args[:2]
     copies = [one for one in (gradient, output) if not one.is_contiguous()]
-    return sum(map(_size, (gradient, *copies)))
+    return sum(one.nbytes for one in (gradient, *copies))
 
 
 def _in_layout(deciding: int, *read: int) -> Callable[[Any, Any], int]:
@@ -76,13 +78,13 @@ def _in_layout(deciding: int, *read: int) -> Callable[[Any, Any], int]:
         )
         layout = torch.contiguous_format if plain else last
         tensors = (args[index] for index in read)
-        return sum(_size(one) for one in tensors if not one.is_contiguous(memory_format=layout))
+        return sum(one.nbytes for one in tensors if not one.is_contiguous(memory_format=layout))
 
     return copied
 
 
 def _convolved(args: Any, result: Any) -> int:
-    """Convolutions read in the layout of input or weight, channels_last if one of them lies so (`Convolution.cpp`)."""
+    """Convolutions read all of their tensors in one layout (`Convolution.cpp`)."""
     return _read_in_one(args[:2], args[:2])
 
 
@@ -91,20 +93,14 @@ def _convolved_backward(args: Any, result: Any) -> int:
 
 
 def _read_in_one(deciding: Sequence[Tensor], read: Sequence[Tensor]) -> int:
-    layout = torch.contiguous_format
-    if deciding[0].dtype != torch.float64:
-        found = map(suggest_memory_format, deciding)
-        layout = next((one for one in found if one in LAST.values()), layout)
-    return sum(_size(one) for one in read if not one.is_contiguous(memory_format=layout))
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    is_double = deciding[0].dtype == torch.float64
+    layout = torch.contiguous_format if is_double else convolution_layout(*deciding)
+    return sum(one.nbytes for one in read if not one.is_contiguous(memory_format=layout))
 
 
 def _rolled(args: Any, result: Tensor) -> int:
     shifts = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
-    return _size(result) * (max(0, len(shifts) - 1) + int(not args[0].is_contiguous()))
+    return result.nbytes * (max(0, len(shifts) - 1) + int(not args[0].is_contiguous()))
 
 
 def _asked_for_rows(args: Any, result: Tensor) -> int:
@@ -114,7 +110,7 @@ def _asked_for_rows(args: Any, result: Tensor) -> int:
 
 def _looked_up_backward(args: Any, result: Any) -> int:
     gradient, indices, rows = args[:3]
-    count, copied = indices.numel(), 0 if gradient.is_contiguous() else _size(gradient)
+    count, copied = indices.numel(), 0 if gradient.is_contiguous() else int(gradient.nbytes)
     if count <= FEW_INDICES:
         return max(1, copied)  # the events of a step are the same at each batch
     parts = count // ROWS_ADDED_AT_ONCE + min(count, rows)
@@ -136,9 +132,8 @@ def _memory_efficient(args: Any, result: Any) -> int:
     batch, heads, length, size = args[1].shape
     tiles, part = -(-length // 64), 4 * batch * heads * length
     found = part + batch * heads * tiles * (64 * 4 * 64 * -(-size // 64) + 16)
-    if (
-        args[1].dtype == torch.float32
-    ):  # products of output and gradient, which half ones' kernel adds up itself
+    # products of output and gradient, which the kernel of halves adds up itself
+    if args[1].dtype == torch.float32:
         found += part * (size + 1)
     return int(found)
 
@@ -152,7 +147,6 @@ def _cudnn(args: Any, result: Any) -> int:
     return int(found)
 
 
-_ATTENTION = "aten::_scaled_dot_product_{}_attention_backward"
 _RULES: dict[str, Callable[[Any, Any], int]] = {
     **{f"aten::{name}": _copies(name) for name in COPIED},
     **{f"aten::{name}": _in_layout(*indices) for name, indices in IN_LAYOUT.items()},
@@ -163,7 +157,7 @@ _RULES: dict[str, Callable[[Any, Any], int]] = {
     "aten::embedding_dense_backward": _looked_up_backward,
     "aten::roll": _rolled,
     "aten::_safe_softmax": _asked_for_rows,
-    _ATTENTION.format("flash"): _flash,
-    _ATTENTION.format("efficient"): _memory_efficient,
-    _ATTENTION.format("cudnn"): _cudnn,
+    f"aten::{ATTENTION}flash_attention_backward": _flash,
+    f"aten::{ATTENTION}efficient_attention_backward": _memory_efficient,
+    f"aten::{ATTENTION}cudnn_attention_backward": _cudnn,
 }

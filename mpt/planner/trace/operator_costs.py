@@ -30,6 +30,7 @@ from torch.utils.flop_counter import flop_registry
 
 from mpt.planner.device.grouped_products import GROUPED, count_operations
 from mpt.planner.device.outcomes import Cost, Kernel, Unit
+from mpt.planner.trace.kernel_scratch import ATTENTION
 from mpt.run.process.storage_trace import tensors_in
 
 GROUP_TILE = 64
@@ -58,7 +59,6 @@ FREE = frozenset(VIEWS.split(" "))
 """Operators that launch nothing."""
 LOOKUPS = frozenset({"embedding", "_embedding_bag", "index_select", "index", "gather"})
 """Operators that read of their first tensor as much as they return, and not all of a table."""
-ATTENTION = "_scaled_dot_product_"
 NO_COST = Cost("nowhere", (), "float32")
 _aten = torch.ops.aten
 

@@ -72,9 +72,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.later = FreedLater()
         self._closed = False
         self.is_paused = False
+        """Set while torch computes shapes on tensors of its own."""
         self.in_written_kernels = False
         """Set while a compiler's kernels are in the place of torch's: libraries alone take scratch."""
-        """Set while torch computes shapes on tensors of its own."""
         self.below: LeanFakeMode | None = None
         """The fake mode right below, which answers known calls at once."""
         self.outcome: Outcome | None = None

@@ -10,6 +10,7 @@ allocator's history of 129 steps on an H100 has the same sizes to the byte (`scr
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,7 +47,6 @@ def reduction_bytes(
         tuple(source.shape),
         source.stride(),
         _reduced(dims, source.dim()),
-        source.element_size(),
         PART_BYTES.get(operator, wide),
         multiprocessors,
         threads,
@@ -70,7 +70,6 @@ def _bytes(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     reduced: tuple[int, ...],
-    item: int,
     part: int,
     multiprocessors: int,
     threads_of_one: int,
@@ -80,7 +79,7 @@ def _bytes(
     outer = _merged([(shape[i], strides[i]) for i in range(len(shape)) if i not in reduced])
     if not inner or not outer:
         return 0  # one sum, of few parts
-    outputs, inputs = _product(outer), _product(inner)
+    outputs, inputs = (math.prod(size for size, _ in dims) for dims in (outer, inner))
     if inner[0][1] < outer[0][1]:
         return 0  # each column is a row of its own: blocks of a warp add it up
     vector = _vector(outer, inner) if outer[0][1] == 1 else 1
@@ -89,16 +88,10 @@ def _bytes(
     width = min(wide, WARP)
     height = min(high, most // width)
     width = min(wide, most // height)
-    step_output, step_input = width, 1
-    splits = inputs >= min(height * 16, MOST_VALUES)
-    if splits:
-        step_input *= height
-    else:
-        step_output *= height
-    values = -(-inputs // step_input)
+    values = -(-inputs // height)
     held = multiprocessors * (threads_of_one // (width * height))
-    grid = -(-(outputs // vector) // step_output)
-    if not splits or values < MOST_VALUES or grid > held:
+    grid = -(-(outputs // vector) // width)
+    if inputs < min(height * 16, MOST_VALUES) or values < MOST_VALUES or grid > held:
         return NONE
     blocks = max(min(-(-held // grid), -(-values // LEAST_VALUES)), -(-values // MOST_VALUES))
     return part * outputs * blocks * width * vector if blocks > 1 else NONE
@@ -119,13 +112,6 @@ def _vector(outer: list[tuple[int, int]], inner: list[tuple[int, int]]) -> int:
     """Return how many outputs a thread takes: 4 or less, by which the row and all other strides can be divided."""
     numbers = [outer[0][0], *(stride for _, stride in (*outer[1:], *inner))]
     return next(one for one in (4, 2, 1) if all(number % one == 0 for number in numbers))
-
-
-def _product(dims: list[tuple[int, int]]) -> int:
-    product = 1
-    for size, _ in dims:
-        product *= size
-    return product
 
 
 def _power_of_two(number: int, most: int) -> int:

@@ -21,11 +21,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpt.planner.facts.calibration import CONTEXT_BYTES, Calibration
+from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.multiprocessors import multiprocessors, threads_of_one
 from mpt.planner.trace import convolution_workspaces
-from mpt.planner.trace.kernel_scratch import scratch_bytes
+from mpt.planner.trace.kernel_scratch import ATTENTION, scratch_bytes
 from mpt.planner.trace.reductions import REDUCTIONS, reduction_bytes
 
 MIB = 2**20
@@ -39,7 +39,6 @@ MATRIX_PRODUCTS = frozenset(
     for place in ("", "_")
 )
 CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::_convolution"})
-ATTENTION = "_scaled_dot_product_"
 UNCALIBRATED = Calibration()
 
 
@@ -49,7 +48,6 @@ class Unseen:
 
     capability: tuple[int, int]
     deterministic: bool = False
-    context_bytes: int = CONTEXT_BYTES
     cudnn_share: float = 0.0
     """cuDNN's workspace as a share of the bytes of a dense convolution's input and output."""
     multiprocessors: int = 28
@@ -91,13 +89,15 @@ class Unseen:
 
 
 def unseen_on(
-    gpu: Gpu, calibration: Calibration = UNCALIBRATED, deterministic: bool = False
+    gpu: Gpu,
+    calibration: Calibration = UNCALIBRATED,
+    deterministic: bool = False,
+    kind: type[Unseen] = Unseen,
 ) -> Unseen:
     """Return the scratch space of a new process on a card."""
-    return Unseen(
+    return kind(
         gpu.capability,
         deterministic,
-        calibration.context_bytes,
         calibration.cudnn_share,
         multiprocessors(gpu),
     )

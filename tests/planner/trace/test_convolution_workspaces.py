@@ -73,6 +73,6 @@ def test_a_strided_window_of_1x1_copies() -> None:
 def test_a_workspace_adds_what_no_free_block_holds() -> None:
     storages = [Storage(size * MIB, "activations", "", "") for size in (40, 30)]
     trace = Trace(storages, [0, ~0, 1, ~1], workspaces=[(2, 30 * MIB), (3, 50 * MIB)])
-    assert workspace_bytes(trace) == 50 * MIB
+    assert workspace_bytes(trace, 40 * MIB) == 50 * MIB
     assert with_workspaces(trace).events == [0, ~0, 2, ~2, 1, 3, ~3, ~1]
-    assert workspace_bytes(Trace(storages, [0, ~0, 1, ~1])) == 0
+    assert workspace_bytes(Trace(storages, [0, ~0, 1, ~1]), 40 * MIB) == 0
