@@ -109,3 +109,30 @@ def kept_patches():
         return rows
 
     return _trained(forward)
+
+
+class Poisson:
+    """Batches of the samples that a mask selects, each with the same chance."""
+
+    def __init__(self, samples, rate):
+        self.samples, self.rate = samples, rate
+
+    def __iter__(self):
+        while True:
+            mask = torch.rand(self.samples) < self.rate
+            yield mask.nonzero(as_tuple=False).reshape(-1).tolist()
+
+
+def sampled_by_a_mask():
+    """One of eight samples in each batch, on the whole."""
+    samples = TensorDataset(torch.zeros(256, 64, WIDTH))
+    batches = iter(DataLoader(samples, batch_sampler=Poisson(256, 1 / 8)))
+
+    def forward(network, device):
+        (rows,) = next(batches)
+        rows = rows.to(device)
+        for layer in network:
+            rows = layer(rows).relu()
+        return rows
+
+    return _trained(forward)

@@ -68,3 +68,10 @@ def test_a_small_selection_that_many_layers_keep_is_as_large_as_its_data_say(
     kept = 8 * 128 * 256 * 4
     assert 8 * kept < plan.by_category["activations"] < 20 * kept
     assert any("the tensors would need" in note for note in plan.notes)
+
+
+def test_samples_that_a_mask_selects_are_as_many_as_are_drawn(session: Session) -> None:
+    plan = plan_of(session, STEPS, "sampled_by_a_mask", {})
+    whole = 256 * 64 * 256 * 4
+    assert 8 * whole / 16 < plan.by_category["activations"] < 8 * whole / 4
+    assert any("the tensors would need" in note for note in plan.notes)

@@ -120,7 +120,7 @@ class Attempt(Generic[T]):
             values.integers > 0,
             values.drawn.is_found,
             values.drawn_reads > 0,
-            values.bounded.largest_bytes > WEIGHS * live_peak(trace),
+            values.bounded.are_listed or values.bounded.largest_bytes > WEIGHS * live_peak(trace),
             values.follows_data,
             values.totals.may_be_read,
             values.shared.are_asked,

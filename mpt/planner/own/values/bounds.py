@@ -300,6 +300,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
                 self.totals.note_read()
                 return value
         line = line_of(sys._getframe(1))
+        self.bounded.read(tensor)
         if not self.is_building:
             self.last_read = line or ""
             self.integers += (

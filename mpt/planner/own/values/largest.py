@@ -73,6 +73,8 @@ class ResultsAtBound:
     def __init__(self) -> None:
         self.count = 0
         self.largest_bytes = 0
+        self.are_listed = False
+        """The numbers of one were read all together: samples may be taken by them, one by one."""
         self._places: ByMemory[bool] = ByMemory()
 
     def note(self, result: Any) -> None:
@@ -81,6 +83,10 @@ class ResultsAtBound:
         for one in tensors_in(result):
             self._places.keep(one, True)
             self._measure(one)
+
+    def read(self, tensor: Tensor) -> None:
+        """Note that all numbers of a tensor are read."""
+        self.are_listed |= bool(self._places.of(tensor))
 
     def follow(self, func: Any, args: Sequence[Any], result: Any) -> None:
         """Note an operator's result if it is selected by results at their bounds."""
