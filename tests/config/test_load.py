@@ -423,6 +423,22 @@ seed: no
     assert "the key is repeated here" in lines[4]
 
 
+def test_changes_of_a_phase_are_checked_as_the_settings_that_they_change(registry):
+    text = """\
+model: {name: net, width: 4}
+optimizer:
+  phases:
+    disc: {rl: 1e-4, clip_grad_norm: -1}
+"""
+    lines = complaints(registry, text, "optimizer.phases.gen.lr=-3")
+    assert lines[0].startswith("configuration:4:12: optimizer.phases.disc.rl: unknown key 'rl'; ")
+    assert lines[0].endswith("did you mean 'lr'?")
+    assert lines[1:] == [
+        "configuration:4:38: optimizer.phases.disc.clip_grad_norm: found -1; allowed: a number above 0",
+        "override 'optimizer.phases.gen.lr=-3': optimizer.phases.gen.lr: found -3; allowed: a number above 0",
+    ]
+
+
 BAD_NAMES = [
     "../x",
     "/etc/x",

@@ -275,6 +275,11 @@ class Checker:
         keys = ["name", *plugin.settings_class.model_fields]
         node = _without(self.section(section), "name")
         settings = self.settings(plugin.settings_class, node, (section,), keys, plugin.defaults)
+        if settings and section == "optimizer":
+            common = settings.model_dump(mode="json")
+            for name, child in node.members.get("phases", Node({}, node.place)).members.items():
+                path = (section, "phases", name)
+                self.settings(plugin.settings_class, child, path, keys[1:], common)
         return Choice(plugin.name, settings, plugin) if settings else None
 
     def precision(self, plugin: Plugin, fixed: Mapping[str, str]) -> Precision | None:
@@ -364,12 +369,10 @@ class Checker:
                 json.dumps({**(defaults or {}), **plain}), strict=True
             )
         except ValidationError as error:
-            mappings = {
-                name: options_within(own.annotation)
-                for name, own in settings_class.model_fields.items()
-            }
             inner = {
-                name: list(options.model_fields) for name, options in mappings.items() if options
+                name: list(options.model_fields)
+                for name, own in settings_class.model_fields.items()
+                if (options := options_within(own.annotation))
             }
             problems = explain_errors(
                 error.errors(include_url=False), node, path, keys, self.elsewhere, inner

@@ -93,10 +93,7 @@ def refuse_closures(what: str, optimizer: Optimizer) -> Optimizer:
 def optimizer_settings(config: Config, name: str) -> OptimizerOptions:
     """Return the settings of one network's optimizer: the common ones, changed by `optimizer.phases`."""
     settings: OptimizerOptions = config.optimizer.settings
-    changes = settings.phases.get(name, {})
-    return (
-        type(settings).model_validate({**settings.model_dump(), **changes}) if changes else settings
-    )
+    return settings.model_validate({**settings.model_dump(), **settings.phases.get(name, {})})
 
 
 def clip_norm(
