@@ -116,10 +116,14 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
     """
     if str(path) == "-":
         return read_text(read_standard_input(), "standard input")
-    if str(path).startswith(MARK):
-        path = find_shipped(str(path))
+    path = find_shipped(str(path)) if str(path).startswith(MARK) else path
     name = printable(str(path), 200)
     try:
+        program = Path(re.sub(r"(?<=\.py):\w+$", "", str(path)))  # FILE.py:NAME is a function in it
+        if program.suffix in (".py", ".ipynb") and program.is_file():
+            raise ConfigError(
+                f"{name}: a Python program, where a YAML file is expected; `mpt plan {name}` plans a training script"
+            )
         if not path.is_file():
             if "=" in name and not path.exists():
                 raise ConfigError(
@@ -127,10 +131,6 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
                 )
             raise ConfigError(
                 f"{name}: {what_stands_at(path)}; a YAML file is expected{suggest_file(path)}"
-            )
-        if path.suffix in (".py", ".ipynb"):
-            raise ConfigError(
-                f"{name}: a Python program, where a YAML file is expected; `mpt plan {name}` plans a training script"
             )
         with open_foreign(path) as file:
             content = file.read(MAX_BYTES + 1)

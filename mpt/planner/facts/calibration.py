@@ -68,7 +68,7 @@ def load_calibration(gpu_name: str, times_from: str | None = None) -> Calibratio
         found = replace(found, context_bytes=CONTEXT_BYTES)  # another CUDA has another context
     if times_from is None:
         return found
-    other = find_gpu(times_from)
+    other = find_gpu(times_from, "--times-from")
     if not calibration_path(other.name).is_file():
         known = sorted(
             one.stem.removeprefix("calibration-") for one in path.parent.glob("calibration-*.json")

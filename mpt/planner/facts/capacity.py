@@ -38,7 +38,7 @@ def find_capacity(
 ) -> Capacity:
     """Return the capacity for a card and the options' words. Raises ConfigError for a size that is none."""
     said: list[str] = []
-    budget = parse_budget(vram) if vram else None
+    budget = parse_budget(vram) if vram is not None else None
     if is_named:
         usable = gpu.usable_bytes
         if budget is None or budget > usable:

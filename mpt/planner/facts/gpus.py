@@ -283,8 +283,11 @@ def plain(name: str) -> str:
     return re.sub(r"[\s_]+", "", re.sub(words, " ", name.lower()))
 
 
-def find_gpu(name: str) -> Gpu:
-    """Return a GPU by name; a bare number such as `2060` is completed. Raises ConfigError with the nearest names."""
+def find_gpu(name: str, option: str = "--gpu") -> Gpu:
+    """Return a GPU by name; a bare number such as `2060` is completed.
+
+    Raises ConfigError with the nearest names, in the words of the option that gave it.
+    """
     by_name = {plain(alias): gpu for gpu in TABLE for alias in (gpu.name, *gpu.aliases)}
     wanted = plain(name)
     for candidate in (
@@ -298,8 +301,8 @@ def find_gpu(name: str) -> Gpu:
             return by_name[candidate]
     if re.match(r"arc|[ab](380|5[078]0|7[57]0)$", wanted):
         raise ConfigError(
-            f"--gpu: {name!r} is an Intel card; training runs on it, but plans are of what torch calls cuda (NVIDIA's "
-            "and AMD's): use --vram with its size"
+            f"{option}: {name!r} is an Intel card; training runs on it, but plans are of what torch calls cuda "
+            "(NVIDIA's and AMD's): use --vram with its size"
         )
     close = difflib.get_close_matches(wanted, by_name, 6, 0.5)
     # two digits that changed places come first
@@ -307,7 +310,7 @@ def find_gpu(name: str) -> Gpu:
     nearest = dict.fromkeys(by_name[match].name for match in close)
     near = ", ".join(list(nearest)[:3])
     known = f"nearest: {near}" if near else f"known: {', '.join(gpu.name for gpu in TABLE)}"
-    raise ConfigError(f"--gpu: there is no {name!r} in the table; {known}")
+    raise ConfigError(f"{option}: there is no {name!r} in the table; {known}")
 
 
 def installed_gpu(name: str, total_bytes: int, capability: tuple[int, int]) -> Gpu:

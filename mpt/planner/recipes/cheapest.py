@@ -101,7 +101,8 @@ def parse_offers(texts: Iterable[str]) -> list[Offer]:
         if found is None or found["count"] == "0":
             raise ConfigError(f"--cards: found {text!r}; {FORM}")
         price = None if found["price"] is None else float(found["price"])
-        offers.append(Offer(find_gpu(found["name"]), int(found["count"] or 1), price))
+        card = find_gpu(found["name"], "--cards")
+        offers.append(Offer(card, int(found["count"] or 1), price))
     names = [one.gpu.name for one in offers]
     if len(set(names)) < len(names):
         raise ConfigError(f"--cards: {max(names, key=names.count)} is named twice")

@@ -239,5 +239,10 @@ def test_what_is_no_file_is_told_and_the_nearest_file_is_named(tmp_path):
         match=r"train\.py: a Python program, .*; `mpt plan \S*/train\.py` plans a training script$",
     ):
         read_file(tmp_path / "train.py")
+    with pytest.raises(
+        ConfigError,
+        match=r"train\.py:build: a Python program, .*; `mpt plan \S*/train\.py:build` plans a training script$",
+    ):
+        read_file(tmp_path / "train.py:build")
     with pytest.raises(ConfigError, match=r"a folder; a YAML file is expected$"):
         read_file(tmp_path)

@@ -3,8 +3,10 @@
 import pytest
 
 from mpt.errors import ConfigError
+from mpt.planner.facts.calibration import load_calibration
 from mpt.planner.facts.capacity import find_capacity
 from mpt.planner.facts.gpus import SEEN, TABLE, find_gpu, installed_gpu
+from mpt.planner.recipes.cheapest import parse_offers
 
 GIB = 2**30
 
@@ -56,6 +58,20 @@ def test_a_wrong_name_gets_each_near_one_once_and_an_intel_card_the_reason() -> 
             ConfigError, match="is an Intel card; training runs on it, but plans are of what"
         ):
             find_gpu(card)
+
+
+def test_a_wrong_name_is_said_of_the_option_that_it_was_given_to() -> None:
+    with pytest.raises(ConfigError, match=r"^--times-from: there is no 'rtx9999' in the table"):
+        load_calibration("rtx3060", "rtx9999")
+    with pytest.raises(ConfigError, match=r"^--cards: there is no 'rtx9999' in the table"):
+        parse_offers(["rtx9999:4@1"])
+    with pytest.raises(ConfigError, match=r"^--cards: 'arc a770' is an Intel card"):
+        parse_offers(["arc a770"])
+
+
+def test_an_empty_budget_is_refused_and_not_taken_for_none() -> None:
+    with pytest.raises(ConfigError, match=r"^--vram: '' is not an amount of memory"):
+        find_capacity(find_gpu("rtx3060"), True, "")
 
 
 def test_an_installed_card_is_planned_with_what_was_read_from_it() -> None:
