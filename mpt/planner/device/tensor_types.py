@@ -94,8 +94,11 @@ class TypeNames:
     @staticmethod
     def _made(place: torch.device, kind: type[Tensor], *args: Any, **options: Any) -> Tensor:
         """Make what `torch.Tensor(3)` does, which follows the default type and no default device."""
-        found: Tensor = _new(kind, *args, **options)
-        return found.to(place) if kind is Tensor and "device" not in options else found
+        asked = options.get("device", place)
+        if kind is not Tensor or torch.device(asked).type not in (place.type, "cuda"):
+            return _new(kind, *args, **options)
+        options.pop("device", None)  # whose constructor takes the host alone
+        return _new(kind, *args, **options).to(place)
 
     @staticmethod
     def _take_back() -> None:

@@ -30,6 +30,8 @@ def by_old_names(default=False):
             assert torch.zeros(3).is_cuda
             assert torch.Tensor(3).is_cuda
             assert torch.Tensor([1, 2]).dtype == torch.float16
+            assert torch.Tensor([1, 2], device=images.device).is_cuda
+            assert torch.Tensor(3, device="cuda").is_cuda
 
     return step
 
