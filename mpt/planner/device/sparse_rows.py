@@ -36,15 +36,23 @@ class SparseRows(Tensor):
     numbers: Tensor
     is_summed: bool
     """No place occurs twice: it is coalesced."""
+    sums: list[SparseRows]
+    """Coalesced copies that the gradients of its values will be taken at, of all with the same places together."""
 
     def __new__(
-        cls, places: Tensor, numbers: Tensor, size: Sequence[int], is_summed: bool = False
+        cls,
+        places: Tensor,
+        numbers: Tensor,
+        size: Sequence[int],
+        is_summed: bool = False,
+        sums: list[SparseRows] | None = None,
     ) -> SparseRows:
         """Make one of the size of the whole table, which takes no memory."""
         made: Any = torch.Tensor._make_wrapper_subclass(
             cls, size, dtype=numbers.dtype, device=numbers.device
         )
         made.places, made.numbers, made.is_summed = places, numbers, is_summed
+        made.sums = [] if sums is None else sums
         return made  # type: ignore[no-any-return]
 
     @classmethod
@@ -59,7 +67,9 @@ class SparseRows(Tensor):
     ) -> SparseRows:
         """Return one of other values."""
         summed = self.is_summed if is_summed is None else is_summed
-        return SparseRows(self.places if places is None else places, numbers, self.shape, summed)
+        if places is not None:
+            return SparseRows(places, numbers, self.shape, summed)
+        return SparseRows(self.places, numbers, self.shape, summed, self.sums)
 
     def is_coalesced(self) -> bool:
         """Return whether no place occurs twice."""
@@ -181,12 +191,16 @@ def turned(given: SparseRows, *dimensions: int) -> SparseRows:
 def multiplied(first: Any, second: Any) -> Tensor:
     """Return the product with a dense matrix, which cuSPARSE computes of 32-bit indices of coalesced places, and a CPU
     of the places as they are.
+
+    Its gradient is made at the places of a coalesced copy, both of which are counted from here on.
     """
     if not isinstance(first, SparseRows):
         turned_product: Tensor = multiplied(turned(second), first.t()).t()
         return turned_product
     if isinstance(second, SparseRows) or first.dense_dim():
         raise NotImplementedError("a product of two sparse tensors is not followed")
+    if first.requires_grad and not first.is_summed:
+        first.sums += [first.coalesce(), first.coalesce()]
     indices = []
     if first.device.type != "cpu":
         summed = first.coalesce()
@@ -306,6 +320,10 @@ RULES: Mapping[Any, Callable[..., Any]] = {
     BAGS: of_bags,
     _aten.detach.default: lambda given: given.like(given.numbers),
     _aten.alias.default: lambda given: given.like(given.numbers),
+    # autograd's own questions, for the gradient of the values that one is made of
+    _aten._values.default: lambda given: given.numbers.detach(),
+    _aten._indices.default: lambda given: given.places.detach(),
+    _aten._coalesce.default: lambda given: given.coalesce(),
     _aten.clone.default: cloned,
     _aten._to_copy.default: converted,
     _aten.zero_.default: emptied,

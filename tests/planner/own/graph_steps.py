@@ -73,3 +73,34 @@ def converted(nodes=1024, edges=4096, device="cpu"):
         optimizer.step()
 
     return step
+
+
+def adapted(device="cpu"):
+    """A dense weight and trained numbers at places of a sparse one, as sparse adapters add them."""
+    weight = torch.rand(256, 256, device=device)
+    places = torch.randint(256, (2, 512), device=device)
+    numbers = nn.Parameter(torch.zeros(512, device=device))
+    optimizer = torch.optim.Adam([numbers])
+
+    def step():
+        optimizer.zero_grad()
+        changed = weight + torch.sparse_coo_tensor(places, numbers * 2, (256, 256))
+        (torch.rand(32, 256, device=device) @ changed.t()).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def weighed(device="cpu"):
+    """Trained numbers of a graph's edges, which are multiplied as a sparse matrix."""
+    places = torch.randint(256, (2, 512), device=device)
+    numbers = nn.Parameter(torch.rand(512, device=device))
+    optimizer = torch.optim.Adam([numbers])
+
+    def step():
+        optimizer.zero_grad()
+        matrix = torch.sparse_coo_tensor(places, numbers, (256, 256))
+        torch.sparse.mm(matrix, torch.rand(256, 64, device=device)).square().mean().backward()
+        optimizer.step()
+
+    return step

@@ -13,10 +13,16 @@ STEPS = Path(graph_steps.__file__)
 
 
 def test_live_bytes_of_steps_on_a_graph_on_a_cpu_are_those_of_real_tensors() -> None:
-    names = ("convolved", "attended", "converted")
+    names = ("convolved", "attended", "converted", "adapted")
     calls = [({"where": str(STEPS), "function": name}, {}) for name in names]
     for planned, measured in live_bytes(*calls):
         assert measured == planned > 0
+
+
+def test_numbers_of_a_sparse_matrix_are_trained_with_copies_for_their_gradient() -> None:
+    [(planned, measured)] = live_bytes(({"where": str(STEPS), "function": "weighed"}, {}))
+    # two coalesced copies of at most 512 entries, of which a few may have the same place
+    assert measured <= planned <= measured + 2 * 20 * 32
 
 
 def test_a_network_has_as_many_outputs_as_there_are_classes(session: Session) -> None:
