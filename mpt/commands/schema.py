@@ -29,9 +29,5 @@ def run(arguments: Command) -> None:
         print(text, end="")
         return
     write_atomically(Path(output), text)
-    hint = (
-        ""
-        if arguments.plan
-        else f"; in VS Code, begin a config with `# yaml-language-server: $schema={output}`"
-    )
-    print(f"wrote {output}{hint}")
+    hint = f"; in VS Code, begin a config with `# yaml-language-server: $schema={output}`"
+    print(f"wrote {output}{'' if arguments.plan else hint}")

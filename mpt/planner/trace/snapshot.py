@@ -12,7 +12,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from mpt.errors import InputOutputError
 from mpt.planner.trace.allocator import (
     GRAPHS,
     Block,
@@ -22,6 +21,7 @@ from mpt.planner.trace.allocator import (
 )
 from mpt.planner.trace.replay import COPYING
 from mpt.planner.trace.trace import EMPTIED, Storage, Trace
+from mpt.run.process.files import write_atomically
 
 BASE = 0x7F00_0000_0000
 """The first address: in a driver's range, and small enough for the viewer's numbers."""
@@ -207,7 +207,4 @@ def block_record(block: Block, address: int, storage: Storage | None) -> dict[st
 
 def write_snapshot(path: Path, snapshot: dict[str, Any]) -> None:
     """Write a snapshot as `torch.cuda.memory._dump_snapshot` does. Raises InputOutputError."""
-    try:
-        path.write_bytes(pickle.dumps(snapshot))
-    except OSError as error:
-        raise InputOutputError(f"{path}: cannot be written: {error}") from error
+    write_atomically(path, pickle.dumps(snapshot), durable=False)

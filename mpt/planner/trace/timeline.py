@@ -5,12 +5,13 @@ The horizontal axis counts allocations and releases, not seconds: the order matt
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpt.errors import InputOutputError
+from mpt.run.process.files import write_atomically
 
 COLOURS = {
     "parameters": "#4c72b0",
@@ -107,9 +108,7 @@ def save_figure(figure: Any, path: Path) -> None:
     """Write a figure as PNG and drop it. Raises InputOutputError if it cannot be written."""
     from matplotlib import pyplot
 
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise InputOutputError(f"{path}: cannot be written: {error}") from error
-    finally:
-        pyplot.close(figure)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    pyplot.close(figure)
+    write_atomically(path, picture.getvalue(), durable=False)

@@ -31,6 +31,8 @@ from mpt.run.process.operating_system import (
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a write on a disk without room."""
+DEVICES = Path("/dev")
+"""The folder of devices, each of which a file that replaces it would take from the whole machine."""
 TEMPORARY = ".tmp-"
 """The beginning of every unfinished file's or directory's name."""
 
@@ -109,6 +111,8 @@ def write_atomically(
     A symbolic link under that name is replaced, not followed; with `follow_folder=False` a folder that is a link
     is an error. Text is UTF-8; a part of a file's name that is none is written as an escape. Raises InputOutputError.
     """
+    if path.absolute().parent == DEVICES:
+        raise InputOutputError(f"{path}: a device, which no file may replace; name a file")
     content = data.encode(errors="backslashreplace") if isinstance(data, str) else data
     temporary = temporary_name()
     with (

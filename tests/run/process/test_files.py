@@ -38,6 +38,20 @@ def test_a_link_planted_in_place_of_the_file_is_replaced(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "victim"]
 
 
+def test_no_file_takes_the_place_of_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "null").write_text("a device")
+    monkeypatch.setattr(files, "DEVICES", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "null", Path("null")):
+        with pytest.raises(InputOutputError, match=r"null: a device, .*; name a file$"):
+            write_atomically(path, "{}")
+    assert (tmp_path / "null").read_text() == "a device"
+    (tmp_path / "shm").mkdir()
+    write_atomically(tmp_path / "shm" / "plan.lock", "{}")
+
+
 def test_a_file_system_without_inodes_is_not_called_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
