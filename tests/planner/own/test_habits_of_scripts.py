@@ -262,7 +262,16 @@ def test_a_script_with_an_optimizer_and_a_loader_of_its_own_is_planned(
 
 
 BY_TORCHSCRIPT = """
+import math
 import torch
+
+@torch.jit.script
+class Bounded:
+    def __init__(self, most: float = math.log(2.0)):
+        self.most = most
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(x, max=self.most + math.exp(1.0))
 
 class Scripted(torch.jit.ScriptModule):
     def __init__(self):
@@ -281,7 +290,7 @@ def build():
 
     def step():
         optimizer.zero_grad()
-        model(torch.rand(2, 64, device="cuda")).sum().backward()
+        Bounded().apply(model(torch.rand(2, 64, device="cuda"))).sum().backward()
         optimizer.step()
 
     return step

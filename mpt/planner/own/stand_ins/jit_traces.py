@@ -83,10 +83,13 @@ class ByPython(Recorded, nn.Module):
 @contextmanager
 def by_python() -> Iterator[None]:
     """Let networks that are compiled by TorchScript inside the block be executed by Python."""
-    compiled = torch.jit.script
+    compiled: Any = torch.jit.script
 
-    def script(obj: Any, *options: Any, **named: Any) -> Any:
-        return recorded(obj) if isinstance(obj, nn.Module) else compiled(obj, *options, **named)
+    def script(obj: Any, *options: Any, _frames_up: int = 0, **named: Any) -> Any:
+        if isinstance(obj, nn.Module):
+            return recorded(obj)
+        # a class finds its file's names by the frame that compiles it, which is one further away
+        return compiled(obj, *options, _frames_up=_frames_up + 1, **named)
 
     with mock.patch.multiple(
         torch.jit, script=script, ScriptModule=ByPython, script_method=lambda method: method
