@@ -313,8 +313,12 @@ def test_the_picture_is_written_with_its_title_and_what_its_line_is(
         "as it stands",
         "recompute",
         "budget less the context: 1.00 GiB",
+        "GiB",
         AXIS,
     } <= set(texts)
+    texts.clear()
+    write_timeline(path, [("as it stands", curves)], 190 * 2**20)
+    assert {"budget less the context: 190 MiB", "MiB"} <= set(texts)  # as the title's figures
 
 
 def test_products_in_tf32_are_as_fast_as_the_card_says() -> None:

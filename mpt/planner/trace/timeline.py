@@ -60,10 +60,11 @@ def write_timeline(
         squeeze=False,
         layout="constrained",
     )
-    highest = (
-        max(sum(values) for _, lines in panels for values in zip(*lines.values(), strict=True))
-        / GIB
+    highest = max(
+        sum(values) for _, lines in panels for values in zip(*lines.values(), strict=True)
     )
+    limit = max(highest, budget_bytes or 0)
+    unit, unit_bytes, decimals = ("GiB", GIB, 2) if limit >= GIB else ("MiB", 2**20, 0)
     if title:
         figure.suptitle(title, fontsize=11)
     for axes, (recipe, lines) in zip(rows[:, 0], panels, strict=True):
@@ -71,19 +72,19 @@ def write_timeline(
         count = len(next(iter(lines.values())))
         axes.stackplot(
             range(count),
-            [[value / GIB for value in lines[name]] for name in names],
+            [[value / unit_bytes for value in lines[name]] for name in names],
             labels=names,
             colors=[COLOURS[name] for name in names],
         )
         if budget_bytes is not None:
-            said = f"budget less the context: {budget_bytes / GIB:.2f} GiB"
-            axes.axhline(budget_bytes / GIB, color="black", linestyle="--", linewidth=1, label=said)
+            budget = budget_bytes / unit_bytes
+            said = f"budget less the context: {budget:.{decimals}f} {unit}"
+            axes.axhline(budget, color="black", linestyle="--", linewidth=1, label=said)
         axes.set_title(textwrap.fill(recipe, TITLE_CHARACTERS), fontsize=10, loc="left")
-        axes.set_ylabel("GiB")
+        axes.set_ylabel(unit)
         axes.set_xlim(0, count - 1)
         axes.set_xticks([])
-    limit = highest if budget_bytes is None else max(highest, budget_bytes / GIB)
-    rows[0, 0].set_ylim(0, limit * 1.08)
+    rows[0, 0].set_ylim(0, limit / unit_bytes * 1.08)
     rows[-1, 0].set_xlabel(AXIS)
     handles: dict[str, Any] = {}
     for axes in rows[:, 0]:

@@ -144,6 +144,8 @@ def write_graphs(export: Export, path: Path, form: Form) -> Iterator[str]:
         place = Place(export.trained, (name,), form.inside, form.samples, form.batch or PROOF_BATCH)
         check = checks(file, {name: export.expected[name]}, place, inputs, form)
         said = write_onnx(file, module, inputs, kind, terms, own, check, form.batch)
+        if form.wishes and form.wishes.kind != "float32":
+            said = f"in float32, before its conversion to {form.wishes.kind}, {said}"
         yield f"wrote {file}{over}: {show_bytes(file.stat().st_size)}; {said}"
 
 
