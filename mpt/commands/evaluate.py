@@ -86,11 +86,10 @@ def run(arguments: Command) -> None:
     folder = make_folder(arguments, trained, exported)
     size = arguments.batch_size or trained.config.train.batch_size
     begun = time.perf_counter()
-    measured = (
-        measure_in_half(trained, data, size, arguments.dtype)
-        if arguments.half
-        else [measure_trained(trained, data, size)]
-    )
+    if arguments.half:
+        measured = measure_in_half(trained, data, size, arguments.dtype)
+    else:
+        measured = [measure_trained(trained, data, size)]
     found = Evaluated(
         name=str(arguments.run or trained.directory.path),
         step=trained.loaded.step,
@@ -106,11 +105,13 @@ def run(arguments: Command) -> None:
         if arguments.data or exported
         else last_test_set(trained.directory, trained.loaded.step) or "",
     )
-    write_files(found, folder, data)
     if arguments.json:
         print(json.dumps(found.to_record(), indent=1, allow_nan=False))
     else:
-        show(found, folder)
+        show(found)
+    write_files(found, folder, data)  # last: what was measured is printed on a full disk too
+    if not arguments.json:
+        open_console().print(f"page {folder / 'evaluation.html'}")
 
 
 def choose_data(trained: Trained, arguments: Command) -> Dataset:
@@ -165,8 +166,8 @@ def write_files(found: Evaluated, folder: Path, data: Dataset) -> None:
     write_page(folder, found)
 
 
-def show(found: Evaluated, folder: Path) -> None:
-    """Print the table, the training's figures, and the path of the page."""
+def show(found: Evaluated) -> None:
+    """Print the table and the training's figures."""
     console = open_console()
     console.print(
         f"{found.name}, step {found.step}, on {found.data} ({found.samples} samples, {found.device})"
@@ -177,4 +178,3 @@ def show(found: Evaluated, folder: Path) -> None:
     console.print(table)
     for sentence in found.sentences():
         console.print(sentence)
-    console.print(f"page {folder / 'evaluation.html'}")

@@ -127,6 +127,25 @@ def test_by_default_each_evaluation_has_a_folder_of_its_own_in_the_run(
     ]
 
 
+@pytest.mark.parametrize("json", [False, True])
+def test_the_figures_are_printed_although_the_disk_is_full(
+    json: bool,
+    classifier: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*given: Any) -> None:
+        raise InputOutputError("evaluation.json could not be written: the disk is full")
+
+    monkeypatch.setattr("mpt.commands.evaluate.write_details", full)
+    with pytest.raises(InputOutputError, match="the disk is full"):
+        run(EvaluateArguments("classifier", runs=str(tmp_path), device="cpu", json=json))
+    printed = capsys.readouterr().out
+    assert "cross_entropy" in printed
+    assert "evaluation.html" not in printed, "a page that is not there"
+
+
 def test_pictures_that_were_exchanged_since_the_training_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
