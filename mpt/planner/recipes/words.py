@@ -69,7 +69,8 @@ def inference_headline(
     assert found is not None
     surely, at_all = plan.largest_batch or 0, plan.largest_at_all or 0
     more = f", and up to {at_all} may" * (at_all > surely)
-    most = f"the largest batch that fits is {surely}{more}" if at_all else "not even 1 fits"
+    fits = "fits" if found.kind == "fits" or at_all > surely else "fits or may fit"
+    most = f"the largest batch that {fits} is {surely}{more}" if at_all else "not even 1 fits"
     return f"{subject}: {found.kind} in {budget}, needs {needed}; {most}."
 
 

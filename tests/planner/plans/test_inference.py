@@ -128,6 +128,12 @@ def test_mpt_plan_infer_says_what_is_needed_and_how_much_more_fits(arguments, ca
     )
     assert re.search(r"the largest batch that fits is (\d+), and up to (\d+) may", printed)
     assert "modules that hold most" in printed
+    plan_inference.run(arguments(CLASSIFIER, vram="490MiB"))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"may fit in 490 MiB, needs \d+ MiB; the largest batch that fits or may fit is \d+\.",
+        printed,
+    )
     plan_inference.run(arguments(CLASSIFIER, half=True, json=True))
     told = json.loads(capsys.readouterr().out)["inference"]
     assert (told["mode"], told["fits"]) == ("weights in float16", None)
