@@ -148,10 +148,13 @@ class CudaStandIn(KeptInBackward):
 
 
 def is_asked_by_script(frame: FrameType | None) -> bool:
-    """Return whether the innermost frame outside the planner, of a frame and its callers, is not torch's."""
+    """Return whether the innermost frame outside the planner, of a frame and its callers, is not torch's.
+
+    Modes that hand a call on, such as that of `with torch.device(...)`, do not count.
+    """
     while frame is not None:
         place = _place_of(frame.f_code.co_filename)
-        if place:
+        if place and frame.f_code.co_name != "__torch_function__":
             return place == "script"
         frame = frame.f_back
     return False

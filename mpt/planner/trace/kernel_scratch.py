@@ -7,9 +7,10 @@
   the queries lie, with gradients of keys and values for each head where heads share them.
 - The gradient of a table that is looked up sorts the indices, and adds rows up in float32: one for each ten indices and
   one for each that may differ (`EmbeddingBackwardKernel.cu`).
+- The product of many rows with a weight of bitsandbytes in 4 bits is taken with the whole weight in the rows' dtype.
 - Sums: `mpt.planner.trace.reductions`.
 
-Except for flash attention's these are the sizes that an H100's allocator was asked for
+Except for flash attention's and bitsandbytes' these are the sizes that an H100's allocator was asked for
 (`scripts/card/operator_scratch.py`).
 """
 
@@ -45,6 +46,8 @@ FEW_ROWS = 32
 """Of a table: for these no rows are added up apart, for 512 they are."""
 SORTED_BYTES = 80
 """For each index: six arrays of integers and what sorting takes."""
+ROWS_IN_FOUR_BITS = 16
+"""Up to so many rows bitsandbytes multiplies the packed weight itself; on cards without HBM it does up to 512."""
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -147,6 +150,16 @@ def _cudnn(args: Any, result: Any) -> int:
     return int(found)
 
 
+def _four_bits(args: Any, result: Tensor) -> int:
+    """Return the bytes of the weight, and for scales that are packed too those as they are (`ops.py`, 0.50)."""
+    values, _, (rows, columns), scales, block = args[:5]
+    if result.numel() <= ROWS_IN_FOUR_BITS * rows:
+        return 0
+    blocks = rows * columns // block
+    unpacked = 2 * 4 * blocks if scales.numel() < blocks else 0
+    return int(values.element_size() * rows * columns + unpacked)
+
+
 _RULES: dict[str, Callable[[Any, Any], int]] = {
     **{f"aten::{name}": _copies(name) for name in COPIED},
     **{f"aten::{name}": _in_layout(*indices) for name, indices in IN_LAYOUT.items()},
@@ -156,6 +169,7 @@ _RULES: dict[str, Callable[[Any, Any], int]] = {
     "aten::convolution_backward": _convolved_backward,
     "aten::embedding_dense_backward": _looked_up_backward,
     "aten::roll": _rolled,
+    "bitsandbytes::gemm_4bit": _four_bits,
     "aten::_safe_softmax": _asked_for_rows,
     f"aten::{ATTENTION}flash_attention_backward": _flash,
     f"aten::{ATTENTION}efficient_attention_backward": _memory_efficient,

@@ -71,3 +71,9 @@ def test_an_optimizer_steps_on_the_cpu_in_a_build_for_cuda_without_a_card(
     with cuda_stands_in(find_gpu("rtx3060"), torch.device("cpu")):
         torch.optim.AdamW([weight]).step()
     assert (weight < 1).all()
+
+
+def test_a_script_sees_the_card_inside_a_block_that_makes_tensors_there() -> None:
+    """Lightning's layers for bitsandbytes ask so, and refused a device of another name."""
+    with cuda_stands_in(find_gpu("rtx3060"), torch.device("cpu")), torch.device("cuda"):
+        assert torch.device("cuda").type == torch.zeros(1).device.type == "cuda"

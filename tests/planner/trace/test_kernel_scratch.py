@@ -95,3 +95,14 @@ def test_the_gradient_of_a_table_adds_rows_up(
     args = (of(indices, width), of(indices, dtype=torch.int64), rows, -1, False)
     found = scratch_bytes("aten::embedding_dense_backward", args, None)
     assert found == pytest.approx(bytes_of_it, rel=0.01) or abs(found - bytes_of_it) < 2**18
+
+
+def test_a_product_of_many_rows_has_the_weight_of_bitsandbytes_unpacked() -> None:
+    def scratch(count: int, scales: int) -> int:
+        rows, packed = of(2, count, 256), of(8192, 1, dtype=torch.uint8)
+        args = (rows, packed, [64, 256], of(scales, dtype=WHOLE), 64, "nf4")
+        return scratch_bytes("bitsandbytes::gemm_4bit", args, of(2, count, 64))
+
+    assert scratch(8, 256) == 0  # 16 rows: the packed weight is multiplied
+    assert scratch(512, 256) == 32_768
+    assert scratch(512, 1) == 32_768 + 2_048  # 256 scales in one byte each
