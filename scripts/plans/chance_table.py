@@ -47,13 +47,29 @@ PAGES = {
 
 All plans are without an assumed workspace of cuDNN, as those that chances are asked for.
 """
+GB_IN_MIB = 10**9 / 2**20
 HELD_OUT = {
-    "aMUSEd": ("diffusion_amused.md", r"\| (\d+ \| [^|]+ \| \d+) \| ([\d.]+) \| ([\d.]+) \|", 1000)
+    "litgpt": (
+        "plan_litgpt.md",
+        r"(?m)^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \| [+-][\d.]+% \|$",
+        GB_IN_MIB,
+    ),
+    "PEFT": (
+        "plan_peft.md",
+        r"\| (\S+) \| [\d,]+ \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \|",
+        GB_IN_MIB,
+    ),
+    "aMUSEd": (
+        "diffusion_amused.md",
+        r"\| (\d+ \| [^|]+ \| \d+) \| ([\d.]+) \| ([\d.]+) \|",
+        1000,
+    ),
 }
-"""Sources that do not say what their figures count; nothing is learnt from them."""
+"""Sources that nothing is learnt from: two of transformers alone, whose plans are nearer than those of convolutional
+networks, and one that does not say what its figures count."""
 
 
-def rows_of(source: str, page: str, pattern: str, unit: int) -> list[dict[str, Any]]:
+def rows_of(source: str, page: str, pattern: str, unit: float) -> list[dict[str, Any]]:
     """Return a page's runs as `published.json` has them. Raises SystemExit if it has none."""
     text = (ROOT / "docs" / "benchmarks" / page).read_text("utf-8")
     found = [
@@ -139,10 +155,11 @@ def page() -> str:
             "workspace of cuDNN, as what is judged; measured is memory with what the run's cuDNN took. Runs: "
             "[ViT-L/16, BERT-large, xMem](plan_published.md), [torchtitan](plan_cards.md), [mmsegmentation]"
             "(plan_segmentation.md) (its step of 2020), [StyleGAN2](stylegan2_memory.md) (with a kernel for each "
-            "picture) and, for comparison, [aMUSEd](diffusion_amused.md), whose way of measuring is not named.",
+            "picture) and, to be judged alone, [litgpt](plan_litgpt.md) (in bfloat16) and [PEFT](plan_peft.md), whose "
+            "networks are transformers, and [aMUSEd](diffusion_amused.md), whose way of measuring is not named.",
             "",
-            "Each source is judged by what the other five teach, aMUSEd by all six. Counted are runs that needed no "
-            "more, with the multiple of the planned memory; in a column of 90 % nine of ten should. Highest is what "
+            "Each source is judged by what the other five teach, the last three by all six. Counted are runs that "
+            "needed no more, with the multiple of the planned memory; in a column of 90 % nine of ten should. Highest is what "
             "the run that needed most took of its plan.",
             "",
             f"| Judged | Runs | Highest | {heads} |",

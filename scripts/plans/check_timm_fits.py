@@ -335,7 +335,8 @@ models reached a smaller batch there than in channels_last, {smaller["channels_l
 tensors are as large. cuDNN's kernels for float16 work in channels_last and have to copy, and the benchmark
 let cuDNN time its kernels (`torch.backends.cudnn.benchmark`), whatever workspace they take. The tables do not
 say which of both made a batch fail. Nor do they say that it was memory: `sequencer2d_s` did not run with 192
-in channels_last, with which the larger `sequencer2d_m` ran.
+in channels_last, with which the larger `sequencer2d_m` ran, and `resnetv2_101x1_bitm` stopped to run at two
+thirds of the card in both layouts.
 
 {report(answers)}
 """

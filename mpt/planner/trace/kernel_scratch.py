@@ -8,9 +8,10 @@
 - The gradient of a table that is looked up sorts the indices, and adds rows up in float32: one for each ten indices and
   one for each that may differ (`EmbeddingBackwardKernel.cu`).
 - The product of many rows with a weight of bitsandbytes in 4 bits is taken with the whole weight in the rows' dtype.
+- A Fourier transform along several dimensions has a workspace of its data's size (`SpectralOps.cpp` asks cuFFT).
 - Sums: `mpt.planner.trace.reductions`.
 
-Except for flash attention's and bitsandbytes' these are the sizes that an H100's allocator was asked for
+Except for flash attention's, bitsandbytes' and cuFFT's these are the sizes that an H100's allocator was asked for
 (`scripts/card/operator_scratch.py`).
 """
 
@@ -150,6 +151,10 @@ def _cudnn(args: Any, result: Any) -> int:
     return int(found)
 
 
+def _transformed(args: Any, result: Tensor) -> int:
+    return result.nbytes if len(args[1]) > 1 else 0
+
+
 def _four_bits(args: Any, result: Tensor) -> int:
     """Return the bytes of the weight, and for scales that are packed too those as they are (`ops.py`, 0.50)."""
     values, _, (rows, columns), scales, block = args[:5]
@@ -169,6 +174,7 @@ _RULES: dict[str, Callable[[Any, Any], int]] = {
     "aten::convolution_backward": _convolved_backward,
     "aten::embedding_dense_backward": _looked_up_backward,
     "aten::roll": _rolled,
+    "aten::_fft_c2c": _transformed,
     "bitsandbytes::gemm_4bit": _four_bits,
     "aten::_safe_softmax": _asked_for_rows,
     f"aten::{ATTENTION}flash_attention_backward": _flash,

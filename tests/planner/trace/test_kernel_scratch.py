@@ -106,3 +106,9 @@ def test_a_product_of_many_rows_has_the_weight_of_bitsandbytes_unpacked() -> Non
     assert scratch(8, 256) == 0  # 16 rows: the packed weight is multiplied
     assert scratch(512, 256) == 32_768
     assert scratch(512, 1) == 32_768 + 2_048  # 256 scales in one byte each
+
+
+def test_a_fourier_transform_along_two_dimensions_has_a_workspace() -> None:
+    data = of(2, 64, 32, dtype=torch.complex64)
+    assert scratch_bytes("aten::_fft_c2c", (data, [1, 2], 0, True), data) == 32_768
+    assert scratch_bytes("aten::_fft_c2c", (data, [2], 0, True), data) == 0
