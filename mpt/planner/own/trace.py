@@ -258,7 +258,7 @@ def _trace_on_gpu(
         on_fake_gpu(recorder, gpu),
         cuda_stands_in(gpu, all_of_it=all_on_gpu) as stand_in,
         driver_asked(gpu),
-        memory_told(recorder.trace, gpu.usable_bytes),
+        memory_told(recorder, gpu.usable_bytes),
         graphs.stand_in(),
         one_of_several(recorder),
         done_at_once(),

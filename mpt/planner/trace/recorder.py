@@ -120,13 +120,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         A recording gives unused memory back first, and cuBLAS's workspaces before and after it.
         """
         self._return_workspaces()
-        self._birth(0, "temporaries", "", EMPTIED)
+        self.empties_cache()
         before, self.stream = self.stream, GRAPHS
         try:
             yield
         finally:
             self.stream = before
             self._return_workspaces()
+
+    def empties_cache(self) -> None:
+        """Note that memory which is reserved and not used goes back to the driver."""
+        self._birth(0, "temporaries", "", EMPTIED)
 
     def _return_workspaces(self) -> None:
         self.trace.events += [~number for number in self._workspaces]

@@ -218,6 +218,21 @@ def sized_by_the_card(batch=64):
     return step
 
 
+def given_back(is_given_back):
+    """What is freed before the first step leaves the cache, in which the step's tensors find too little room."""
+    layer = nn.Linear(8, 8).to(device)
+    freed = torch.zeros(16 * 2**20, device=device)
+    del freed
+    if is_given_back:
+        torch.cuda.empty_cache()
+
+    def step():
+        first, second = (torch.zeros(10 * 2**20, device=device) for _ in range(2))
+        layer((first + second)[:8]).sum().backward()
+
+    return step
+
+
 def shared_out(reads=True):
     """Weights that are shared out over two cards, and read from a whole copy on each."""
     from torch.distributed import device_mesh, fsdp

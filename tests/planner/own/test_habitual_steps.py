@@ -46,6 +46,13 @@ def test_a_kernel_of_attention_that_does_not_take_float32_is_refused_as_by_torch
     assert efficient.allocated == planned(session, "attended").allocated
 
 
+def test_memory_that_a_script_gives_back_is_no_longer_reserved(session: Session) -> None:
+    kept, given_back = (planned(session, "given_back", is_given_back=one) for one in (False, True))
+    assert kept.allocated == given_back.allocated
+    # 64 MiB, of which 40 are taken again and 16 by cuBLAS, and twice 40; else three times 40, and 20 for cuBLAS
+    assert kept.reserved - given_back.reserved == 4 * 2**20
+
+
 def test_comparisons_of_whole_tensors_are_read_values(session: Session) -> None:
     plan = planned(session, "compared")
     assert plan.by_category["gradients"] == 4 * 64 * 64 + 512

@@ -1,4 +1,4 @@
-"""A script's questions about the memory that it holds on the card: that of the plan so far.
+"""A script's questions about the memory that it holds on the card: that of the plan so far, and what it gives back.
 
 Some divide by the answer, and some choose a batch by it.
 """
@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 
+from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.trace import Trace
 
 LIVE = ("memory_allocated", "memory_reserved", "memory_cached")
@@ -59,13 +60,14 @@ class Meter:
 
 
 @contextmanager
-def memory_told(trace: Trace, usable: int) -> Iterator[None]:
+def memory_told(recorder: Recorder, usable: int) -> Iterator[None]:
     """Answer questions about the card's memory inside the block, of a card with `usable` bytes."""
-    meter = Meter(trace)
+    meter = Meter(recorder.trace)
     answers: dict[str, Any] = {
         **dict.fromkeys(LIVE, meter.live),
         **dict.fromkeys(PEAK, meter.peak),
         **dict.fromkeys(RESETS, meter.reset),
+        "empty_cache": recorder.empties_cache,
         "memory_stats": meter.statistics,
         "mem_get_info": lambda device=None: (max(0, usable - meter.live()), usable),
         "get_memory_info": lambda device=None: (max(0, usable - meter.live()), usable),

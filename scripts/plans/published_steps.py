@@ -1,0 +1,42 @@
+"""Steps of other programs whose memory is published: planned as steps of one's own, and written into a page."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpt.planner.answers.plan import Plan
+from mpt.planner.facts.calibration import CONTEXT_BYTES, Calibration
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.own.execution.source import Source
+from mpt.planner.own.proposals.changes import Changes
+from mpt.planner.own.trace import trace_own
+from mpt.planner.plans.plan import Wish, describe
+from mpt.planner.trace.unseen import unseen_on
+
+
+def plan_of(build: Callable[..., Any], arguments: dict[str, Any], card: str) -> Plan:
+    """Return the plan of `build(**arguments)` on a card, as `mpt plan FILE.py:build` makes it. Raises MptError."""
+    gpu = find_gpu(card)
+    file = Path(build.__code__.co_filename)
+    source = Source(file.stem, build.__name__, str(file.parent))
+    run = trace_own(source, arguments, gpu, unseen_on(gpu), Changes()).fake
+    wish = Wish(budget_bytes=gpu.usable_bytes)
+    return describe(run, 1, gpu, Calibration(), wish, CONTEXT_BYTES, False, None)
+
+
+def error(planned: float, published: float) -> float:
+    """Return how much more was planned, as a share of what is published."""
+    return planned / published - 1
+
+
+def summary(errors: Sequence[float]) -> str:
+    """Return a row's cells: count, median, nine in ten within, lowest and highest error."""
+    sizes = sorted(map(abs, errors))
+    within = sizes[max(0, -(-9 * len(sizes) // 10) - 1)]
+    return (
+        f"{len(errors)} | {statistics.median(sizes):.1%} | {within:.1%} | {min(errors):+.1%} | "
+        f"{max(errors):+.1%}"
+    )
