@@ -68,7 +68,7 @@ PACKED = (
     "planned layers keep it as well. It lives until the next loss, so the lengths of two micro-batches in a row count, "
     f"which nobody published: planned is the longest one and then one {SHORTER} times as short, and beside it two "
     "of the longest. The states of the paged optimizer are not in PyTorch's allocator, and left "
-    "out. Today's bitsandbytes, the last column, keeps no inputs. Rows of `config_hub`, which are named by their files, "
+    "out. Today's bitsandbytes, the last column, keeps no inputs. Rows of `config_hub`, named by their files, "
     "take up to 8 % more than both plans, mostly about the size of their embedding; why was not found."
 )
 
