@@ -159,8 +159,8 @@ def page() -> str:
             "networks are transformers, and [aMUSEd](diffusion_amused.md), whose way of measuring is not named.",
             "",
             "Each source is judged by what the other five teach, the last three by all six. Counted are runs that "
-            "needed no more, with the multiple of the planned memory; in a column of 90 % nine of ten should. Highest is "
-            "what the run that needed most took of its plan.",
+            "needed no more, with the multiple of the planned memory; in a column of 90 % nine of ten should. Highest "
+            "is what the run that needed most took of its plan.",
             "",
             f"| Judged | Runs | Highest | {heads} |",
             "|---|---:|---:|" + "---:|" * len(LEVELS),
