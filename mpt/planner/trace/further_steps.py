@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mpt.planner.trace.allocator import CachingAllocator
-from mpt.planner.trace.trace import Trace
+from mpt.planner.trace.trace import EMPTIED, Storage, Trace
 
 LEAST, MOST = 2, 4
 """Further steps: at least as many as make the four that were tried on a card, and until one no longer empties the
@@ -59,10 +59,17 @@ def perform_further_steps(
                 allocator.free(numbers.get(~entry, ~entry))
                 continue
             numbers[entry] = number
-            allocator.malloc(number, *requests[entry])
+            serve(allocator, trace.storages[entry], number, requests[entry])
             number += 1
         if further >= LEAST and allocator.retries == retries:
             return
+
+
+def serve(allocator: CachingAllocator, storage: Storage, number: int, request: Request) -> None:
+    """Serve a storage's request, of which one kind marks that the cache is emptied. Raises OutOfMemory."""
+    if storage.operator == EMPTIED:
+        allocator.empty_cache()
+    allocator.malloc(number, *request)
 
 
 def repeated_step(trace: Trace, requests: Sequence[Request]) -> RepeatedStep | None:

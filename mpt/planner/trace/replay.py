@@ -14,8 +14,8 @@ from mpt.planner.trace.allocator import (
     OutOfMemory,
     round_request,
 )
-from mpt.planner.trace.further_steps import last_birth, perform_further_steps
-from mpt.planner.trace.trace import CATEGORIES, EMPTIED, Trace
+from mpt.planner.trace.further_steps import last_birth, perform_further_steps, serve
+from mpt.planner.trace.trace import CATEGORIES, Trace
 
 COPYING = 1
 """The stream that batches are copied to the device on (`mpt.data.loading.loader.prefetch`), alongside the computing
@@ -71,9 +71,7 @@ def replay(
             if entry < 0:
                 allocator.free(~entry)
                 continue
-            if storages[entry].operator == EMPTIED:
-                allocator.empty_cache()
-            allocator.malloc(entry, *requests[entry])
+            serve(allocator, storages[entry], entry, requests[entry])
             if allocator.allocated > peak:
                 peak, peak_event = allocator.allocated, event
         if allocator.retries:

@@ -9,7 +9,7 @@ import pytest
 from mpt.planner.trace.allocator import CachingAllocator
 from mpt.planner.trace.further_steps import MOST, repeated_step
 from mpt.planner.trace.replay import replay
-from mpt.planner.trace.trace import Span, Storage, Trace
+from mpt.planner.trace.trace import EMPTIED, Span, Storage, Trace
 from tests.planner.configs import DIGITS, UNET, make
 from tests.planner.cpu_truth import trace_real
 
@@ -20,10 +20,16 @@ class Steps:
     """A training of as many steps as wanted: activations and gradients of the given sizes in MiB.
 
     A batch is loaded a step ahead, gradients of the step before die after the forward, states come in the first step.
+    With `gives_back` the cache is emptied between forward and backward.
     """
 
     def __init__(
-        self, activations: list[int], gradients: list[int], steps: int, scratch: int = 12
+        self,
+        activations: list[int],
+        gradients: list[int],
+        steps: int,
+        scratch: int = 12,
+        gives_back: bool = False,
     ) -> None:
         self.trace = Trace(spans=[Span(0, 0, "", "build")])
         weights = [self.born(size, "parameters") for size in gradients]
@@ -34,6 +40,9 @@ class Steps:
             made = [self.born(size, "activations") for size in activations]
             self.die(*old)
             old = []
+            if gives_back:
+                self.trace.events.append(len(self.trace.storages))
+                self.trace.storages.append(Storage(0, "temporaries", "", EMPTIED))
             for size in gradients:
                 temporary = self.born(scratch, "temporaries")
                 old.append(self.born(size, "gradients"))
@@ -76,17 +85,19 @@ def test_a_step_that_empties_the_cache_and_settles_fits() -> None:
     assert found == replay(without_spans(trace), 106 * MIB)
 
 
+@pytest.mark.parametrize("gives_back", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_further_steps_are_those_of_a_longer_training(seed: int) -> None:
+def test_further_steps_are_those_of_a_longer_training(seed: int, gives_back: bool) -> None:
     numbers = random.Random(seed)
     count = numbers.randrange(2, 6)
     activations = [numbers.choice([3, 12, 15, 17, 21, 24, 32, 41]) for _ in range(count)]
     gradients = [numbers.choice([3, 9, 12, 16, 20, 24, 30]) for _ in range(count)]
-    trace = Steps(activations, gradients, steps=2).trace
-    longer = without_spans(Steps(activations, gradients, steps=2 + MOST).trace)
-    free = replay(trace)
+    two, more = (
+        Steps(activations, gradients, steps, gives_back=gives_back).trace for steps in (2, 2 + MOST)
+    )
+    free = replay(two)
     for capacity in range(free.allocated, free.reserved, 4 * MIB):
-        assert replay(trace, capacity).fits == replay(longer, capacity).fits
+        assert replay(two, capacity).fits == replay(without_spans(more), capacity).fits
 
 
 def test_with_room_enough_nothing_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
