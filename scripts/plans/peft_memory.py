@@ -40,7 +40,7 @@ LANGUAGE, PICTURES = "MetaMathQA", "image-gen"
 FOUND_FROM = "lora/llama-3.2-3B-rank32"
 SHORTEST, LONGEST = 512, 768
 """Tokens; the longest is the settings' limit."""
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "hidden_size": 3072,
     "num_hidden_layers": 28,
     "num_attention_heads": 24,
@@ -50,7 +50,7 @@ LLAMA = {
     "vocab_size": 128256,
     "tie_word_embeddings": True,
 }
-FLUX = {
+FLUX: dict[str, Any] = {
     "patch_size": 1,
     "in_channels": 128,
     "num_layers": 5,
@@ -108,9 +108,9 @@ def with_method(network: Any, clone: str, task: str, name: str) -> tuple[Any, st
 
 def optimizer_of(network: Any, settings: dict[str, Any]) -> Any:
     """Return the optimizer of a method."""
-    kind, options = settings["optimizer_type"], settings["optimizer_kwargs"]
     from peft import optimizers
 
+    kind, options = settings["optimizer_type"], settings["optimizer_kwargs"]
     if kind == "lora-fa":
         return optimizers.create_lorafa_optimizer(network, **options)
     return getattr(torch.optim, kind)(network.parameters(), **options)
@@ -160,9 +160,8 @@ def picture_step(clone: str, name: str) -> Any:
     network.train()
     judge = Dinov2Model(Dinov2Config()).to("cuda").eval()
     optimizer = optimizer_of(network, settings)
-    texts = torch.zeros(
-        TEXTS, PROMPT, FLUX["joint_attention_dim"], dtype=torch.bfloat16, device="cuda"
-    )  # type: ignore[call-overload]
+    width = FLUX["joint_attention_dim"]
+    texts = torch.zeros(TEXTS, PROMPT, width, dtype=torch.bfloat16, device="cuda")
     places = torch.zeros(TEXTS, PROMPT, 4, dtype=torch.int64, device="cuda")
     pictures = torch.zeros(TEXTS, 128, SIDE, SIDE, dtype=torch.bfloat16, device="cuda")
     torch.cuda.empty_cache()
@@ -200,12 +199,11 @@ def results(clone: Path) -> list[Row]:
     found = []
     for task in (LANGUAGE, PICTURES):
         for file in sorted(Path(clone, "method_comparison", task, "results").glob("*.json")):
-            text = json.loads(file.read_text("utf-8"))
-            row = text["train_info"]
-            name = text["run_info"]["experiment_name"]
+            result = json.loads(file.read_text("utf-8"))
+            name, trained = result["run_info"]["experiment_name"], result["train_info"]
             if Path(clone, "method_comparison", task, "experiments", name).is_dir():
-                most = row["accelerator_memory_max"]
-                found.append(Row(task, name, row["num_trainable_params"], most))
+                most = trained["accelerator_memory_max"]
+                found.append(Row(task, name, trained["num_trainable_params"], most))
     return found
 
 
@@ -281,15 +279,11 @@ def page(rows: Sequence[Row]) -> str:
         counted = [row for row in some if row.name != FOUND_FROM and not row.in_building]
         errors = [error(row.planned + row.workspace, row.published) for row in counted]
         lines.append(f"| {what} | {summary(errors)} |")
-        heads = (
-            "Method",
-            "Weights that train",
-            "Published GB",
-            "Planned",
-            "With workspaces",
-            "Error",
+        parts += ["", f"## {what}", ""]
+        parts.append(
+            "| Method | Weights that train | Published GB | Planned | With workspaces | Error |"
         )
-        parts += ["", f"## {what}", "", f"| {' | '.join(heads)} |", "|---" + "|---:" * 5 + "|"]
+        parts.append("|---|---:|---:|---:|---:|---:|")
         for row in some:
             why = " (in building)" if row.in_building else ""
             why = " (the tokens are from it)" if row.name == FOUND_FROM else why
