@@ -6,6 +6,7 @@ import operator
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
@@ -463,7 +464,7 @@ def test_a_configuration_comes_from_the_standard_input_too():
 
 def test_a_reader_that_leaves_early_is_no_error():
     for reader in ("head -c 10", "true"):  # the second is gone before anything is written
-        command = f"set -o pipefail; {sys.executable} -m mpt list | {reader}"
+        command = f"set -o pipefail; {shlex.quote(sys.executable)} -m mpt list | {reader}"
         done = subprocess.run(["bash", "-c", command], capture_output=True)
         assert (done.returncode, done.stderr) == (0, b"")
 
