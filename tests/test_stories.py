@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -53,7 +54,7 @@ def test_a_strangers_first_week(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", STORIES)
 def test_a_strangers_first_week_without_posix(name: str, tmp_path: Path) -> None:
     program = str(ROOT / "tests" / "run" / "without_posix.py")
-    command = f"{sys.executable} -P {program}"
+    command = shlex.join([sys.executable, "-P", program])
     tell(
         name,
         tmp_path,
