@@ -1,78 +1,132 @@
-"""Packed sequences and CTC's loss in somebody's own step, whose shapes follow from lengths that a plan does not know.
+"""Packed sequences and CTC's loss in somebody's own step, whose shapes follow from lengths.
 
-A packed sequence is planned as if each had the length of the longest, which is the most that it can hold, or the
-length of the padded batch if a script does not write its lengths out: cuDNN's kernels take packed data of that size as
-they take a padded batch. The loss of CTC is planned for labels as long as their tensor allows; on CUDA it keeps a table
-of (batch, times, 2 labels + 1) and makes another in backward (`aten/src/ATen/native/cuda/LossCTC.cu`).
+Sequences whose lengths are known are packed as torch packs them: cuDNN takes their rows as those of one sequence, and
+the CPU's layers are called with the true sizes of each time's batch. Others are planned as if each had the length of
+the padded batch, which is the most that they can hold. The loss of CTC is planned for labels as long as their tensor
+allows; on CUDA it keeps a table of (batch, times, 2 labels + 1) and makes another in backward
+(`aten/src/ATen/native/cuda/LossCTC.cu`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._mode_utils import no_dispatch
+from torch.utils.weak import WeakIdKeyDictionary
 
 RECURRENT = (torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu)
 """Functions that layers call; for packed data with the sizes of each time's batch in second place."""
 PACK, UNPACK = torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence
 
 
-class PackedSequences:
-    """Packs, computes and unpacks sequences as if all were as long as the longest."""
+@dataclass(frozen=True)
+class Packed:
+    """The form of a packed batch of `samples` sequences."""
 
-    def __init__(self, largest: Callable[[Tensor], int | None]) -> None:
-        """`largest`: returns the largest of a tensor's values, None if they are not known."""
-        self.largest = largest
+    rows_of: Sequence[int]
+    """Of each time's batch."""
+    lengths: Sequence[int]
+    """Of each sequence, the longest first."""
+
+    @property
+    def samples(self) -> int:
+        return len(self.lengths)
+
+
+class PackedSequences:
+    """Packs, computes and unpacks sequences of known lengths, or as if all were as long as the longest."""
+
+    def __init__(
+        self, lengths: Callable[[Tensor], Sequence[int] | None], bound: Callable[[Tensor], Tensor]
+    ) -> None:
+        """`lengths`: returns a tensor's values, None if they are not known; `bound`: notes a result at its bound."""
+        self.lengths = lengths
+        self.bound = bound
         self.count = 0
-        """How often sequences were packed."""
-        self._batches: dict[int, tuple[Tensor, int]] = {}
-        """id(sizes of each time's batch) -> (those sizes, which so stay alive, samples)."""
+        """How often sequences of unknown lengths were packed."""
+        self._packed: Any = WeakIdKeyDictionary()
+        """The sizes of each time's batch -> its form."""
 
     def handles(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Return whether a call is about packed sequences."""
         if func is Tensor.__getitem__:
-            return id(args[0]) in self._batches
-        return func in (PACK, UNPACK) or (func in RECURRENT and id(args[1]) in self._batches)
+            return self._find(args[0]) is not None
+        asks = func is UNPACK or func in RECURRENT
+        return func is PACK or (asks and self._find(args[1]) is not None)
+
+    def _find(self, sizes: Any) -> Packed | None:
+        return self._packed.get(sizes) if isinstance(sizes, Tensor) else None
 
     def call(self, func: Any, args: tuple[Any, ...]) -> Any:
         """Return the result of a call that is handled here."""
         if func is PACK:
             return self.pack(*args)
+        packed: Packed = self._packed[args[0] if func is Tensor.__getitem__ else args[1]]
         if func is Tensor.__getitem__:  # a layer asks for the largest batch
-            return torch.tensor(self._batches[id(args[0])][1])
-        return self.unpack(*args) if func is UNPACK else self.recur(func, *args)
+            return torch.tensor(packed.rows_of)[args[1]]
+        if func is UNPACK:
+            return unpack(packed, args[0], *args[2:])
+        return recur(packed, func, args[0], *args[2:])
 
     def pack(self, padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-        """Return (times x samples, features) and the sizes of each time's batch."""
-        by_time = padded.transpose(0, 1) if batch_first else padded
-        by_time = by_time[: self.largest(lengths) or None]  # 0 is not known, too
-        times, samples = by_time.shape[:2]
-        sizes = torch.empty(times, dtype=torch.int64)
-        self._batches[id(sizes)] = sizes, samples
+        """Return (rows, features) and the sizes of each time's batch."""
+        times, samples = padded.shape[:2][:: -1 if batch_first else 1]
+        known = self.lengths(lengths)
+        is_known = known is not None and min(known) > 0  # 0 is not known, too
+        held = sorted(known, reverse=True) if known and is_known else [times] * samples
+        rows_of = [sum(length > time for length in held) for time in range(held[0])]
+        rows: Tensor = _Rows.apply(padded, sum(rows_of))  # type: ignore[no-untyped-call]
+        sizes = torch.tensor(rows_of)
+        self._packed[sizes] = Packed(rows_of, held)
+        if is_known:
+            return rows, sizes
         self.count += 1
-        return by_time.clone(memory_format=torch.contiguous_format).flatten(0, 1), sizes
+        return self.bound(rows), sizes
 
-    def recur(self, layer: Any, data: Tensor, sizes: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        """Return (times x samples, hidden) and the last states."""
-        padded = data.view(len(sizes), self._batches[id(sizes)][1], *data.shape[1:])
-        result, *states = layer(padded, *others, False)
-        return result.flatten(0, 1), *states
 
-    def unpack(
-        self, data: Tensor, sizes: Tensor, batch_first: bool, padding: float, total: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return (times, samples, features), or samples first, and each one's length."""
-        samples = self._batches[id(sizes)][1]
-        padded = data.view(len(sizes), samples, *data.shape[1:]).clone()
-        if total > len(sizes):
-            missing = (0,) * (2 * padded.dim() - 1) + (total - len(sizes),)
-            padded = functional.pad(padded, missing, value=padding)
-        return padded.transpose(0, 1) if batch_first else padded, torch.empty(
-            samples, dtype=torch.int64
-        )
+class _Rows(torch.autograd.Function):
+    """Rows of a padded batch, as torch's own operator allocates them, and zeros of the batch in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, count: int) -> Tensor:
+        ctx.shape = padded.shape
+        return padded.new_empty((count, *padded.shape[2:]))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.new_zeros(ctx.shape), None
+
+
+def recur(packed: Packed, layer: Any, data: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    """Return (rows, hidden) and the last states."""
+    if data.device.type == "cpu":
+        with no_dispatch():
+            sizes = torch.tensor(packed.rows_of)
+        found: tuple[Tensor, ...] = layer(data, sizes, *others)
+        return found
+    result, *states = layer(data.unsqueeze(1), *others, False)
+    return result.squeeze(1), *states
+
+
+def unpack(
+    packed: Packed, data: Tensor, batch_first: bool, padding: float, total: int
+) -> tuple[Tensor, Tensor]:
+    """Return (times, samples, features), or samples first, and each one's length."""
+    times, rows = max(total, len(packed.rows_of)), iter(packed.rows_of)
+    padded = data.new_full((times, packed.samples, *data.shape[1:]), padding)
+    start = time = 0
+    for count, equal in groupby(rows):
+        end = time + len(list(equal))
+        part = data[start : start + count * (end - time)]
+        padded[time:end, :count].copy_(part.view(end - time, count, *data.shape[1:]))
+        start, time = start + len(part), end
+    return padded.transpose(0, 1) if batch_first else padded, torch.tensor(packed.lengths)
 
 
 def most_alignments(

@@ -115,7 +115,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.drawn = Draws()
         self.int8 = 0
         """Quantizations to int8 whose outliers are not known."""
-        self.packed = PackedSequences(self.largest)
+        self.packed = PackedSequences(self.lengths, self._bound)
         self.is_loaded = False
         """A loader made a batch of real tensors."""
         self.values = ComputedValues(computes_for) if computes_for else TrueValues(trusts_data)
@@ -232,10 +232,13 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
         return tensor.new_empty(len(self.places(mask.expand(shape))))
 
-    def largest(self, tensor: Tensor) -> int | None:
-        """Return the largest of a tensor's values, None if they are not known."""
+    def lengths(self, tensor: Tensor) -> list[int] | None:
+        """Return a tensor's values, by which sequences are packed; None if they are not known."""
         value = (self.values if self.is_built else TrueValues()).read(tensor)
-        return None if value is None else int(value.max())
+        if value is None:
+            return None
+        self.values.note_size(int(value.sum()))
+        return [int(one) for one in value]
 
     def _answer(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         rule, name = self._rules.get(func), facts_of(func).name

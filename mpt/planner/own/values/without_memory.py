@@ -93,8 +93,15 @@ def _address_in_plan(storage: Any) -> int:
 def without_memory(packed: PackedSequences) -> Iterator[None]:
     """Answer reads of a tensor's memory inside the block."""
     addresses = mock.patch.object(torch.UntypedStorage, "data_ptr", _address_in_plan)
-    with addresses, WithoutMemory(packed):
+    # torch writes to empty memory at places that it knows, whose values are not followed
+    inverse = mock.patch.object(nn.utils.rnn, "invert_permutation", inverted)
+    with addresses, inverse, WithoutMemory(packed):
         yield
+
+
+def inverted(order: Tensor | None) -> Tensor | None:
+    """Return the places at which sequences that were sorted by their lengths had been."""
+    return None if order is None else order.argsort()
 
 
 def number_of_classes(labels: Tensor, num_classes: int = -1) -> int:
