@@ -44,6 +44,55 @@ def places(count, device):
     return torch.arange(count, device=device)
 
 
+def cached(function):
+    """A library's decorator around a cache."""
+    kept = functools.lru_cache(maxsize=2)(function)
+
+    @functools.wraps(function)
+    def wrapper(*args):
+        return kept(*args)
+
+    return wrapper
+
+
+def memorized(function):
+    """The same by a dictionary."""
+    kept = {}
+
+    def wrapper(*args):
+        if args not in kept:
+            kept[args] = function(*args)
+        return kept[args]
+
+    return wrapper
+
+
+class Tables:
+    """Tables that methods keep behind decorators."""
+
+    @staticmethod
+    @cached
+    def anchors(count):
+        return torch.rand(count, 64), torch.ones(count, 1)
+
+    @classmethod
+    @memorized
+    def angles(cls, count):
+        return torch.rand(count, 64)
+
+
+def on_tables():
+    """A layer on tables that are made in the first step."""
+    layer = nn.Linear(64, 64)
+
+    def step():
+        layer.zero_grad()
+        anchors, valid = Tables.anchors(1024)
+        layer((anchors + Tables.angles(1024)) * valid).sum().backward()
+
+    return step
+
+
 class Noise(torch.Tensor):
     """Numbers that are drawn anew in place, as BigGAN has them."""
 

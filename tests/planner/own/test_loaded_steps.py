@@ -67,6 +67,12 @@ def test_live_bytes_of_quantized_weights_on_a_cpu_are_those_of_real_tensors() ->
     assert plan == measured > 0
 
 
+def test_tables_behind_decorators_are_made_anew_in_each_trace() -> None:
+    """Fake ones of transformers' RT-DETR were left to the next trace, which lacked them and the modes of the first."""
+    [(plan, measured)] = live_bytes(({"where": str(STEPS), "function": "on_tables"}, {}))
+    assert plan == measured > 4 * 1024 * 64 * 4
+
+
 @pytest.mark.parametrize(
     ("library", "name", "per_weight"),
     [

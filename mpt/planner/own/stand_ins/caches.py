@@ -10,8 +10,8 @@ import functools
 import gc
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import ModuleType
+from contextlib import contextmanager, suppress
+from types import FunctionType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -85,11 +85,17 @@ def forget_in(module: ModuleType, before: Mapping[str, Any] | None) -> None:
 
 
 def forget_cached(value: Any) -> None:
-    """Forget the fake tensors of a dictionary, or of a function's cache.
+    """Forget the fake tensors of a dictionary, of a function's cache, or of those that a decorated function sees.
 
     Other kinds of dictionaries may import what they are asked for.
     """
-    if type(value) is dict:
+    function = value.__func__ if type(value) in (staticmethod, classmethod) else value
+    if type(function) is FunctionType:
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # a name that has no value
+                if type(cell.cell_contents) in (dict, functools._lru_cache_wrapper):
+                    forget_cached(cell.cell_contents)
+    elif type(value) is dict:
         for key in [key for key, one in value.items() if is_fake(one)]:
             del value[key]
     elif type(value) is functools._lru_cache_wrapper and value.cache_info().currsize:
