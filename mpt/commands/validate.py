@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mpt.commands.cli.arguments import Allow, ConfigFile, Overrides, Patches, Quiet
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.errors import ConfigError, DataError
+from mpt.errors import ConfigError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Answer, Session
 from mpt.planner.facts.calibration import Calibration
@@ -76,6 +76,6 @@ def refuse(answer: Answer[Plan]) -> str | None:
     """
     if not answer.error:
         return None
-    if answer.exit_code == DataError.exit_code or answer.error.startswith(CANNOT_PLAN):
+    if answer.lacks_data or answer.error.startswith(CANNOT_PLAN):
         return answer.error.removeprefix(CANNOT_PLAN)
     raise ConfigError(answer.error)

@@ -33,6 +33,11 @@ REFUSED = [
         "@classify_digits train.freeze=[nothing.*]",
         "train.freeze: 'nothing.*' matches no trained parameter",
     ),
+    (
+        "@vae dataset.image_size=7",
+        "model of the VAE family: it makes 8x8 images with 1 channels, but the data set delivers 1x7x7",
+    ),
+    ("@classify_digits task.mean=[0.5,0.5]", "task.mean: give 1 or 1 numbers, one per channel"),
 ]
 
 

@@ -43,6 +43,8 @@ class Answer(Generic[Found]):
     found: Found | None = None
     error: str = ""
     exit_code: int = 0
+    lacks_data: bool = False
+    """Whether the data are what it lacks, so that nothing was built."""
 
     def get(self) -> Found:
         """Return the plan, or raise PlanError."""

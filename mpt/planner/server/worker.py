@@ -82,7 +82,7 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
     """
     from mpt.config.finding.part_packages import outside_packages
     from mpt.config.load import load_config
-    from mpt.errors import ConfigError, MptError, PartError
+    from mpt.errors import ConfigError, DataError, MptError, PartError
     from mpt.outside.own_calls import explain_call
     from mpt.outside.own_code import explain_own_code
     from mpt.planner.facts.calibration import Calibration
@@ -106,7 +106,10 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
             spec, notes = DataSpec.from_record(request["data"]), []
         else:
             if key not in specs:
-                specs[key] = find_data_spec(config)
+                try:
+                    specs[key] = find_data_spec(config)
+                except DataError as error:
+                    return {"error": str(error), "exit_code": error.exit_code, "lacks_data": True}
             spec, notes = specs[key]
         if "inference" in request:
             made = plan_inference(
