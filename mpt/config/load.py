@@ -65,8 +65,7 @@ def _checked(
         raise _error(problems)
     checker = Checker(tree, registry, allow)
     config = checker.config()
-    known = {problem.path for problem in problems}
-    problems += [problem for problem in checker.problems if problem.path not in known]
+    problems += [later for later in checker.problems if not any(map(later.follows, problems))]
     if problems or config is None:
         raise _error(problems)
     refuse_impossible_paths(config)

@@ -386,6 +386,9 @@ def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
         ("model: net", "name=a #b", "a # begins a comment"),
         ("model: net", "optimizer.lr=[", "not YAML"),
         ("model: net", "seed=99999999999999999999999", "does not fit in 64 bits"),
+        ("model: net", "model.name=99999999999999999999999", "does not fit in 64 bits"),
+        ("model: net", "model=99999999999999999999999", "does not fit in 64 bits"),
+        ("model: 99999999999999999999999", None, "does not fit in 64 bits"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_where_what_and_what_instead(
@@ -436,6 +439,16 @@ optimizer:
     assert lines[1:] == [
         "configuration:4:38: optimizer.phases.disc.clip_grad_norm: found -1; allowed: a number above 0",
         "override 'optimizer.phases.gen.lr=-3': optimizer.phases.gen.lr: found -3; allowed: a number above 0",
+    ]
+
+
+def test_changes_of_a_phase_are_checked_alongside_the_settings_that_they_change(registry):
+    text = "model: {name: net, width: 4}\noptimizer:\n  lr: -1\n  phases: {disc: {rl: 1e-4}, gen: 3}\n"
+    lines = complaints(registry, text)
+    assert [line.split(";")[0] for line in lines] == [
+        "configuration:3:7: optimizer.lr: found -1",
+        "configuration:4:19: optimizer.phases.disc.rl: unknown key 'rl'",
+        "configuration:4:35: optimizer.phases.gen: found 3",
     ]
 
 

@@ -275,9 +275,10 @@ class Checker:
         keys = ["name", *plugin.settings_class.model_fields]
         node = _without(self.section(section), "name")
         settings = self.settings(plugin.settings_class, node, (section,), keys, plugin.defaults)
-        if settings and section == "optimizer":
-            common = settings.model_dump(mode="json")
-            for name, child in node.members.get("phases", Node({}, node.place)).members.items():
+        phases = node.members.get("phases") if section == "optimizer" else None
+        for name, child in phases.members.items() if phases and phases.is_mapping else ():
+            if child.is_mapping:
+                common = settings.model_dump(mode="json") if settings else plugin.defaults
                 path = (section, "phases", name)
                 self.settings(plugin.settings_class, child, path, keys[1:], common)
         return Choice(plugin.name, settings, plugin) if settings else None

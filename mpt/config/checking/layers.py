@@ -63,7 +63,8 @@ def read_override(text: str) -> tuple[Node, list[Problem]]:
         return Node({}, place), [
             Problem(place, tuple(parts), "the value is missing; write null to mean none")
         ]
-    node, problems = read_text(value, place.source, located=False)
+    node, found = read_text(value, place.source, located=False)
+    problems = [replace(one, path=(*parts, *one.path)) for one in found]
     quoted = value.lstrip().startswith(("'", '"'))
     # YAML would drop the rest without a word
     if not problems and not quoted and re.search(r"(^|\s)#", value):

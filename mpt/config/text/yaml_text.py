@@ -71,6 +71,10 @@ class Node:
     """Is this the null of a key with nothing behind it, rather than one that was written?"""
 
     @property
+    def is_mapping(self) -> bool:
+        return isinstance(self.value, dict)
+
+    @property
     def members(self) -> dict[str, Node]:
         """The values of a mapping."""
         assert isinstance(self.value, dict)
@@ -94,6 +98,11 @@ class Problem:
     text: str
     fatal: bool = False
     """The text is unusable, so that there is nothing more to check."""
+
+    def follows(self, first: Problem) -> bool:
+        """Return whether it is about the value that the text's reader has refused, maybe under its written-out name."""
+        inner = self.path[: len(first.path)] == first.path and self.place == first.place
+        return inner or self.path == first.path
 
     def __str__(self) -> str:
         keys = printable(".".join(str(part) for part in self.path))

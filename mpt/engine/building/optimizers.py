@@ -93,7 +93,8 @@ def refuse_closures(what: str, optimizer: Optimizer) -> Optimizer:
 def optimizer_settings(config: Config, name: str) -> OptimizerOptions:
     """Return the settings of one network's optimizer: the common ones, changed by `optimizer.phases`."""
     settings: OptimizerOptions = config.optimizer.settings
-    return settings.model_validate({**settings.model_dump(), **settings.phases.get(name, {})})
+    changes = settings.phases.get(name)
+    return settings.model_validate({**settings.model_dump(), **changes}) if changes else settings
 
 
 def clip_norm(
