@@ -150,25 +150,23 @@ def list_runs(runs_dir: Path, *, as_json: bool) -> None:
 
 def cells(row: RunRow, is_best: bool) -> Sequence[str]:
     state = str(row.steps) if row.is_finished else f"{row.state}, unfinished"
-    result = (
-        f"{row.metric} {show_figure(row.final)}{best_of(row)}{' *' if is_best else ''}"
-        if row.metric
-        else ""
-    )
+    has_better = math.isfinite(row.best) and row.best != row.final
+    better = f" (best {show_figure(row.best)})" if has_better else ""
+    result = f"{row.metric} {show_figure(row.final)}{better}{' *' if is_best else ''}"
     return tuple(
         map(
             harmless,
-            (row.name, row.trained, state, row.model, row.dataset, row.mode, result, row.given),
+            (
+                row.name,
+                row.trained,
+                state,
+                row.model,
+                row.dataset,
+                row.mode,
+                result if row.metric else "",
+                row.given,
+            ),
         )
-    )
-
-
-def best_of(row: RunRow) -> str:
-    """Return a run's best figure in brackets; nothing if its last one is the best."""
-    return (
-        f" (best {show_figure(row.best)})"
-        if math.isfinite(row.best) and row.best != row.final
-        else ""
     )
 
 

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -94,7 +93,7 @@ class Command(PlannedConfig):
     """Plan for N processes with a card each; train.batch_size is the batch of all of them."""
     strategy: Strategy = None
     network: Network = None
-    per_machine: PerMachine = 8
+    per_machine: PerMachine = None
     snapshot: Annotated[str | None, typer.Option(metavar="FILE")] = None
     """Write the planned timeline of CONFIG unchanged as a memory snapshot of torch, for pytorch.org/memory_viz."""
     verbose: bool = False
@@ -123,9 +122,9 @@ def run(arguments: Command) -> None:
     else:
         show(open_console(), planned, arguments)
         if written:
-            show_written(
-                open_console(), written, train_command(arguments, path, planned.found.recipes[0])
-            )
+            command = train_command(arguments, path, planned.found.recipes[0])
+            open_console().print(f"wrote {' and '.join(written)}; train the first recipe with")
+            print(f"  {command}")
     if arguments.vram and planned.best is None:
         raise MemoryBudgetError(
             nothing_fits(planned.found.recipes, planned.budget, arguments.allow_lossy)
@@ -194,12 +193,6 @@ def show(console: Console, planned: Planned, arguments: Command) -> None:
         console.print(f"largest batch of the first recipe: {' '.join(describe_largest(best.plan))}")
     if arguments.snapshot is not None:
         console.print(f"wrote {arguments.snapshot}, for https://pytorch.org/memory_viz")
-
-
-def show_written(console: Console, written: Sequence[str], command: str) -> None:
-    """Print which files were written, and the command that trains the first recipe."""
-    console.print(f"wrote {' and '.join(written)}; train the first recipe with")
-    console.print(f"  {command}", soft_wrap=True)
 
 
 def pass_gate(plan: Plan) -> None:

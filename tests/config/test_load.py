@@ -443,7 +443,9 @@ optimizer:
 
 
 def test_changes_of_a_phase_are_checked_alongside_the_settings_that_they_change(registry):
-    text = "model: {name: net, width: 4}\noptimizer:\n  lr: -1\n  phases: {disc: {rl: 1e-4}, gen: 3}\n"
+    text = (
+        "model: {name: net, width: 4}\noptimizer:\n  lr: -1\n  phases: {disc: {rl: 1e-4}, gen: 3}\n"
+    )
     lines = complaints(registry, text)
     assert [line.split(";")[0] for line in lines] == [
         "configuration:3:7: optimizer.lr: found -1",

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from mpt.commands import plan
 from mpt.commands.plan import Command as PlanArguments
-from mpt.commands.planning import plan_check, plan_lock
+from mpt.commands.planning import plan_check, plan_lock, plan_step
 from mpt.commands.planning.plan_check import Command as PlanCheckArguments
 from mpt.commands.planning.plan_lock import Command as PlanLockArguments
+from mpt.commands.planning.plan_step import Command as PlanStepArguments
 from mpt.errors import ConfigError, GateError, InputOutputError
 from mpt.planner.client.session import Session
-from mpt.planner.recipes import own_step
+from mpt.planner.recipes import own_step, planned
 from mpt.workflows import plan_lock as lock
 from tests.planner.test_command import Shared, arguments
 
@@ -59,6 +61,28 @@ def test_a_lock_holds_until_the_configuration_grows(
     told = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
     assert told["after"]["peak_bytes"] < told["before"]["peak_bytes"]
     assert told["grown"] == []
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_planned(
+    arguments: PlanArguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (lock, planned, own_step):
+        monkeypatch.setattr(module, "Session", None)
+    nowhere = str(tmp_path / "missing" / "file")
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    for command in (
+        lambda: plan_lock.run(
+            PlanLockArguments(arguments.config, allow=("tests",), output=nowhere)
+        ),
+        lambda: plan_lock.run(
+            PlanLockArguments(arguments.config, allow=("tests",), output="/dev/null")
+        ),
+        lambda: plan.run(replace(arguments, output=None, snapshot=nowhere)),
+        lambda: plan_step.run(PlanStepArguments(str(script), snapshot=nowhere)),
+    ):
+        with pytest.raises(InputOutputError, match="cannot be written"):
+            command()
 
 
 def test_growth_that_the_context_hides_is_named(locked: tuple[PlanCheckArguments, Path]) -> None:

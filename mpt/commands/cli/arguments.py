@@ -104,7 +104,8 @@ Network = Annotated[
     ),
 ]
 PerMachine = Annotated[
-    int, typer.Option("--per-machine", min=1, metavar="N", help="Cards in a machine.")
+    int | None,
+    typer.Option("--per-machine", min=1, metavar="N", help="Cards in a machine; else 8."),
 ]
 
 

@@ -33,7 +33,7 @@ from mpt.planner.client.processes import count_workers
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import load_calibration
 from mpt.planner.facts.capacity import find_capacity
-from mpt.planner.facts.placement import Placement, check_placement
+from mpt.planner.facts.placement import ON_MACHINE, Placement, check_placement
 from mpt.planner.recipes import cheapest, scaling
 from mpt.planner.recipes.cheapest import Candidate, Cheapest, find_cheapest, parse_offers
 from mpt.planner.recipes.planned import choose_gpu
@@ -54,7 +54,7 @@ class Command(PlannedConfig):
     """With --scaling: the most cards."""
     strategy: Strategy = None
     network: Network = None
-    per_machine: PerMachine = 8
+    per_machine: PerMachine = None
     vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
     """With --scaling: the memory of a card that may be used."""
     gpu: Card = None
@@ -91,7 +91,7 @@ def show_scaling(config: Config, arguments: Command) -> None:
     base = Placement(
         arguments.nproc or scaling.LARGEST,
         network=arguments.network,
-        per_machine=arguments.per_machine,
+        per_machine=arguments.per_machine or ON_MACHINE,
     )
     check_placement(replace(base, strategy=arguments.strategy or base.strategy))
     cluster = base.cluster(gpu)
@@ -123,7 +123,7 @@ def show_cheapest(config: Config, arguments: Command) -> None:
             config,
             parse_offers(arguments.cards),
             network=arguments.network,
-            per_machine=arguments.per_machine,
+            per_machine=arguments.per_machine or ON_MACHINE,
             allow_lossy=arguments.allow_lossy,
             workers=count_workers(),
             on_answer=told,
@@ -180,9 +180,10 @@ def command_for(best: Candidate, arguments: Command) -> str:
     )
     if best.nproc == 1:
         return shlex.join(["mpt", "train", *words])
-    if best.nproc <= arguments.per_machine:
+    on_machine = arguments.per_machine or ON_MACHINE
+    if best.nproc <= on_machine:
         return shlex.join(["mpt", "train", *words, "--nproc", str(best.nproc)])
-    fewest = -(-best.nproc // arguments.per_machine)
+    fewest = -(-best.nproc // on_machine)
     # all alike
     machines = next(number for number in range(fewest, best.nproc + 1) if best.nproc % number == 0)
     return shlex.join(

@@ -18,10 +18,10 @@ from mpt.commands.cli.command_line import spell
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.text.yaml_text import write_text
-from mpt.errors import ConfigError, InputOutputError
+from mpt.errors import ConfigError
 from mpt.planner.recipes.patch_origin import find_strange_patches
 from mpt.report.units import counted
-from mpt.run.process.files import free_path, write_atomically
+from mpt.run.process.files import free_path, refuse_unwritable, write_atomically
 
 
 def load_planned(arguments: PlannedConfig, *first: str) -> Config:
@@ -63,10 +63,8 @@ def choose_output(
             )
         if os.path.lexists(path) and not path.is_dir():
             raise ConfigError(f"--output: {path} exists; name another file, or remove it first")
-    if is_written and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-        raise InputOutputError(
-            f"{path}: cannot be written: it is a folder, or its folder is missing or read-only"
-        )
+    if is_written:
+        refuse_unwritable(path)
     return path
 
 

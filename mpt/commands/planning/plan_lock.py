@@ -12,6 +12,7 @@ from mpt.commands.cli.arguments import Card, PlannedConfig
 from mpt.config.sizes import describe_bytes
 from mpt.planner.facts.gpus import DEFAULT
 from mpt.report.units import show_seconds
+from mpt.run.process.files import refuse_unwritable
 from mpt.workflows.plan_lock import Lock, plan_again, write_lock
 
 
@@ -29,6 +30,7 @@ class Command(PlannedConfig):
 
 def run(arguments: Command) -> None:
     path, patches = Path(arguments.output), tuple(str(patch) for patch in arguments.patches)
+    refuse_unwritable(path)
     asked = Lock(
         str(arguments.config), tuple(arguments.overrides), patches, arguments.gpu or DEFAULT
     )

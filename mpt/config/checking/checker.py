@@ -343,11 +343,9 @@ class Checker:
             text = "steps and epochs are both given; keep one of them and set the other to null"
             self.report(written["epochs"], ("train", "epochs"), text, at_key=True)
         settings = self.settings(Train, node, ("train",), list(Train.model_fields))
-        return (
-            settings.model_copy(update={"steps": DEFAULT_STEPS})
-            if settings and not lengths
-            else settings
-        )
+        if settings is None or lengths:
+            return settings
+        return settings.model_copy(update={"steps": DEFAULT_STEPS})
 
     def general(self) -> GeneralOptions | None:
         rest = {key: node for key, node in self.sections.items() if key not in SECTIONS}

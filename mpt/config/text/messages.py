@@ -266,11 +266,8 @@ def _text(
         )
     if first["type"] == "value_error":
         cause = first.get("ctx", {}).get("error", first["msg"])
-        return (
-            f"{printable(str(cause), 300)}; found {describe(_find(node, path))}"
-            if path
-            else printable(str(cause), 300)
-        )
+        found_there = f"; found {describe(_find(node, path))}" if path else ""
+        return f"{printable(str(cause), 300)}{found_there}"
     allowed = list(dict.fromkeys(_allowed(error) for error in group))
     found = _find(node, path)
     choices = [

@@ -168,13 +168,9 @@ def read_standard_input() -> str:
 
 def what_stands_at(path: Path) -> str:
     """Describe a path that is no file."""
-    return (
-        "a folder"
-        if path.is_dir()
-        else "neither a file nor a link to one"
-        if os.path.lexists(path)
-        else "no such file"
-    )
+    if path.is_dir():
+        return "a folder"
+    return "neither a file nor a link to one" if os.path.lexists(path) else "no such file"
 
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -296,9 +292,8 @@ class _Reader:
     def place(self, mark: _Mark | None) -> Place:
         if not self.located:
             return Place(self.source)
-        return (
-            Place(self.source, mark.line + 1, mark.column + 1) if mark else Place(self.source, 1, 1)
-        )
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        return Place(self.source, line, column)
 
     def report(self, mark: _Mark | None, text: str, fatal: bool = False) -> None:
         self.problems.append(Problem(self.place(mark), tuple(self.path), text, fatal))

@@ -271,11 +271,8 @@ def refuse_changes(conditions: list[str], settings: list[Difference]) -> None:
 def shorten(settings: list[Difference]) -> str:
     """Return the changes in a line; the event has them all."""
     shown = ", ".join(map(str, settings[:MOST_SHOWN]))
-    return (
-        shown
-        if len(settings) <= MOST_SHOWN
-        else f"{shown}, and {len(settings) - MOST_SHOWN} more (events.jsonl)"
-    )
+    more = len(settings) - MOST_SHOWN
+    return f"{shown}, and {more} more (events.jsonl)" if more > 0 else shown
 
 
 def write_environment(directory: RunDirectory, resumes: bool) -> None:

@@ -73,10 +73,8 @@ class Remedies:
 
     def may_keep_more(self, config: Config) -> bool:
         """Return whether modules may be kept in float32 once more."""
-        return (
-            config.precision.settings.auto_keep_fp32
-            and self.float32_times < config.train.max_rollbacks
-        )
+        is_left = self.float32_times < config.train.max_rollbacks
+        return config.precision.settings.auto_keep_fp32 and is_left
 
     def choose(self, train: Train, step: int, rollbacks: int) -> str:
         """Apply the remedy for a failure at a step, after that many rollbacks; describe it in words."""

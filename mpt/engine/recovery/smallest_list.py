@@ -37,11 +37,8 @@ class SmallestList:
 
     def describe(self) -> str:
         """Return how sure it is that a smaller list does not do."""
-        return (
-            "the smallest list that helps"
-            if self.is_minimal
-            else "it helps; a smaller list may too"
-        )
+        found = ("it helps; a smaller list may too", "the smallest list that helps")
+        return found[self.is_minimal]
 
 
 def smallest_list(

@@ -118,11 +118,9 @@ def test_batches(
 def without_bad(batch: Batch, data: Dataset, samples: Sequence[int]) -> Batch:
     """Return a batch without the samples in whose place another one was given, the whole if there are no others."""
     kept = [place for place, index in enumerate(samples) if not data.is_left_out(index)]
-    return (
-        {name: values[kept] for name, values in batch.items()}
-        if 0 < len(kept) < len(samples)
-        else batch
-    )
+    if not 0 < len(kept) < len(samples):
+        return batch
+    return {name: values[kept] for name, values in batch.items()}
 
 
 def evaluate(

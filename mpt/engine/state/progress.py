@@ -126,11 +126,10 @@ class Progress:
             self.counts = defaultdict(
                 int, {name: max(one.get(name, 0) for one in counts) for name in sums}
             )
-            self.sums = (
-                sums
-                if world.is_first
-                else {name: torch.zeros_like(value) for name, value in sums.items()}
-            )
+            is_first = world.is_first
+            self.sums = {
+                name: one if is_first else torch.zeros_like(one) for name, one in sums.items()
+            }
 
     def take_means(self, world: World = ALONE) -> dict[str, float]:
         """Return the mean losses since the last call, the same on all ranks. Waits for the device."""

@@ -11,6 +11,8 @@ from mpt.planner.facts.links import Cluster, find_cluster
 
 STRATEGIES = ("ddp", "fsdp")
 LARGEST_WORLD = 65536
+ON_MACHINE = 8
+"""Cards in a machine, if nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Placement:
     nproc: int = 1
     strategy: str = "ddp"
     network: str | None = None
-    per_machine: int = 8
+    per_machine: int = ON_MACHINE
     rank: int = 0
 
     def cluster(self, gpu: Gpu) -> Cluster:

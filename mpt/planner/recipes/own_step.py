@@ -25,6 +25,7 @@ from mpt.planner.facts.calibration import Calibration, load_calibration
 from mpt.planner.facts.capacity import Capacity, find_capacity
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.recipes.planned import choose_gpu
+from mpt.run.process.files import refuse_unwritable
 
 FACTORY = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 """A word that names a function and not a configuration."""
@@ -75,6 +76,8 @@ def plan_own_step(
     """
     source = find_source(factory, allow, words)
     check_arguments(arguments)
+    if snapshot is not None:
+        refuse_unwritable(snapshot)
     card = choose_gpu(gpu)
     calibration = calibration or load_calibration(card.name)
     capacity = find_capacity(card, gpu is not None, vram, desktop)

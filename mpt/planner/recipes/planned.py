@@ -20,11 +20,12 @@ from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import Calibration, Measurement, learn, load_calibration
 from mpt.planner.facts.capacity import Capacity, find_capacity
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
-from mpt.planner.facts.placement import Placement, check_placement
+from mpt.planner.facts.placement import ON_MACHINE, Placement, check_placement
 from mpt.planner.facts.verdict import fits_surely
 from mpt.planner.recipes.beside import MadeRoom, make_room
 from mpt.planner.recipes.recipe import Recipe
 from mpt.planner.recipes.search import Search, search
+from mpt.run.process.files import refuse_unwritable
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def make_plan(
     `largest` looks for the largest batch too; `on_answer` gets the numbers of planned and of fitting recipes. Raises
     ConfigError for an unknown GPU or budget, and MemoryBudgetError for a budget that the weights exceed.
     """
+    if snapshot is not None:
+        refuse_unwritable(snapshot)
     card = choose_gpu(gpu)
     calibration = load_calibration(card.name, times_from)
     capacity = find_capacity(card, gpu is not None, vram, desktop)
@@ -130,16 +133,21 @@ def plan_measured(config: Config, measured: Measurement, source: str) -> tuple[P
 
 
 def find_placement(
-    config: Config, nproc: int | None, strategy: str | None, network: str | None, per_machine: int
+    config: Config,
+    nproc: int | None,
+    strategy: str | None,
+    network: str | None,
+    per_machine: int | None,
 ) -> Placement | None:
     """Return the world to plan for, or None for a process alone. Raises ConfigError for one that cannot be."""
     if nproc is None:
-        for name, value in (("strategy", strategy), ("network", network)):
+        options = {"strategy": strategy, "network": network, "per-machine": per_machine}
+        for name, value in options.items():
             if value is not None:
                 raise ConfigError(f"--{name}: it is about several processes; add --nproc N")
         return None
     placement = Placement(
-        nproc, strategy or config.parallel.strategy, network=network, per_machine=per_machine
+        nproc, strategy or config.parallel.strategy, network, per_machine or ON_MACHINE
     )
     check_placement(placement)
     # refuses a network that is not known, before anything is planned

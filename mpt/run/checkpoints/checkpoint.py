@@ -134,7 +134,8 @@ def write(run: RunDirectory, step: int, state: EncodedState, **about: Unpack[Abo
     }
     needed = state.tensor_bytes + len(build_header(state.tensors)[0]) + len(state.structure)
     path = run.checkpoint_path(step)
-    with failures_explained(path, needed):
+    fewer = " or lower train.keep_last" if keep_last > 1 else ""
+    with failures_explained(path, needed, fewer):
         temporary = begin_folder(run) if shards is None else shards.folder
         try:
             others = {} if shards is None else shards.files

@@ -37,12 +37,12 @@ TEMPORARY = ".tmp-"
 """The beginning of every unfinished file's or directory's name."""
 
 REMEDIES = {
-    errno.ENOSPC: "the disk is full: free some space or lower train.keep_last",
-    errno.EDQUOT: "the disk quota is used up: free some space or lower train.keep_last",
+    errno.ENOSPC: "the disk is full: free some space",
+    errno.EDQUOT: "the disk quota is used up: free some space",
     errno.EFBIG: "the limit on a file's size was met (see `ulimit -f`)",
-    errno.EROFS: "the file system is read-only: choose another directory for runs",
-    errno.EACCES: "permission was denied: choose another directory for runs, or change its owner",
-    errno.EPERM: "permission was denied: choose another directory for runs, or change its owner",
+    errno.EROFS: "the file system is read-only: choose another directory",
+    errno.EACCES: "permission was denied: choose another directory, or change its owner",
+    errno.EPERM: "permission was denied: choose another directory, or change its owner",
     errno.EEXIST: "a file stands where a directory is wanted: choose another directory",
     errno.ELOOP: "a symbolic link stands where a file or directory of the run belongs: remove the link",
     errno.ENOTDIR: "something that is not a directory stands in the way, maybe a symbolic link: remove it",
@@ -54,6 +54,15 @@ def free_path(path: Path) -> Path:
     """Return a path that nothing has yet: this one, or `name-2.suffix`, `name-3.suffix`, ... alongside it."""
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(one for one in itertools.chain([path], numbered) if not os.path.lexists(one))
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise InputOutputError for a file that cannot be written, before the work whose result it is to hold."""
+    folder = path.absolute().parent
+    if folder == DEVICES or path.is_dir() or not os.access(folder, os.W_OK):
+        raise InputOutputError(
+            f"{path}: cannot be written: it is a folder or a device, or its folder is missing or read-only"
+        )
 
 
 def temporary_name() -> str:
@@ -165,12 +174,18 @@ def has_no_inodes(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def failures_explained(path: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Turn an OSError into an InputOutputError that names the file, the bytes needed and free, and a remedy."""
+def failures_explained(
+    path: Path, needed_bytes: int | None = None, saving: str = ""
+) -> Iterator[None]:
+    """Turn an OSError into an InputOutputError that names the file, the bytes needed and free, and a remedy.
+
+    `saving` is a further remedy of a full disk.
+    """
     try:
         yield
     except OSError as error:
         remedy = REMEDIES.get(error.errno or 0, error.strerror or str(error))
+        remedy += saving if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         sizes = ""
         if needed_bytes is not None and error.errno in FULL:
             free = free_bytes(path)

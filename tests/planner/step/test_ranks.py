@@ -107,6 +107,7 @@ def test_the_command_plans_a_rank_with_its_buckets_and_the_whole_batch(command: 
         ({"nproc": 4, "network": "string"}, "--network: there is no 'string'"),
         ({"nproc": 10**6}, "--nproc: found 1000000; at most"),
         ({"strategy": "ddp"}, "add --nproc N"),
+        ({"per_machine": 8}, "--per-machine: it is about several processes; add --nproc N"),
         ({"nproc": 2, "largest": True}, "--largest: it is looked for on one card only"),
     ],
 )

@@ -274,6 +274,21 @@ def test_a_full_disk_is_explained_and_the_last_good_checkpoint_stays(run) -> Non
     assert_whole(load(run).state, 1, 30_000)
 
 
+@pytest.mark.parametrize(
+    ("kept", "said"), [(1, "free some space."), (2, "free some space or lower train.keep_last.")]
+)
+def test_fewer_checkpoints_are_a_remedy_of_a_full_disk_if_several_are_kept(
+    run, monkeypatch, kept: int, said: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(InputOutputError) as caught:
+        save(run, 1, state_at(1), keep_last=kept)
+    assert f"the disk is full: {said}" in str(caught.value)
+
+
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("call", ["mkdir", "fsync", "rename", "write"])

@@ -67,7 +67,7 @@ def test_a_file_system_without_inodes_is_not_called_full(
     # as btrfs tells
     monkeypatch.setattr(files.os, "statvfs", lambda folder: SimpleNamespace(**space, f_files=0))
     with (
-        pytest.raises(InputOutputError, match="the disk is full"),
+        pytest.raises(InputOutputError, match=r"the disk is full: free some space\. 10 bytes"),
         files.failures_explained(tmp_path / "x", 10),
     ):
         raise full
