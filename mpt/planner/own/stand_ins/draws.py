@@ -2,7 +2,8 @@
 
 Some steps hold more or less by a draw: how many layers of a quantizer are left out, which augmentation is applied. Each
 trace of a training begins with the generators in one state, so that a change to it is compared with the same draws.
-What a loader draws for its batches is no reason to try others: a batch has one form.
+What a loader draws for its batches is no reason to try others, unless these have several forms: sentences are padded to
+the longest of those that are drawn.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Draws:
 
     def __init__(self) -> None:
         self.is_found = False
+        self.forms: set[tuple[tuple[int, ...], ...]] = set()
+        """Shapes of the tensors of loaded batches."""
         self._before: Any = None
 
     def begin(self) -> None:

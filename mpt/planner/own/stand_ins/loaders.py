@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -81,7 +81,9 @@ def in_part(
     def fake_batch(fetcher: Any, places: Any) -> Any:
         drawn.look()
         try:
-            return in_fakes(fetcher, places)
+            batch = in_fakes(fetcher, places)
+            drawn.forms.add(tuple(tuple(one.shape) for one in tree_leaves(batch) if is_tensor(one)))
+            return batch
         finally:
             drawn.begin()
 

@@ -88,7 +88,7 @@ class Attempt(Generic[T]):
     draws: bool = False
     """Python's or NumPy's generator was drawn from, outside of loaders."""
     reads_draws: bool = False
-    """Integers that torch drew were read."""
+    """Integers that torch drew were read, or batches of several forms loaded, of which others may be drawn."""
     is_bounded: bool = False
     """A size at its bound may weigh."""
     follows_data: bool = False
@@ -119,7 +119,7 @@ class Attempt(Generic[T]):
             answers,
             values.integers > 0,
             values.drawn.is_found,
-            values.drawn_reads > 0,
+            values.drawn_reads > 0 or len(values.drawn.forms) > 1,
             values.bounded.are_listed or values.bounded.largest_bytes > WEIGHS * live_peak(trace),
             values.follows_data,
             values.totals.may_be_read,

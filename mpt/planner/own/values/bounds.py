@@ -192,7 +192,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.asked.about(result)
         elif func in RANGES or is_filled_mask(func, result):
             self.values.follow(func, args, kwargs, result)
-        elif func in ORDERS and result.numel() <= KNOWN_VALUES:
+        elif func in ORDERS and result.numel() <= KNOWN_VALUES and not self.trusts_data:
             self.values.keep_order(result)
 
     def places(self, mask: Tensor) -> Tensor:
