@@ -167,6 +167,9 @@ def label_steps(axes: Axes, label: str) -> None:
     if high - low < 2:  # one step alone: no fractions of a step around it
         axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    # around a curve that stays 0 matplotlib would mark -0.05 to 0.05
+    if axes.get_autoscaley_on() and axes.dataLim.y0 == axes.dataLim.y1 == 0:
+        axes.set_ylim(-0.05, 1.05)
     write_numbers_out(axes)
 
 

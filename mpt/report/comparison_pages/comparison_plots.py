@@ -36,7 +36,7 @@ from mpt.report.drawing import (
 )
 from mpt.report.reading.log_values import curves
 from mpt.report.reading.run_record import RunRecord
-from mpt.report.run_page.plots import memory_parts
+from mpt.report.run_page.plots import PART_COLOURS, memory_parts
 from mpt.report.units import show_bytes, show_seconds
 
 DARK_INK = "#1d2329"
@@ -270,14 +270,11 @@ def paint_memory(axes: Axes, comparison: Comparison) -> None:
         for part, size in parts.items():
             if part not in names:
                 names.append(part)
-            colour = COLOURS[names.index(part) % len(COLOURS)]
-            axes.barh([at], [size], left=left, color=colour, height=0.62)
+            axes.barh([at], [size], left=left, color=PART_COLOURS[part], height=0.62)
             left += size
         axes.text(left, at, f"  {show_bytes(row.peak_bytes)}", va="center", fontsize=8)
     for name in names:
-        axes.barh(
-            [0], [0], color=COLOURS[names.index(name) % len(COLOURS)], label=name.replace("_", " ")
-        )
+        axes.barh([0], [0], color=PART_COLOURS[name], label=name.replace("_", " "))
     name_bars(axes, comparison)
     most = max(row.peak_bytes for row in comparison.rows if math.isfinite(row.peak_bytes))
     mark_bytes(axes, most)

@@ -28,6 +28,8 @@ from mpt.report.reading.run_record import RunRecord
 from mpt.report.units import counted, show_bytes
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer_state", "activations", "rest", "other")
+PART_COLOURS = dict(zip((*MEMORY_PARTS, "peak"), COLOURS, strict=False))
+"""The colour of each part of the peak in all plots; `peak` is one whose parts are not known."""
 
 
 def draw_run(record: RunRecord) -> dict[str, str]:
@@ -243,12 +245,12 @@ def draw_memory(memory: Mapping[str, Any]) -> str:
 
     def build(axes: Axes) -> None:
         left = 0.0
-        for colour, (part, size) in zip(cycle_colours(), parts.items(), strict=False):
+        for part, size in parts.items():
             axes.barh(
                 [0],
                 [size],
                 left=left,
-                color=colour,
+                color=PART_COLOURS[part],
                 label=f"{part.replace('_', ' ')}  {show_bytes(size)}",
             )
             left += size

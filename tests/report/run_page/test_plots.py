@@ -6,10 +6,19 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
-from mpt.report.drawing import INK, MOST_POINTS, draw_svg, marks_alone, running_mean, thin
+from mpt.report.drawing import (
+    INK,
+    MOST_POINTS,
+    draw_svg,
+    label_steps,
+    marks_alone,
+    running_mean,
+    thin,
+)
 from mpt.report.reading.read_run import read_run
-from mpt.report.run_page.plots import constant_rates, draw_run, skipped_steps
+from mpt.report.run_page.plots import constant_rates, draw_memory, draw_run, skipped_steps
 
 
 def test_every_plot_is_well_formed_and_takes_the_colour_of_the_text_around_it(make_run):
@@ -53,6 +62,25 @@ def test_axes_have_numbers_to_read_and_none_is_an_offset(make_run):
     assert not [
         word for curve in words.values() for word in curve if re.fullmatch(r"1e[-+]?[0-9]+", word)
     ]
+
+
+def test_a_figure_that_stays_zero_has_an_axis_from_zero_to_one():
+    for limits, expected in ((None, (-0.05, 1.05)), ((0, 100), (0, 100))):
+        axes = Figure().add_subplot()
+        axes.plot([1, 2, 3], [0.0, 0.0, 0.0])
+        if limits:
+            axes.set_ylim(*limits)
+        label_steps(axes, "mAP50")
+        assert axes.get_ylim() == expected
+
+
+def test_a_part_of_the_peak_has_one_colour_in_all_plots():
+    some = {"parameters": 2**20, "activations": 2**21}
+    for memory in (some, {**some, "gradients": 2**20, "optimizer_state": 2**20}):
+        svg = draw_memory(memory)
+        bars = re.findall(r"fill: (#[0-9a-f]{6})", svg)
+        assert {"#3f86d8", "#c65b9b"} <= {*bars}, bars
+        assert ("#e07b26" in bars) == ("gradients" in memory)
 
 
 def test_a_run_with_one_logged_line_is_drawn_as_points_at_whole_steps(make_run):
