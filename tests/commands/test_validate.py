@@ -37,6 +37,15 @@ REFUSED = [
         "@vae dataset.image_size=7",
         "model of the VAE family: it makes 8x8 images with 1 channels, but the data set delivers 1x7x7",
     ),
+    (
+        "@sd15_lora dataset.assumed.text=[1,2]",
+        "model: the network is given 'text' of 768 features, and the data's is of shape [1, 2]",
+    ),
+    (
+        "@sd3_lora dataset.assumed.pooled=[7]",
+        "model: the network is given 'pooled' of 2048 features",
+    ),
+    ("@sdxl_lora dataset.assumed.sizes=[4]", "model: the network is given 'sizes' of 6 features"),
     ("@classify_digits task.mean=[0.5,0.5]", "task.mean: give 1 or 1 numbers, one per channel"),
 ]
 

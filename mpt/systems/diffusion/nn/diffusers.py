@@ -21,7 +21,7 @@ from mpt.foreign.files import read_json
 from mpt.seams import DataSpec
 from mpt.systems.diffusion.nn.shared.captioned_networks import wrap_with_encoders
 from mpt.systems.diffusion.nn.shared.library import import_diffusers
-from mpt.systems.diffusion.nn.shared.library_networks import KNOWN, wrap
+from mpt.systems.diffusion.nn.shared.library_networks import KNOWN, LibraryDenoiser, wrap
 from mpt.systems.diffusion.nn.shared.published_shapes import SHAPES
 from mpt.systems.diffusion.nn.shared.text_encoders import build_encoder, read_pipeline
 
@@ -73,6 +73,7 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     else:
         net = wrap(inner, len(data.classes))
     check_picture(data, net.channels)
+    check_conditions(data, net)
     return {"net": net}
 
 
@@ -97,6 +98,17 @@ def check_picture(data: DataSpec, channels: int) -> None:
         raise ConfigError(
             f"model: the network sees {channels} channels, and the data's {name} has {found}; see {advice}"
         )
+
+
+def check_conditions(data: DataSpec, net: LibraryDenoiser) -> None:
+    """Refuse embeddings of another length than the network's; absent ones are the task's to refuse."""
+    for name, features in net.features().items():
+        found = data.fields[name].shape if name in data.fields else (features,)
+        if name in net.conditions and found[-1:] != (features,):
+            raise ConfigError(
+                f"model: the network is given '{name}' of {features} features, and the data's is of shape "
+                f"{list(found)}; prepare the data with the pipeline that the network is of"
+            )
 
 
 def network_config(settings: Settings) -> dict[str, Any]:

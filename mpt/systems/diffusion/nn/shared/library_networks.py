@@ -41,6 +41,10 @@ class LibraryDenoiser(Denoiser):
         """Return the number of classes that the network has vectors for; None without classes."""
         return None
 
+    def features(self) -> dict[str, int]:
+        """Return the lengths of the embeddings that the network is given, by the condition's name."""
+        return {}
+
 
 class PixelUnet(LibraryDenoiser):
     """`UNet2DModel`, with `num_class_embeds` for classes."""
@@ -81,7 +85,13 @@ class Dit(LibraryDenoiser):
 class TextUnet(LibraryDenoiser):
     """`UNet2DConditionModel` of Stable Diffusion 1 and 2: `text` (b, tokens, features)."""
 
-    fields = ("text",)
+    fields: tuple[str, ...] = ("text",)
+
+    def features(self) -> dict[str, int]:
+        """Return `text`, unless its length is that of a layer in front of the attention."""
+        config = self.inner.config
+        wanted = config.cross_attention_dim if config.encoder_hid_dim_type is None else None
+        return {"text": wanted} if isinstance(wanted, int) else {}
 
     def forward(self, noisy_bchw: Tensor, ticks_b: Tensor, *conditions: Tensor) -> Tensor:
         (text,) = conditions
@@ -89,13 +99,19 @@ class TextUnet(LibraryDenoiser):
         return answer
 
 
-class TextAndSizeUnet(LibraryDenoiser):
+class TextAndSizeUnet(TextUnet):
     """`UNet2DConditionModel` of SDXL: also `pooled` (b, features) and `sizes` (b, 6).
 
     Sizes are in pixels: the original's height and width, top and left of the crop, the target's height and width.
     """
 
     fields = ("text", "pooled", "sizes")
+
+    def features(self) -> dict[str, int]:
+        """Return `text`, `pooled` and the six `sizes`, each of which becomes a vector of its own."""
+        config = self.inner.config
+        pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
+        return {**super().features(), "pooled": pooled, "sizes": 6}
 
     def forward(self, noisy_bchw: Tensor, ticks_b: Tensor, *conditions: Tensor) -> Tensor:
         text, pooled, sizes = conditions
@@ -106,10 +122,19 @@ class TextAndSizeUnet(LibraryDenoiser):
         return answer
 
 
-class Sd3(LibraryDenoiser):
-    """`SD3Transformer2DModel`: `text` (b, tokens, features) and `pooled` (b, features)."""
+class TextTransformer(LibraryDenoiser):
+    """A transformer that is given `text` (b, tokens, features) and `pooled` (b, features)."""
 
     fields: tuple[str, ...] = ("text", "pooled")
+
+    def features(self) -> dict[str, int]:
+        """Return `text` and `pooled`."""
+        config = self.inner.config
+        return {"text": config.joint_attention_dim, "pooled": config.pooled_projection_dim}
+
+
+class Sd3(TextTransformer):
+    """`SD3Transformer2DModel`."""
 
     def forward(self, noisy_bchw: Tensor, ticks_b: Tensor, *conditions: Tensor) -> Tensor:
         text, pooled = conditions
@@ -123,10 +148,9 @@ class Sd3(LibraryDenoiser):
         return answer
 
 
-class Flux(LibraryDenoiser):
+class Flux(TextTransformer):
     """`FluxTransformer2DModel`: squares of 2 x 2 latents are one token; a distilled guidance is given as `GUIDANCE`."""
 
-    fields = ("text", "pooled")
     GUIDANCE = 1.0
 
     def __init__(self, inner: Any, classes: int) -> None:
