@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from dataclasses import dataclass
@@ -29,9 +28,9 @@ from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.own.execution.source import Source
 from mpt.planner.own.proposals.changes import Changes
 from mpt.planner.own.trace import trace_own
-from mpt.planner.plans.plan import workspace_bytes
 from mpt.planner.trace.replay import replay
-from mpt.planner.trace.unseen import CONVOLUTIONS, Unseen, unseen_on
+from mpt.planner.trace.trace import with_workspaces
+from mpt.planner.trace.unseen import unseen_on
 from scripts.provenance import made
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,45 +128,21 @@ PUBLISHED = [
 ]
 
 
-class Winograd(Unseen):
-    """cuDNN's non-fused Winograd kernels, F(4 x 4, 3 x 3), for float32 on cards without tensor cores for it.
-
-    They keep input, output and weights transformed: 36 numbers for each tile of 4 x 4 and channel, and for each pair of
-    channels (Lavin & Gray, "Fast algorithms for convolutional neural networks", 2016).
-    """
-
-    def scratch(self, operator: str, args: Any, result: Any, is_written: bool = False) -> int:
-        """Return the bytes of a dense convolution of 3 x 3, not strided and not dilated."""
-        is_backward = operator == "aten::convolution_backward"
-        if operator not in CONVOLUTIONS:
-            return super().scratch(operator, args, result)
-        image, weight, stride, _, dilation, *_, groups = (
-            args[1:10] if is_backward else args[:2] + args[3:9]
-        )
-        if weight.shape[2:] != (3, 3) or max(*stride, *dilation, groups) > 1:
-            return 0
-        tiles = image.shape[0] * math.prod(-(-side // 4) for side in image.shape[2:])
-        outputs, inputs = weight.shape[:2]
-        return int(36 * 4 * (tiles * (inputs + outputs) + inputs * outputs))
-
-
 @dataclass(frozen=True)
 class Planned:
-    """MiB of a planned step."""
+    """MiB of a planned step: live tensors, and with the workspaces that cuDNN asks for."""
 
     allocated: int
-    workspace: int
-    """What a plan assumes for cuDNN in addition."""
+    with_workspaces: int
 
 
-def plan(arguments: dict[str, Any], unseen: type[Unseen] = Unseen) -> Planned:
+def plan(arguments: dict[str, Any]) -> Planned:
     """Plan a step on a V100."""
     gpu = find_gpu("v100")
     source = Source("scripts.plans.segmentation_models", "training", str(ROOT))
-    fake = trace_own(source, arguments, gpu, unseen_on(gpu, kind=unseen), Changes()).fake
-    free = replay(fake.trace)
-    workspace = workspace_bytes(fake.trace, free.reserved)
-    return Planned(free.allocated // MIB, workspace // MIB)
+    trace = trace_own(source, arguments, gpu, unseen_on(gpu), Changes()).fake.trace
+    allocated = (replay(one).allocated // MIB for one in (trace, with_workspaces(trace)))
+    return Planned(*allocated)
 
 
 def percent(planned: int, measured: int) -> float:
@@ -196,18 +171,16 @@ def main() -> None:
 
 
 def figures_of(row: Row) -> list[int]:
-    """Return MiB: the step of today, of 2020, with a workspace, with Winograd's; of shown rows each term's as well."""
+    """Return MiB: the step of today, of 2020, of 2020 with workspaces; of shown rows each term's as well."""
     then = plan(row.arguments())
     today = plan(row.arguments() | dict.fromkeys(TERMS.values(), False))
-    winograd = plan(row.arguments(), Winograd)
     terms = TERMS.values() if row.label in SHOWN else ()
     without = [plan(row.arguments() | {name: False}).allocated for name in terms]
     whole = then.allocated
     return [
         today.allocated,
         whole,
-        whole + then.workspace,
-        winograd.allocated,
+        then.with_workspaces,
         *(whole - one for one in without),
     ]
 
@@ -227,7 +200,7 @@ def page(found: dict[str, list[int]]) -> str:
     """Return the page."""
     lines, errors = [], []
     for row in PUBLISHED:
-        errors.append([percent(figure, row.measured) for figure in found[row.label][:4]])
+        errors.append([percent(figure, row.measured) for figure in found[row.label][:3]])
         cells = [
             f"{figure:,} ({error:+.1f} %)"
             for figure, error in zip(found[row.label], errors[-1], strict=False)
@@ -236,11 +209,10 @@ def page(found: dict[str, list[int]]) -> str:
     steps = (
         "of today",
         "of 2020",
-        "of 2020, with the assumed workspace",
-        "of 2020, with Winograd's workspace",
+        "of 2020, with workspaces",
     )
     worth = [
-        f"| {label} | {' | '.join(f'{one:,}' for one in found[label][4:])} |" for label in SHOWN
+        f"| {label} | {' | '.join(f'{one:,}' for one in found[label][3:])} |" for label in SHOWN
     ]
     return "\n".join(
         [
@@ -251,12 +223,11 @@ def page(found: dict[str, list[int]]) -> str:
             "`torch.cuda.max_memory_allocated()` on four V100 with torch 1.5 and SyncBatchNorm, two pictures of "
             "512 x 1024 (Cityscapes) or four of 512 x 512 on each card (mmsegmentation's tables, in GB of one digit, "
             "taken as 1,024 MiB; with 1,000 all measured figures are 2.3 % lower). Planned: allocated memory. The "
-            "assumed workspace is what `mpt plan` adds for cuDNN until a card is calibrated; Winograd's is that of "
-            "cuDNN's non-fused kernels for dense convolutions of 3 x 3 in float32, from their transforms. All figures "
-            "are MiB.",
+            "workspaces are what `mpt plan` adds for cuDNN until a card is calibrated, on this card the transforms of "
+            "Winograd's kernels for dense convolutions of 3 x 3. All figures are MiB.",
             "",
-            "| Run | Measured | Step of today | Step of 2020 | With the assumed workspace | With Winograd's |",
-            "|---|---:|---:|---:|---:|---:|",
+            "| Run | Measured | Step of today | Step of 2020 | With workspaces |",
+            "|---|---:|---:|---:|---:|",
             *lines,
             "",
             "| Step | Median error | 90 % within | Lowest | Highest | Too low |",

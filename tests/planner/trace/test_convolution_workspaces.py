@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.plans.plan import workspace_bytes
 from mpt.planner.trace.convolution_workspaces import workspaces
 from mpt.planner.trace.trace import Storage, Trace, with_workspaces
+from mpt.planner.trace.unseen import unseen_on
 
 pytestmark = pytest.mark.tier("fast")
 MIB = 2**20
@@ -68,6 +70,48 @@ def test_a_strided_window_of_1x1_copies() -> None:
     assert asked(source, weight, stride=2, backward=False) == [
         2 * (8 * 64 * 1024 + 8 * 128 * 256 + 64 * 128)
     ]
+
+
+def asked_on(card: str, source: Tensor, weight: Tensor, stride: int = 1) -> list[int]:
+    output = of(len(source), len(weight), *[side // stride for side in source.shape[-2:]])
+    rest = ([stride] * 2, [1, 1], [1, 1], False, [0, 0], 1)
+    args = (output.to(source.dtype), source, weight, [0], *rest, [True, True, False])
+    return list(unseen_on(find_gpu(card)).workspaces("aten::convolution_backward", args, None))
+
+
+def test_float32_without_tf32_is_transformed_by_winograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 x 64 tiles of 4 x 4, 36 numbers for each and channel: a U-Net on an H100 peaked by 6,913 MiB."""
+    wide, kernel = (
+        of(64, 128, 256, 256, dtype=torch.float32),
+        of(64, 128, 3, 3, dtype=torch.float32),
+    )
+    transformed = 4 * 36 * (64 * 64 * 64 * (128 + 64) + 128 * 64)
+    assert transformed // MIB == 6913
+    assert asked_on("v100", wide, kernel) == [transformed, transformed]
+    assert asked_on("gtx 1080", wide, kernel) == [transformed, transformed]
+    in_tf32 = asked_on("h100", wide, kernel)
+    assert max(in_tf32) < transformed // 2
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert asked_on("h100", wide, kernel) == [transformed, transformed]
+    assert asked_on("h100", wide.half(), kernel.half())[0] == sum(
+        one.nbytes for one in (of(64, 64, 256, 256), wide.half(), kernel.half())
+    )
+
+
+def test_winograd_takes_tiles_that_stand_out_and_dense_windows_of_3x3_alone() -> None:
+    image = of(2, 16, 7, 9, dtype=torch.float32)
+
+    def in_full(window: int = 3, stride: int = 1, dilation: int = 1, groups: int = 1) -> list[int]:
+        weight = of(8, 16 // groups, window, window, dtype=torch.float32)
+        sides = [-(-side // stride) for side in image.shape[2:]]
+        rest = ([stride] * 2, [1, 1], [dilation] * 2, False, [0, 0], groups)
+        output = of(2, 8, *sides, dtype=torch.float32)
+        args = (image, weight, None, *rest)
+        return list(workspaces("aten::convolution", args, output, 132, in_tf32=False))
+
+    tiles = 2 * 2 * 3
+    assert in_full() == [36 * 4 * (tiles * (16 + 8) + 16 * 8)]
+    assert in_full(window=1) == in_full(stride=2) == in_full(dilation=2) == in_full(groups=8) == []
 
 
 def test_a_workspace_adds_what_no_free_block_holds() -> None:
