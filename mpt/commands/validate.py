@@ -66,7 +66,7 @@ def try_build(config: Config) -> str | None:
     Raises ConfigError for settings that a part refuses.
     """
     with Session(find_gpu(CARD), Calibration(), config.granted) as session:
-        return refuse(session.plan([config], whole_run=True)[0])
+        return refuse(session.plan([config], whole_run=True, draws=True)[0])
 
 
 def refuse(answer: Answer[Plan]) -> str | None:

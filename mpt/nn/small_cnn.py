@@ -9,15 +9,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
+from mpt.errors import ConfigError
 from mpt.seams import DataSpec
 
 TASK = "classify"
+SMALLEST = 8
 
 
 class Settings(ModelOptions):
     """Width of the first stage and dropout before the last layer."""
 
-    image_size: int = Field(16, ge=8)
+    image_size: int = Field(16, ge=SMALLEST)
     features: int = Field(32, ge=1)
     """Channels of the first stage; each stage doubles them."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -54,6 +56,11 @@ class SmallCnn(nn.Module):
 
 
 def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
-    """Build `net` for the data's channels and classes."""
-    channels = data.require("image", "model small_cnn").shape[0]
+    """Build `net` for the data's channels and classes. Raises ConfigError for images that cannot be halved thrice."""
+    channels, *sides = data.require("image", "model small_cnn").shape
+    if min(sides) < SMALLEST:
+        raise ConfigError(
+            f"model small_cnn: its stages halve images three times, and the data set delivers {sides[0]}x{sides[1]}; "
+            f"set dataset.image_size to {SMALLEST} or more, or leave it out so that it follows the model"
+        )
     return {"net": SmallCnn(channels, len(data.classes), settings.features, settings.dropout)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
@@ -43,6 +43,12 @@ class Settings(OptimizerOptions):
     """One kernel over many tensors: faster, with a copy of the parameters' size at its peak. null lets torch choose."""
     fused: bool | None = None
     """Use torch's fused kernel for the update. null lets torch choose."""
+
+    @model_validator(mode="after")
+    def check_kernels(self) -> Settings:
+        if self.fused and self.foreach:
+            raise ValueError("fused and foreach are two kernels of one update; set one of them")
+        return self
 
 
 def build(settings: Settings, parameters: Parameters) -> Optimizer:

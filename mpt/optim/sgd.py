@@ -28,9 +28,11 @@ class Settings(OptimizerOptions):
     """Use torch's fused kernel for the update. null lets torch choose."""
 
     @model_validator(mode="after")
-    def check_nesterov(self) -> Settings:
+    def check_combinations(self) -> Settings:
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ValueError("nesterov needs momentum above 0 and dampening 0")
+        if self.fused and self.foreach:
+            raise ValueError("fused and foreach are two kernels of one update; set one of them")
         return self
 
 

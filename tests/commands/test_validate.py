@@ -46,6 +46,22 @@ REFUSED = [
         "model: the network is given 'pooled' of 2048 features",
     ),
     ("@sdxl_lora dataset.assumed.sizes=[4]", "model: the network is given 'sizes' of 6 features"),
+    (
+        "@classify_digits dataset.image_size=7",
+        "model small_cnn: its stages halve images three times",
+    ),
+    (
+        "@classify_digits train.batch_size=2000",
+        "the data set has 1437 samples, fewer than one batch",
+    ),
+    (
+        "@yolofuse_demo dataset.sampling=balanced",
+        "dataset.sampling=balanced: this data set has no classes",
+    ),
+    (
+        "@saehd_demo dataset.image_size=80",
+        "model: it swaps faces of 64 pixels, and the data set delivers 80",
+    ),
     ("@classify_digits task.mean=[0.5,0.5]", "task.mean: give 1 or 1 numbers, one per channel"),
 ]
 
@@ -63,7 +79,7 @@ def test_what_only_the_built_run_shows_is_refused_with_the_words_of_training(
     name, *overrides = words.split()
     config = load_config(find_shipped(name), overrides)
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
-        refuse(session.plan([config], whole_run=True)[0])
+        refuse(session.plan([config], whole_run=True, draws=True)[0])
 
 
 def test_fp8_is_planned_for_a_card_that_is_not_here() -> None:

@@ -94,6 +94,13 @@ def test_decoupled_decay_shrinks_a_weight_that_has_no_gradient_by_rate_times_dec
     assert weight.tolist() == pytest.approx([1.9, 1.9])
 
 
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_two_kernels_of_one_update_are_refused(name):
+    optimizer = INSTALLED.find("optim", name)
+    with pytest.raises(ValidationError, match="fused and foreach are two kernels"):
+        optimizer.settings_class(fused=True, foreach=True)
+
+
 def test_nesterov_without_momentum_is_refused():
     from mpt.optim import sgd
 

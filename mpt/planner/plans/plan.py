@@ -61,6 +61,8 @@ class Wish:
     """The fields of `mpt.planner.facts.placement.Placement`; empty for a process alone."""
     whole_run: bool = False
     """Evaluation, samples and preview too, of a process alone."""
+    draws: bool = False
+    """Not to be planned if the data are here and training could not draw a batch of them."""
     budgets: Sequence[int] = ()
     """Budgets that the same trace is judged by too."""
     only_if_built_fits: bool = False

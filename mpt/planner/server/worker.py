@@ -122,6 +122,8 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
             )
             return {"found": [replace(row, notes=[*row.notes, *notes]).as_data() for row in rows]}
         wish = Wish(**request["wish"])
+        if wish.draws and not notes:
+            draw_sample(config)
         is_own = not request["allow"] and not outside_packages()
         with lone_libraries() if is_own else nullcontext():
             plan = plan_config(config, spec, gpu, calibration, wish)
@@ -179,6 +181,16 @@ def find_data_spec(config: Any) -> tuple[Any, list[str]]:
         classes = tuple(str(number) for number in range(ASSUMED_CLASSES))
         note = f"the data set is not here ({found}): planned with {channels}x{size}x{size} images in 1000 classes"
         return DataSpec(fields, ASSUMED_CLASSES, classes), [note]
+
+
+def draw_sample(config: Any) -> None:
+    """Raise DataError if training could not draw its batches of data that are here."""
+    from mpt.engine.building.build import build_datasets
+    from mpt.engine.loop.assembly import supply_batches
+
+    data = build_datasets(config)[0]
+    supply_batches(config, data)
+    data.fetch([0], 0)
 
 
 ASSUMED_CLASSES = 1000

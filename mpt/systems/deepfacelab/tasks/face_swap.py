@@ -17,7 +17,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpt.config.options import Options
+from mpt.config.options import Options, setting_of
+from mpt.errors import ConfigError
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Legend, Loss, Phase, Precision, gather
 from mpt.systems.deepfacelab.losses.shared import face_swap as losses
 from mpt.systems.deepfacelab.metrics.shared.face_swap import overlap, peak_signal_to_noise
@@ -347,7 +348,12 @@ def build(
 ) -> FaceSwap:
     """Build the task around `autoencoder` and whichever discriminators the model has."""
     for side in ("src", "dst"):
-        data.require(f"{side}_warped", "task face_swap")
+        found = data.require(f"{side}_warped", "task face_swap").shape
+        if found[-1] != (wanted := setting_of(model_settings, "image_size", found[-1])):
+            raise ConfigError(
+                f"model: it swaps faces of {wanted} pixels, and the data set delivers {found[-1]}; leave "
+                "dataset.image_size out so that it follows the model"
+            )
     return FaceSwap(settings, model_settings, modules, precision, data.extra)
 
 
