@@ -123,7 +123,7 @@ class Triplets(Dataset):
         batch = {
             name: torch.stack(images) for name, images in zip(("first", "middle", "last"), padded)
         }
-        batch["time"] = torch.tensor([sample.time for sample in samples])
+        batch["time"] = torch.tensor([sample.time for sample in samples], dtype=torch.float32)
         batch["size"] = torch.tensor([sample.size for sample in samples])
         if self.source.has_flow:
             batch["flow"] = torch.stack(
@@ -179,7 +179,9 @@ def flipped(sample: Triplet, across: bool, down: bool) -> Triplet:
     turned = mapped(sample, lambda image: image.flip(axes))
     if turned.flow is None:
         return turned
-    sign = torch.tensor([-1.0 if across else 1.0, -1.0 if down else 1.0]).repeat(2)[:, None, None]
+    sign = torch.tensor(
+        [-1.0 if across else 1.0, -1.0 if down else 1.0], dtype=torch.float32
+    ).repeat(2)[:, None, None]
     return replace(turned, flow=turned.flow * sign)
 
 
