@@ -199,6 +199,11 @@ def _attention(
 
     Raises RuntimeError, as torch does, if none of them takes these tensors.
     """
+    if not query.dtype == key.dtype == value.dtype:
+        found = f"{query.dtype}, {key.dtype} and {value.dtype}"
+        raise RuntimeError(
+            f"Expected query, key, and value to have the same dtype, but got {found}"
+        )
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(

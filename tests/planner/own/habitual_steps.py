@@ -399,3 +399,27 @@ class Scaled(nn.Module):
 def scaled(dimensions=()):
     """A network with weights of so many dimensions that moves to the card."""
     return trained(Scaled(dimensions).to(device))
+
+
+def summed(in_half=False, attends=False, rows=65536):
+    """Messages that are summed into float32 zeros, which autocast breaks, or attention to keys in float32."""
+    layers = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).to(device)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        half = torch.autocast("cuda", torch.bfloat16) if in_half else contextlib.nullcontext()
+        with half:
+            messages = layers(torch.randn(rows, 256, device=device))
+            if attends:
+                keys = torch.randn(1, 4, rows, 64, device=device)
+                query = messages.view(1, 4, rows, 64)
+                with torch.autocast("cuda", enabled=False):
+                    found = functional.scaled_dot_product_attention(query, keys, keys)
+            else:
+                places = torch.arange(rows, device=device) // 8
+                found = torch.zeros(rows // 8, 256, device=device).index_add_(0, places, messages)
+        found.float().square().mean().backward()
+        optimizer.step()
+
+    return step

@@ -59,6 +59,18 @@ def test_comparisons_of_whole_tensors_are_read_values(session: Session) -> None:
     assert any("the step reads values (6 times)" in note for note in plan.notes), plan.notes
 
 
+def test_autocast_is_not_proposed_where_it_breaks_a_sum(session: Session) -> None:
+    """It was, and half messages into float32 zeros were planned, which no kernel takes."""
+    source = {"where": str(STEPS), "function": "summed", "folder": str(STEPS.parents[3])}
+    ways = session.plan_own(source, {}, with_changes=True).get().ways
+    assert not any("autocast" in line for way in ways for line in way.lines)
+    with pytest.raises(MptError, match=r"index_add.*one dtype.*habitual_steps.py:\d+"):
+        planned(session, "summed", in_half=True)
+    with pytest.raises(MptError, match=r"query, key, and value.*habitual_steps.py:\d+"):
+        planned(session, "summed", in_half=True, attends=True)
+    assert planned(session, "summed", attends=True).allocated > 65536 * 256 * 4
+
+
 WAYS = {
     "bincount": 2,
     "histc": 2,

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch._subclasses import fake_tensor
 
 from mpt.planner.device.composites import parts_of
+from mpt.planner.device.matching_dtypes import check_dtypes
 from mpt.planner.device.operator_kinds import facts_of, is_known
 from mpt.planner.device.zero_values import SCALAR, ZeroValues
 from mpt.planner.own.stand_ins import quantized
@@ -241,6 +242,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         return [int(one) for one in value]
 
     def _answer(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        check_dtypes(func, args)
         rule, name = self._rules.get(func), facts_of(func).name
         if rule is None and name == NMS:  # of a library that may be imported later
             rule = self._at_bound(all_boxes)
