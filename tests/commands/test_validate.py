@@ -51,6 +51,10 @@ REFUSED = [
         "model small_cnn: its stages halve images three times",
     ),
     (
+        "@classify_digits dataset.channels=2",
+        "images of 1 channels cannot become 2; set dataset.channels to 1, 3 or 4",
+    ),
+    (
         "@classify_digits train.batch_size=2000",
         "the data set has 1437 samples, fewer than one batch",
     ),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mpt.errors import DataError
+from mpt.errors import ConfigError, DataError
 
 LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's conversion to "L"
 
@@ -36,7 +36,8 @@ def match_channels(image_bchw: Tensor, channels: int) -> Tensor:
     if found == channels:
         return image_bchw
     if channels not in (1, 3, 4) or found not in (1, 3, 4):
-        raise DataError(
+        kind = DataError if channels in (1, 3, 4) else ConfigError
+        raise kind(
             f"images of {found} channels cannot become {channels}; set dataset.channels to 1, 3 or 4"
         )
     colour = image_bchw[:, :3]
