@@ -3,9 +3,9 @@ CPU.
 
 Found by comparing traces on fake and on real tensors, with torch 2.13 (2.11's LSTM keeps 0.6 % more under autocast):
 
-- A recurrent layer of oneDNN returns a workspace that its backward needs. Only the library knows its size, and torch's
-  rule says 0 bytes; of a layer in bfloat16 some processors' gradients are in float32: the real layer and its backward
-  are run once for each set of shapes.
+- A recurrent layer of oneDNN returns a workspace that its backward needs, and none without gradients. Only the library
+  knows its size, and torch's rule says 0 bytes; of a layer in bfloat16 some processors' gradients are in float32: the
+  real layer and its backward are run once for each set of shapes, with gradients and without.
 - A norm of half inputs with float32 weights, as under autocast, keeps its statistics in float32 and not in half, and
   the group norm's backward returns the input's gradient in half and not in float32.
 """
@@ -28,6 +28,7 @@ def _recurrent_layer(operator: Any, *args: Any) -> Any:
         return NotImplemented
     key = (
         operator,
+        torch.is_grad_enabled(),
         *((arg.shape, arg.dtype) if isinstance(arg, Tensor) else str(arg) for arg in args),
     )
     if key not in _layers:

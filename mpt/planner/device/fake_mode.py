@@ -64,6 +64,8 @@ _PLACE = ("device", "layout", "pin_memory")
 _STRIDED = torch.strided
 _no_dispatch, _empty = torch._C._DisableTorchDispatch, torch.empty_strided
 _subclass: Any = Tensor._make_subclass
+RECURRENT_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
+"""Returns a workspace where gradients are recorded, and none elsewhere."""
 _routes = {**cpu_routes.ROUTES, GROUPED: grouped_product}
 _outcomes: dict[tuple[Any, ...], Outcome] = {}
 """By the description of an operator and its arguments; torch's own cache holds the same for as long as the process."""
@@ -378,6 +380,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         facts: list[Any] = [
             "lean",
             id(func),
+            func is RECURRENT_LAYER and torch.is_grad_enabled(),
             torch.get_default_dtype(),
             torch._C._get_default_device(),
             torch.is_inference_mode_enabled(),

@@ -92,6 +92,21 @@ def in_parts():
     return step
 
 
+def evaluated_first():
+    """A recurrent layer that computes without gradients, and then the same with them."""
+    layer = nn.LSTM(16, 8, batch_first=True).to(device)
+    optimizer = torch.optim.Adam(layer.parameters())
+    words = torch.rand(4, 40, 16, device=device)
+
+    def step():
+        with torch.no_grad():
+            layer(words)
+        layer(words)[0].sum().backward()
+        optimizer.step()
+
+    return step
+
+
 def sentences(kind="LSTM", batch_first=True, layers=2):
     """A recurrent network on sentences of known lengths, whose words are chosen by the lengths that come back."""
     rnn = nn.utils.rnn

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
+import torch
 
 from tests.planner.own.crossed_rules import IMPOSSIBLE, REFUSED, Rule, is_excluded
 from tests.planner.own.crossed_steps import DIMENSIONS
@@ -76,6 +77,12 @@ def is_unmeasured(combination: Mapping[str, str], answer: Mapping[str, Any]) -> 
     return combination.get("network") in RECURRENT and answer.keys() == {"unmeasured"}
 
 
+def is_possible_here(combination: Mapping[str, str], answer: Mapping[str, Any]) -> bool:
+    """Return whether this processor has an LSTM in half where others have none, and it is planned as it is."""
+    in_half = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return in_half and combination.get("network") == "lstm" and not answer
+
+
 def test_steps_in_which_everything_occurs_are_planned_as_they_are() -> None:
     some = list(touch(DIMENSIONS, is_excluded, FOUND))
     assert {pair for one in some for pair in one.items()} == {
@@ -103,6 +110,6 @@ def test_what_is_left_out_is_refused_with_its_reason(rules: tuple[Rule, ...], an
     missing = [
         (each, one)
         for (each, words), one in zip(given, found, strict=True)
-        if re.search(words, one.get(answer, "")) is None
+        if re.search(words, one.get(answer, "")) is None and not is_possible_here(each, one)
     ]
     assert missing == []

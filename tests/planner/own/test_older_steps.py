@@ -66,6 +66,13 @@ def test_sequences_of_known_lengths_are_packed_as_torch_packs_them(batch_first: 
         assert planned == measured
 
 
+def test_a_recurrent_layer_keeps_more_with_gradients_than_it_did_without() -> None:
+    """oneDNN's workspace was remembered as none, and the backward refused."""
+    source = {"where": str(STEPS), "function": "evaluated_first"}
+    [(planned, measured)] = live_bytes((source, {}))
+    assert planned == measured
+
+
 def test_a_card_holds_the_rows_of_packed_sequences(session: Session) -> None:
     one, two = (planned(session, "sentences", layers=layers) for layers in (1, 2))
     # 4 gates and 2 states of 2 x 32 numbers for 47 words, and not for 4 x 20; last states are 2,048 bytes
