@@ -190,7 +190,7 @@ def trace_recipes(options: argparse.Namespace) -> Seconds:
 
     worker.preload()
     config, gpu = load_config(options.config, options.overrides), find_gpu(options.gpu)
-    data, _ = worker.find_data_spec(config)
+    data = worker.find_data(config)[1]
     if options.traces == "torch":
         vars(run_fake)["LeanFakeMode"] = TorchFakeMode
     took = []

@@ -25,7 +25,7 @@ import torch
 from mpt.config.load import load_config
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.facts.time_band import range_of
-from mpt.planner.server.worker import find_data_spec, preload
+from mpt.planner.server.worker import find_data, preload
 from mpt.planner.step.run_fake import trace_config
 from mpt.planner.trace.time_model import Work
 from mpt.vision_ops import import_torchvision
@@ -102,7 +102,7 @@ def plan(row: Row) -> Found:
             "train": {"batch_size": row.batch, "deterministic": False},
         }
     )
-    data, _ = find_data_spec(config)
+    data = find_data(config)[1]
     gpu = find_gpu(GPU)
     work: Work = trace_config(config, data, row.batch, gpu, None).work
     return Found(row, work.seconds(gpu), work.band(gpu))

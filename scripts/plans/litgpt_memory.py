@@ -33,7 +33,7 @@ from mpt.errors import MptError
 from mpt.planner.facts.verdict import judge
 from mpt.planner.server.worker import preload
 from mpt.vision_ops import import_torchvision
-from scripts.plans.published_steps import error, plan_of, summary
+from scripts.plans.published_steps import clone_and_rows, error, plan_of, summary
 from scripts.provenance import made
 
 GB = 10**9
@@ -374,10 +374,7 @@ def page(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Plan the rows of litgpt's tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("clone", type=Path)
-    parser.add_argument("rows", type=Path, help="what is planned already, and will be")
-    parser.add_argument("-o", "--output", type=Path, help="write the page")
+    parser = clone_and_rows(__doc__)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -15,7 +15,6 @@ them, LoRA of rank 32, whose row then says nothing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import sys
@@ -30,7 +29,7 @@ import torch
 from mpt.errors import MptError
 from mpt.planner.server.worker import preload
 from mpt.vision_ops import import_torchvision
-from scripts.plans.published_steps import error, plan_of, summary
+from scripts.plans.published_steps import clone_and_rows, error, plan_of, summary
 from scripts.provenance import made
 
 GB = 10**9
@@ -300,11 +299,8 @@ def page(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Plan the results and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("clone", type=Path)
-    parser.add_argument("rows", type=Path, help="what is planned already, and will be")
+    parser = clone_and_rows(__doc__)
     parser.add_argument("--task", choices=(LANGUAGE, PICTURES), help="plan the rows of one")
-    parser.add_argument("-o", "--output", type=Path, help="write the page")
     options = parser.parse_args()
     sys.path.insert(0, str(options.clone / "src"))
     sys.modules["torchao"] = None  # type: ignore[assignment]  # PEFT asks for names of another release

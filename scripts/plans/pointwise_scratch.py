@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mpt.config.load import load_config
 from mpt.planner.facts.gpus import find_gpu
-from mpt.planner.server.worker import find_data_spec, preload
+from mpt.planner.server.worker import find_data, preload
 from mpt.planner.step.run_fake import trace_config
 from mpt.planner.trace.replay import replay
 from mpt.planner.trace.unseen import Unseen, unseen_on
@@ -57,7 +57,7 @@ class WithLittleScratch(WithScratch):
 def planned(row: Row, kind: type[Unseen]) -> float:
     """Return the MiB that the allocator reserves for a run."""
     config = load_config(row.config(), allow=["scripts"])
-    data, _ = find_data_spec(config)
+    data = find_data(config)[1]
     gpu = find_gpu(row.gpu)
     unseen = unseen_on(gpu, deterministic=config.train.deterministic, kind=kind)
     trace = trace_config(config, data, config.train.batch_size, gpu, unseen).trace

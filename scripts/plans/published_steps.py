@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,15 @@ def plan_of(build: Callable[..., Any], arguments: dict[str, Any], card: str) -> 
     run = trace_own(source, arguments, gpu, unseen_on(gpu), Changes()).fake
     wish = Wish(budget_bytes=gpu.usable_bytes)
     return describe(run, 1, gpu, Calibration(), wish, CONTEXT_BYTES, False, None)
+
+
+def clone_and_rows(about: str) -> argparse.ArgumentParser:
+    """Return the parser of a script that plans from a clone; its first line of documentation says what it is."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("clone", type=Path)
+    parser.add_argument("rows", type=Path, help="what is planned already, and will be")
+    parser.add_argument("-o", "--output", type=Path, help="write the page")
+    return parser
 
 
 def error(planned: float, published: float) -> float:

@@ -39,7 +39,7 @@ from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu, find_gpu
 from mpt.planner.facts.placement import Placement
 from mpt.planner.plans.plan import trace_placed
-from mpt.planner.server.worker import find_data_spec
+from mpt.planner.server.worker import find_data
 from mpt.planner.trace.replay import replay
 from mpt.seams import DataSpec, FieldSpec, Task
 from scripts.plans.memory_table import saved_bytes
@@ -86,7 +86,7 @@ class Traces:
 
     def __init__(self, config: Config, gpu: Gpu) -> None:
         self.config, self.gpu = config, gpu
-        self.data: DataSpec = find_data_spec(config)[0]
+        self.data: DataSpec = find_data(config)[1]
 
     def take(self, memory: dict[str, Any]) -> Point:
         """Return the plan with some tricks."""

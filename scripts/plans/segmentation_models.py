@@ -23,19 +23,22 @@ BOTTLENECKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 BASICS = {18: (2, 2, 2, 2)}
 
 
-class LogSoftmaxOf2020(torch.autograd.Function):
-    """Log-softmax over channels that keeps its input too."""
+class SoftmaxOf2020(torch.autograd.Function):
+    """Softmax of torch 1.10 and earlier, or its logarithm, whose gradient keeps the input beside the result."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor) -> Tensor:
-        result = functional.log_softmax(scores, dim=1)
+    def forward(ctx: Any, scores: Tensor, dim: int, is_log: bool) -> Tensor:
+        operator = torch._log_softmax if is_log else torch._softmax
+        result = operator(scores, dim, False)
         ctx.save_for_backward(scores, result)
+        ctx.dim, ctx.is_log = dim, is_log
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         scores, result = ctx.saved_tensors
-        return torch._log_softmax_backward_data(gradient, result, 1, scores.dtype)
+        operator = torch._log_softmax_backward_data if ctx.is_log else torch._softmax_backward_data
+        return operator(gradient, result, ctx.dim, scores.dtype), None, None
 
 
 def convolved(
@@ -216,7 +219,7 @@ class Segmenter(nn.Module):
 def pixel_loss(logits: Tensor, label: Tensor, of_2020: bool) -> Tensor:
     """Return the mean loss of logits (b, classes, h, w) and a label (b, H, W); the accuracy is computed as well."""
     logits = resized(logits, label.shape[1:])
-    chances = LogSoftmaxOf2020.apply(logits) if of_2020 else functional.log_softmax(logits, 1)
+    chances = SoftmaxOf2020.apply(logits, 1, True) if of_2020 else functional.log_softmax(logits, 1)
     loss = functional.nll_loss(chances, label, reduction="none", ignore_index=255).mean()
     logits.topk(1, dim=1)[1].transpose(0, 1).eq(label[None]).float().mean()
     return loss

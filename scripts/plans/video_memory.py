@@ -13,7 +13,6 @@ with zeros, and buckets of DistributedDataParallel as large as the weights that 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -26,12 +25,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
-from torch import Tensor
 
 from mpt.errors import MptError
 from mpt.planner.server.worker import preload
 from mpt.vision_ops import import_torchvision
-from scripts.plans.published_steps import error, plan_of, summary
+from scripts.plans.published_steps import clone_and_rows, error, plan_of, summary
+from scripts.plans.segmentation_models import SoftmaxOf2020
 from scripts.provenance import made
 
 MIB = 2**20
@@ -76,29 +75,10 @@ class Row:
         return Path(self.config).stem.replace("_kinetics400-rgb", "")
 
 
-class KeepingSoftmax(torch.autograd.Function):
-    """Softmax of torch 1.10 and earlier, whose gradient keeps the input beside the result."""
-
-    @staticmethod
-    def forward(context: Any, values: Tensor, dim: int) -> Tensor:
-        """Return the softmax along a dimension."""
-        chances = torch._softmax(values, dim, False)
-        context.save_for_backward(values, chances)
-        context.dim = dim
-        return chances
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """Return the input's gradient."""
-        _, chances = context.saved_tensors
-        found = torch._softmax_backward_data(gradient, chances, context.dim, chances.dtype)
-        return found, None
-
-
 def keep_inputs(kept: bool) -> None:
     """Let softmax keep its input, or not."""
     for (owner, name), todays in TODAYS.items():
-        keeping = lambda values, dim, dtype=None: KeepingSoftmax.apply(values, dim)  # noqa: E731
+        keeping = lambda values, dim, dtype=None: SoftmaxOf2020.apply(values, dim, False)  # noqa: E731
         setattr(owner, name, keeping if kept else todays)
 
 
@@ -262,11 +242,7 @@ def page(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Plan the rows of mmaction2's tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("clone", type=Path)
-    parser.add_argument("rows", type=Path, help="what is planned already, and will be")
-    parser.add_argument("-o", "--output", type=Path, help="write the page")
-    options = parser.parse_args()
+    options = clone_and_rows(__doc__).parse_args()
     clone, file = options.clone.resolve(), options.rows.resolve()
     output = options.output and options.output.resolve()
     kept = json.loads(file.read_text("utf-8")) if file.is_file() else []

@@ -7,7 +7,7 @@ import torch
 
 from mpt.systems.stylegan2.nn.shared.stylegan2_layers import demodulate
 from scripts.plans.segmentation_memory import PUBLISHED, percent
-from scripts.plans.segmentation_models import LogSoftmaxOf2020
+from scripts.plans.segmentation_models import SoftmaxOf2020
 from scripts.plans.stylegan2_memory import kernel_for_each_picture
 
 pytestmark = pytest.mark.tier("fast")
@@ -24,7 +24,7 @@ def test_the_softmax_of_2020_has_the_same_gradient_and_keeps_its_input() -> None
     with torch.autograd.graph.saved_tensors_hooks(
         lambda one: kept.append(one.data_ptr()) or one, lambda one: one
     ):
-        result = LogSoftmaxOf2020.apply(scores)
+        result = SoftmaxOf2020.apply(scores, 1, True)
     assert scores.data_ptr() in kept
     (found,) = torch.autograd.grad(result.square().sum(), scores)
     (wanted,) = torch.autograd.grad(scores.log_softmax(1).square().sum(), scores)

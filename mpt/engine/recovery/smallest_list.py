@@ -37,8 +37,9 @@ class SmallestList:
 
     def describe(self) -> str:
         """Return how sure it is that a smaller list does not do."""
-        found = ("it helps; a smaller list may too", "the smallest list that helps")
-        return found[self.is_minimal]
+        if self.is_minimal:
+            return "the smallest list that helps"
+        return "it helps; a smaller list may too"
 
 
 def smallest_list(

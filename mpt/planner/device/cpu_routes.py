@@ -19,6 +19,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 _aten = torch.ops.aten
+RECURRENT_LAYER = _aten.mkldnn_rnn_layer.default
+"""Returns a workspace where gradients are recorded, and none elsewhere."""
 _Form = tuple[torch.Size, tuple[int, ...], torch.dtype]
 _layers: dict[Any, list[_Form | None]] = {}
 
@@ -83,7 +85,7 @@ def _group_norm_backward(operator: Any, *args: Any) -> Any:
 
 
 ROUTES = {
-    _aten.mkldnn_rnn_layer.default: _recurrent_layer,
+    RECURRENT_LAYER: _recurrent_layer,
     _aten.mkldnn_rnn_layer_backward.default: _recurrent_layer,
     _aten.native_layer_norm.default: _norm,
     _aten.native_group_norm.default: _norm,

@@ -35,6 +35,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device import cpu_routes, direct_results
+from mpt.planner.device.cpu_routes import RECURRENT_LAYER
 from mpt.planner.device.grouped_products import GROUPED, grouped_product
 from mpt.planner.device.operator_kinds import (
     BLANK_IDS,
@@ -64,8 +65,6 @@ _PLACE = ("device", "layout", "pin_memory")
 _STRIDED = torch.strided
 _no_dispatch, _empty = torch._C._DisableTorchDispatch, torch.empty_strided
 _subclass: Any = Tensor._make_subclass
-RECURRENT_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
-"""Returns a workspace where gradients are recorded, and none elsewhere."""
 _routes = {**cpu_routes.ROUTES, GROUPED: grouped_product}
 _outcomes: dict[tuple[Any, ...], Outcome] = {}
 """By the description of an operator and its arguments; torch's own cache holds the same for as long as the process."""

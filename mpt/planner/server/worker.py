@@ -103,14 +103,14 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
             [config.to_data()["dataset"], config.to_data()["model"], config.to_data()["task"]]
         )
         if request.get("data") is not None:
-            spec, notes = DataSpec.from_record(request["data"]), []
+            data, spec, notes = None, DataSpec.from_record(request["data"]), []
         else:
             if key not in specs:
                 try:
-                    specs[key] = find_data_spec(config)
+                    specs[key] = find_data(config)
                 except DataError as error:
                     return {"error": str(error), "exit_code": error.exit_code, "lacks_data": True}
-            spec, notes = specs[key]
+            data, spec, notes = specs[key]
         if "inference" in request:
             made = plan_inference(
                 config, spec, gpu, calibration, InferenceWish(**request["inference"])
@@ -122,8 +122,8 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
             )
             return {"found": [replace(row, notes=[*row.notes, *notes]).as_data() for row in rows]}
         wish = Wish(**request["wish"])
-        if wish.draws and not notes:
-            draw_sample(config)
+        if wish.draws and data is not None:
+            draw_sample(config, data)
         is_own = not request["allow"] and not outside_packages()
         with lone_libraries() if is_own else nullcontext():
             plan = plan_config(config, spec, gpu, calibration, wish)
@@ -150,8 +150,10 @@ def answer_own(asked: dict[str, Any], gpu: Any, calibration: Any, wish: Any) -> 
     return plan_own(source, arguments, gpu, calibration, wish, with_changes).as_data()
 
 
-def find_data_spec(config: Any) -> tuple[Any, list[str]]:
-    """Return the data's layout. Labelled images that are not on this machine are assumed: a plan needs no data."""
+def find_data(config: Any) -> tuple[Any, Any, list[str]]:
+    """Return the data, their layout and notes. Labelled images that are not here are assumed, with None for the data:
+    a plan needs none.
+    """
     import torch
 
     from mpt.config.options import setting_of
@@ -160,16 +162,19 @@ def find_data_spec(config: Any) -> tuple[Any, list[str]]:
     from mpt.seams import DataSpec, FieldSpec
 
     try:
-        return build_datasets(config)[0].spec, []
+        data = build_datasets(config)[0]
+        return data, data.spec, []
     except DataError as error:
         found = str(error).partition(". ")[0]  # the remedy is for training
         plugin = config.sized_dataset.plugin
         assume = plugin.optional("assume")
         assumed = assume(plugin.native_settings(config.sized_dataset.settings)) if assume else None
         if assumed is not None:
-            return assumed, [
-                f"the data set is not here ({found}): its layout follows from the settings"
-            ]
+            return (
+                None,
+                assumed,
+                [f"the data set is not here ({found}): its layout follows from the settings"],
+            )
         size = setting_of(config.sized_dataset.settings, "image_size")
         if config.task.name != "classify" or size is None:
             raise
@@ -180,15 +185,13 @@ def find_data_spec(config: Any) -> tuple[Any, list[str]]:
         }
         classes = tuple(str(number) for number in range(ASSUMED_CLASSES))
         note = f"the data set is not here ({found}): planned with {channels}x{size}x{size} images in 1000 classes"
-        return DataSpec(fields, ASSUMED_CLASSES, classes), [note]
+        return None, DataSpec(fields, ASSUMED_CLASSES, classes), [note]
 
 
-def draw_sample(config: Any) -> None:
+def draw_sample(config: Any, data: Any) -> None:
     """Raise DataError if training could not draw its batches of data that are here."""
-    from mpt.engine.building.build import build_datasets
     from mpt.engine.loop.assembly import supply_batches
 
-    data = build_datasets(config)[0]
     supply_batches(config, data)
     data.fetch([0], 0)
 

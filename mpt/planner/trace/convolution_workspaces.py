@@ -38,6 +38,12 @@ WINOGRAD_SIDE, WINOGRAD_BYTES = 4, 4 * 6 * 6
 """Numbers of a tile's side in the output, and bytes of a transformed tile."""
 
 
+def convolutions_in_tf32() -> bool:
+    """Return whether torch's switches let float32 convolutions be in TF32, as they are now."""
+    backends: Any = torch.backends  # whose newer members torch does not declare
+    return bool(backends.cudnn.conv.fp32_precision == "tf32")
+
+
 def workspaces(
     operator: str, args: Any, result: Any, multiprocessors: int, in_tf32: bool = True
 ) -> Iterator[int]:

@@ -26,6 +26,7 @@ from mpt.planner.facts.time_band import (
     UNCERTAIN_BAND,
     UNCERTAIN_SHARE,
 )
+from mpt.planner.trace.convolution_workspaces import convolutions_in_tf32
 from mpt.planner.trace.operator_costs import cost_of
 
 ARITHMETIC_SHARE = 0.75
@@ -63,7 +64,7 @@ class Work:
         """
         backends: Any = torch.backends  # whose newer members torch does not declare
         self.products_in_tf32 = backends.cuda.matmul.fp32_precision == "tf32"
-        self.convolutions_in_tf32 = backends.cudnn.conv.fp32_precision == "tf32"
+        self.convolutions_in_tf32 = convolutions_in_tf32()
 
     def observe(
         self,

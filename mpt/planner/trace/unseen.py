@@ -21,8 +21,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.multiprocessors import multiprocessors, threads_of_one
@@ -87,8 +85,7 @@ class Unseen:
         """Return the bytes of each workspace that cuDNN asks for where there is room."""
         if operator not in CONVOLUTIONS or self.cudnn_share:
             return ()
-        backends: Any = torch.backends  # whose newer members torch does not declare
-        in_tf32 = self.capability >= (8, 0) and backends.cudnn.conv.fp32_precision == "tf32"
+        in_tf32 = self.capability >= (8, 0) and convolution_workspaces.convolutions_in_tf32()
         return convolution_workspaces.workspaces(
             operator, args, result, self.multiprocessors, in_tf32
         )
