@@ -6,12 +6,15 @@ Found by comparing traces on fake and on real tensors, with torch 2.13 (2.11's L
 - A recurrent layer of oneDNN returns a workspace that its backward needs, and none without gradients. Only the library
   knows its size, and torch's rule says 0 bytes; of a layer in bfloat16 some processors' gradients are in float32: the
   real layer and its backward are run once for each set of shapes, with gradients and without.
+- `torch.normal(mean, std)` has the dtype of its mean, `torch.where` takes a mask of bytes and the loss of labels in
+  bytes is computed, on CUDA too.
 - A norm of half inputs with float32 weights, as under autocast, keeps its statistics in float32 and not in half, and
   the group norm's backward returns the input's gradient in half and not in float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,7 +87,35 @@ def _group_norm_backward(operator: Any, *args: Any) -> Any:
     )
 
 
-ROUTES = {
+def _normal(operator: Any, mean: Tensor, std: Tensor, **kwargs: Any) -> Any:
+    if mean.dtype == std.dtype:
+        return NotImplemented
+    return operator(mean, std.to(mean.dtype), **kwargs)
+
+
+def _where(operator: Any, mask: Tensor, *values: Any) -> Any:
+    return operator(mask.bool(), *values) if mask.dtype == torch.uint8 else NotImplemented
+
+
+def _loss_of_labels(operator: Any, values: Tensor, labels: Tensor, *rest: Any) -> Any:
+    if labels.dtype != torch.uint8:
+        return NotImplemented
+    return operator(values, labels.long(), *rest)
+
+
+def _loss_of_labels_backward(
+    operator: Any, gradient: Tensor, values: Tensor, labels: Tensor, *rest: Any
+) -> Any:
+    if labels.dtype != torch.uint8:
+        return NotImplemented
+    return operator(gradient, values, labels.long(), *rest)
+
+
+ROUTES: dict[Any, Callable[..., Any]] = {
+    _aten.normal.Tensor_Tensor: _normal,
+    _aten.where.self: _where,
+    _aten.nll_loss_forward.default: _loss_of_labels,
+    _aten.nll_loss_backward.default: _loss_of_labels_backward,
     RECURRENT_LAYER: _recurrent_layer,
     _aten.mkldnn_rnn_layer_backward.default: _recurrent_layer,
     _aten.native_layer_norm.default: _norm,

@@ -27,6 +27,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch._prims_common import suggest_memory_format
 
 from mpt.planner.device.fake_device import DEVICE
+from mpt.planner.device.matching_shapes import check_attention
 
 REVIEWED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 SPLIT_OPERATORS = frozenset(
@@ -204,6 +205,7 @@ def _attention(
         raise RuntimeError(
             f"Expected query, key, and value to have the same dtype, but got {found}"
         )
+    check_attention(query, key, value, attn_mask)
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
@@ -390,6 +392,11 @@ def _recurrent(gates: int) -> Any:
     ) -> tuple[Tensor, ...]:
         layout = (gates, layers, train, bidirectional, batch_first)
         held = states if isinstance(states, list) else [states]  # an LSTM has two
+        others = [one.dtype for one in held if one.dtype != inputs.dtype]
+        if others and not torch.is_autocast_enabled(DEVICE):
+            raise RuntimeError(
+                f"Input and hidden tensors are not the same dtype: {inputs.dtype} and {others[0]}"
+            )
         with enable_single_level_autograd_function():  # a kernel is called below `torch.func`
             result: tuple[Tensor, ...] = _apply(layout, inputs, tuple(held), *weights)
         return result

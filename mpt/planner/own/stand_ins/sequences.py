@@ -20,6 +20,8 @@ from torch.nn import functional
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mpt.planner.device.matching_shapes import check_alignments
+
 RECURRENT = (torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu)
 """Functions that layers call; for packed data with the sizes of each time's batch in second place."""
 PACK, UNPACK = torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence
@@ -77,6 +79,10 @@ class PackedSequences:
     def pack(self, padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
         """Return (rows, features) and the sizes of each time's batch."""
         times, samples = padded.shape[:2][:: -1 if batch_first else 1]
+        if lengths.numel() != samples:
+            raise RuntimeError(
+                f"pack_padded_sequence: {samples} samples have {lengths.numel()} lengths, and need as many"
+            )
         known = self.lengths(lengths)
         is_known = known is not None and min(known) > 0  # 0 is not known, too
         held = sorted(known, reverse=True) if known and is_known else [times] * samples
@@ -138,6 +144,7 @@ def most_alignments(
     **named: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return each sample's loss (samples,) and CTC's table, from (times, samples, labels)."""
+    check_alignments(log_probs, targets, input_lengths, target_lengths)
     times, samples = log_probs.shape[:2] if log_probs.dim() == 3 else (log_probs.shape[0], 1)
     longest = targets.shape[1] if targets.dim() == 2 else targets.numel()
     return log_probs.new_empty(samples), log_probs.new_empty(samples, times, 2 * longest + 1)
@@ -161,7 +168,10 @@ def alignments_gradient(
 
 def counted(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """Return as many counts as a script says there are at least; without that the largest value is not known."""
-    return tensor.new_empty(minlength, dtype=torch.int64 if weights is None else weights.dtype)
+    dtype = torch.int64 if weights is None else torch.float64
+    if weights is not None and weights.dtype == torch.float32:
+        dtype = torch.float32
+    return tensor.new_empty(minlength, dtype=dtype)
 
 
 def ctc_loss(

@@ -27,6 +27,7 @@ from torch._subclasses import fake_tensor
 
 from mpt.planner.device.composites import parts_of
 from mpt.planner.device.matching_dtypes import check_dtypes
+from mpt.planner.device.matching_shapes import check_masks, check_shapes
 from mpt.planner.device.operator_kinds import facts_of, is_known
 from mpt.planner.device.zero_values import SCALAR, ZeroValues
 from mpt.planner.own.stand_ins import quantized
@@ -74,6 +75,7 @@ MOST_LINES = 3
 NMS = "torchvision::nms"
 _aten = torch.ops.aten
 RANGES = {_aten.arange.default, _aten.arange.start, _aten.arange.start_step}
+INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default}
 ORDERS = {_aten.randperm.default, _aten.randperm.generator}
 """Operators that draw an order, in which each occurs once: some augmentations apply all of a list in such a one."""
 COUNTS = {_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default}
@@ -243,6 +245,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def _answer(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         check_dtypes(func, args)
+        check_shapes(func, args)
         rule, name = self._rules.get(func), facts_of(func).name
         if rule is None and name == NMS:  # of a library that may be imported later
             rule = self._at_bound(all_boxes)
@@ -251,6 +254,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if name in quantized.RULES:
             self.int8 += 1
             return quantized.RULES[name](*args, **kwargs)
+        if func in INDEXED:
+            check_masks(*args[:2])
         if func is _aten.index.Tensor and has_masks(args[1]):
             args = args[0], without_masks(args[1], self.places)
             result = func(*args, **kwargs)

@@ -21,14 +21,14 @@ _aten = torch.ops.aten
 def along(args: Sequence[Any]) -> int:
     """Return how many places there are along the dimension that an operator was given, all if none."""
     dim = args[1] if len(args) > 1 else None
-    count: int = args[0].numel() if dim is None else args[0].shape[dim]
+    count: int = args[0].numel() if dim is None or not args[0].dim() else args[0].shape[dim]
     return count
 
 
 CHOICES: dict[Any, Callable[[Sequence[Any]], int]] = {
     **dict.fromkeys((_aten.argmax.default, _aten.argmin.default), along),
     **dict.fromkeys((_aten.max.dim, _aten.min.dim), along),
-    _aten.topk.default: lambda args: args[0].shape[args[2] if len(args) > 2 else -1],
+    _aten.topk.default: lambda args: along((args[0], args[2] if len(args) > 2 else -1)),
     **dict.fromkeys((_aten.randint.default, _aten.randint.generator), lambda args: args[0]),
     **dict.fromkeys((_aten.randint.low, _aten.randint.low_generator), lambda args: args[1] - args[0]),
 }  # fmt: skip

@@ -1,0 +1,50 @@
+"""Steps that end in an error with real tensors; a mask, a count of labels and states of another dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def masked(device: str = "cuda", rows: int = 3) -> Any:
+    """A loss over a mask of too few rows."""
+    model = nn.Linear(4, 4, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = torch.randn(4, 4, device=device), torch.randn(rows, device=device)
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        model(batch[0])[batch[1] > 0].sum().backward()
+        optimizer.step()
+
+    return model, optimizer, batch, step
+
+
+def states(device: str = "cuda", dtype: str = "float32") -> Any:
+    """An LSTM in half whose first state is in float32."""
+    model = nn.LSTM(4, 4, device=device, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = torch.randn(3, 2, 4, device=device, dtype=torch.bfloat16)
+
+    def step(batch: torch.Tensor) -> None:
+        first = torch.zeros(1, 2, 4, device=device, dtype=getattr(torch, dtype))
+        model(batch, (first, first))[0].sum().backward()
+        optimizer.step()
+
+    return model, optimizer, batch, step
+
+
+def labelled_in_bytes(device: str = "cuda") -> Any:
+    """Labels and a mask of bytes, which kernels take."""
+    model = nn.Linear(4, 4, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = torch.randn(4, 4, device=device), torch.zeros(4, dtype=torch.uint8, device=device)
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        logits = model(batch[0])
+        kept = torch.where(batch[1][:, None], logits, 0.0)
+        nn.functional.cross_entropy(kept, batch[1]).backward()
+        optimizer.step()
+
+    return model, optimizer, batch, step

@@ -1,0 +1,42 @@
+"""Steps that fail with real tensors are refused with their line, and others of the same kind are planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt.errors import MptError
+from mpt.planner.client.session import Session
+from scripts.plans.live_bytes import live_bytes
+from tests.planner.own import refused_steps
+from tests.planner.own.own_plans import plan_of
+
+STEPS = Path(refused_steps.__file__)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error"),
+    [
+        ("masked", {}, "does not fit the tensor of shape"),
+        ("states", {}, "hidden tensors are not the same dtype"),
+    ],
+)
+def test_what_kernels_refuse_is_refused(
+    session: Session, name: str, options: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(MptError, match=rf"{error}.*refused_steps.py:\d+"):
+        plan_of(session, STEPS, name, options)
+
+
+def test_masks_and_states_that_fit_are_planned(session: Session) -> None:
+    assert plan_of(session, STEPS, "masked", {"rows": 4}).by_category
+    assert plan_of(session, STEPS, "states", {"dtype": "bfloat16"}).by_category
+
+
+def test_labels_and_masks_of_bytes_are_planned_as_kernels_take_them() -> None:
+    """They were refused."""
+    fields = {"where": str(STEPS), "function": "labelled_in_bytes"}
+    [(planned, measured)] = live_bytes((fields, {"device": "cpu"}))
+    assert planned == measured
