@@ -562,3 +562,21 @@ def test_an_interrupt_while_the_command_line_is_imported_is_one_line_too(monkeyp
             start()
         assert ended.value.code == 130
         assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_an_interrupt_at_the_command_s_end_is_one_line_too(monkeypatch, capsys):
+    """One that comes while the command's objects are freed is raised at the next instruction, out of all handlers."""
+
+    class End(SystemExit):
+        @property
+        def code(self):
+            raise KeyboardInterrupt
+
+    def end():
+        raise End
+
+    monkeypatch.setattr("mpt.planner.client.processes.start_ahead", lambda words: None)
+    monkeypatch.setattr("mpt.cli.main", end)
+    with pytest.raises(SystemExit) as ended:
+        entry_point.main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "interrupted\n")

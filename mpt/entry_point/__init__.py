@@ -40,19 +40,25 @@ def main() -> None:
         )
         sys.exit(1)
     try:
-        from mpt.planner.client.processes import start_ahead
-
-        start_ahead(sys.argv[1:])
-
-        from mpt.cli import main as run
-
         run()
-    except SystemExit as end:
-        if isinstance(end.code, int) and end.code:
-            leave(end.code)
-        raise
-    except KeyboardInterrupt:  # while the command line was being imported
+    except KeyboardInterrupt:  # while the command line was imported, or at the command's end
         # Python forgets one that came while it ran a string, for which it would end by the signal
         exec("")
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def run() -> None:
+    """Run the command line, and leave at once after an error."""
+    try:
+        from mpt.planner.client.processes import start_ahead
+
+        start_ahead(sys.argv[1:])
+
+        from mpt.cli import main as run_command_line
+
+        run_command_line()
+    except SystemExit as end:
+        if isinstance(end.code, int) and end.code:
+            leave(end.code)
+        raise
