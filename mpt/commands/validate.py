@@ -40,6 +40,8 @@ CARD = "h100"
 """The fake card to build for: one that computes in every dtype, since the card is not a setting."""
 CANNOT_PLAN = "cannot plan: "
 """First words of the planner's refusals. Training may have one."""
+NOT_HERE = "the data set is not here"
+"""First words of its note on a run that was built with an assumed layout of its data."""
 
 
 def run(arguments: Command) -> None:
@@ -57,25 +59,22 @@ def run(arguments: Command) -> None:
         f"{config}: valid: {read.model.name} on {read.dataset.name}, {read.precision.mode}{tricks}, {length}"
     )
     if untried:
-        print(f"only its text was checked: {untried}", file=sys.stderr)
+        print(untried, file=sys.stderr)
 
 
 def try_build(config: Config) -> str | None:
-    """Build the run and step it on fake tensors; return why that was not possible, if it is no mistake of a setting.
-
-    Raises ConfigError for settings that a part refuses.
-    """
+    """Build the run and step it on fake tensors; return what was not tried. Raises ConfigError as `refuse`."""
     with Session(find_gpu(CARD), Calibration(), config.granted) as session:
         return refuse(session.plan([config], whole_run=True, draws=True)[0])
 
 
 def refuse(answer: Answer[Plan]) -> str | None:
-    """Return why the run was not tried, if its data is not here or the planner has no answer.
+    """Return what was not tried and why: the data if they are not here, or all if the planner has no answer.
 
     Raises ConfigError if a part refused a setting.
     """
     if not answer.error:
-        return None
+        return next((note for note in answer.get().notes if note.startswith(NOT_HERE)), None)
     if answer.lacks_data or answer.error.startswith(CANNOT_PLAN):
-        return answer.error.removeprefix(CANNOT_PLAN)
+        return f"only its text was checked: {answer.error.removeprefix(CANNOT_PLAN)}"
     raise ConfigError(answer.error)

@@ -265,6 +265,11 @@ class Lora(HoldsWeights):
         factor = settings.factor_of(name)
         return put_adapter(layer, settings.rank_of(name), factor, generator, trained, settings.dora)
 
+    def check_start(self) -> None:
+        """Raise CheckpointError if the adapters' file is missing or none."""
+        if self.settings.weights is not None:
+            read_adapters(Path(self.settings.weights))
+
     def begin(self, task: Task) -> str | None:
         """Read the adapters that the settings name, if they do."""
         if self.settings.weights is None:

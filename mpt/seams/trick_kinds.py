@@ -30,6 +30,9 @@ class HoldsWeights(MemoryTrick):
         A layer's attribute `travelling_names` has the names of its parameters that stay.
         """
 
+    def check_start(self) -> None:
+        """Raise CheckpointError if no run could begin with the file that is named, before anything is built."""
+
     def begin(self, task: Task) -> str | None:
         """Read what the run begins with, after `apply`; return a line about it.
 

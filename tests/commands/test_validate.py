@@ -2,19 +2,23 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mpt.commands.validate import CARD, refuse
+from mpt.commands.validate import CARD, Command, refuse, run
 from mpt.config.finding.shipped import find_shipped
 from mpt.config.load import load_config
+from mpt.engine.building.build import build_networks
 from mpt.errors import ConfigError
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
 from mpt.precision.low_bit_products import check_device
+from mpt.seams import DataSpec, FieldSpec
 
 REFUSED = [
     (
@@ -86,6 +90,48 @@ def test_what_only_the_built_run_shows_is_refused_with_the_words_of_training(
     config = load_config(find_shipped(name), overrides)
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
         refuse(session.plan([config], whole_run=True, draws=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("@classify_digits model.weights=nothing.pt", "model.weights: there is no file nothing.pt"),
+        ("@classify_digits model.weights=text.pt", "text.pt is refused as a weights file"),
+        (
+            "@classify_digits model.weights=other.safetensors",
+            "model.weights: only 0 of the model's 20",
+        ),
+        ("@diffusion_digits memory.lora.rank=2 memory.lora.weights=no.pt", "memory.lora.weights: "),
+    ],
+)
+def test_a_file_of_weights_that_training_would_refuse_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.pt").write_text("no weights")
+    save_file({"other.weight": torch.zeros(3)}, "other.safetensors")
+    name, *overrides = words.split()
+    config = load_config(find_shipped(name), overrides)
+    with (
+        Session(find_gpu(CARD), Calibration()) as session,
+        pytest.raises(ConfigError, match=f"^{re.escape(said)}"),
+    ):
+        refuse(session.plan([config], whole_run=True, draws=True)[0])
+
+
+def test_weights_that_fit_and_data_that_are_not_here_are_valid_and_the_data_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["dataset=image_folder", "dataset.root=nowhere", "dataset.channels=1"]
+    config = load_config(find_shipped("@classify_digits"), words)
+    spec = DataSpec({"image": FieldSpec((1, 16, 16), torch.float32, "image")}, 0, tuple("ab"))
+    weights = build_networks(config, spec, fake=False)["net"].state_dict()
+    save_file({f"net.{name}": one for name, one in weights.items()}, "w.safetensors")
+    run(Command(find_shipped("@classify_digits"), (*words, "model.weights=w.safetensors")))
+    said = capsys.readouterr()
+    assert said.out.endswith("valid: small_cnn on image_folder, amp, 20 epochs\n")
+    assert said.err.startswith("the data set is not here (no folder nowhere)")
 
 
 def test_fp8_is_planned_for_a_card_that_is_not_here() -> None:

@@ -62,7 +62,7 @@ class Wish:
     whole_run: bool = False
     """Evaluation, samples and preview too, of a process alone."""
     draws: bool = False
-    """Not to be planned if the data are here and training could not draw a batch of them."""
+    """Not to be planned if training could not draw a batch of data that are here, or would refuse `model.weights`."""
     budgets: Sequence[int] = ()
     """Budgets that the same trace is judged by too."""
     only_if_built_fits: bool = False

@@ -122,8 +122,10 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
             )
             return {"found": [replace(row, notes=[*row.notes, *notes]).as_data() for row in rows]}
         wish = Wish(**request["wish"])
-        if wish.draws and data is not None:
-            draw_sample(config, data)
+        if wish.draws:
+            if data is not None:
+                draw_sample(config, data)
+            meet_weights(config, spec)
         is_own = not request["allow"] and not outside_packages()
         with lone_libraries() if is_own else nullcontext():
             plan = plan_config(config, spec, gpu, calibration, wish)
@@ -194,6 +196,20 @@ def draw_sample(config: Any, data: Any) -> None:
 
     supply_batches(config, data)
     data.fetch([0], 0)
+
+
+def meet_weights(config: Any, spec: Any) -> None:
+    """Raise CheckpointError if training would refuse a file of weights that it begins with."""
+    from mpt.config.options import setting_of
+    from mpt.engine.building.build import build_networks, build_tricks, load_start
+    from mpt.seams import HoldsWeights
+
+    tricks = build_tricks(config)
+    if setting_of(config.model.settings, "weights"):
+        load_start(config, build_networks(config, spec, fake=True), tricks)
+    for trick in tricks:
+        if isinstance(trick, HoldsWeights):
+            trick.check_start()
 
 
 ASSUMED_CLASSES = 1000
