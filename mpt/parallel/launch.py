@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Sequence
 
 from mpt.errors import RankError
@@ -28,7 +29,10 @@ def launch(words: Sequence[str], nproc: int, max_restarts: int) -> int:
     silence()
     options = ["--standalone", f"--nproc-per-node={nproc}", f"--max-restarts={max_restarts}"]
     try:
-        run.run(run.parse_args([*options, "-m", "mpt", "train", *words]))  # type: ignore[no-untyped-call]
+        # without a folder for the processes' output torch makes one and leaves it there
+        with tempfile.TemporaryDirectory(prefix="mpt-launch-", ignore_cleanup_errors=True) as name:
+            options.append(f"--log-dir={name}")
+            run.run(run.parse_args([*options, "-m", "mpt", "train", *words]))  # type: ignore[no-untyped-call]
     except ChildFailedError as failed:
         codes = [failure.exitcode for failure in failed.failures.values()]
         return next((code for code in codes if code > 0), RankError.exit_code)
