@@ -34,7 +34,7 @@ from torch.autograd.graph import increment_version
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_map_only
 
-from mpt.planner.device import cpu_routes, direct_results
+from mpt.planner.device import cpu_routes, direct_results, jagged
 from mpt.planner.device.cpu_routes import RECURRENT_LAYER
 from mpt.planner.device.grouped_products import GROUPED, grouped_product
 from mpt.planner.device.operator_kinds import (
@@ -74,6 +74,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Makes the same tensors as FakeTensorMode, sooner."""
 
     def __init__(self, **options: Any) -> None:
+        jagged.prepare()
         super().__init__(**options)
         self.is_direct = ".".join(torch.__version__.split(".")[:2]) in direct_results.REVIEWED
         """Whether outcomes are found by `mpt.planner.device.direct_results`."""
@@ -85,6 +86,15 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             else torch._C._set_throw_on_mutable_data_ptr
         )
         """Says, as torch's own constructor does, when the address of a fake tensor is asked for."""
+
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:
+        """Return the uneven size of a nested tensor, a new one unless its number is given."""
+        if nt_tensor_id is None:
+            nt_tensor_id, self.nt_tensor_id_counter = (
+                self.nt_tensor_id_counter,
+                self.nt_tensor_id_counter + 1,
+            )
+        return jagged.uneven_size(nt_tensor_id)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # of a tensor whose attributes are copied

@@ -68,7 +68,7 @@ from mpt.planner.own.values.without_values import without_values
 from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.recorder import Recorder
 from mpt.planner.trace.time_model import Work
-from mpt.planner.trace.trace import Trace
+from mpt.planner.trace.trace import Trace, holds_tensors
 from mpt.planner.trace.unseen import Unseen
 
 T = TypeVar("T")
@@ -280,6 +280,8 @@ def _trace_on_gpu(
         work.read_switches()
         with values.stepping(), passes.noted(), noting_rewriting() as rewriting:
             modules = perform(made, created, recorder, changes, on_step, passes)
+        if not all_on_gpu and not holds_tensors(recorder.trace):
+            return None  # a card was named, and everything put on the host
         # what is recorded already can no longer be changed
         is_open = not graphs.is_used
         weights = updated_weights(created)

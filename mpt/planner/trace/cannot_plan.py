@@ -44,9 +44,12 @@ LOOKS_AT_VALUES = (
     "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
 )
 
-NESTED_ASK = "shape_env must not be None"
-"""What torch says if a nested tensor is made of fake ones."""
-NESTED = "nested tensors are not planned, since their lengths are values: plan the step with a padded batch"
+STRIDED_NESTED = "_nested_tensor_from_tensor_list"
+"""The operator that makes a nested tensor whose layout is not jagged."""
+NESTED = (
+    "nested tensors are planned in the layout torch.jagged alone, with attention on a card: make them with "
+    "layout=torch.jagged, or plan the step with a padded batch"
+)
 
 
 class CannotPlan(MptError):
@@ -81,7 +84,7 @@ def reason_of(error: BaseException) -> str:
         if "_local_scalar_dense" in operator or "is_nonzero" in operator or "equal" in operator:
             return LOOKS_AT_VALUES
         return f"{operator} depends on tensor values"
-    if NESTED_ASK in text:
+    if STRIDED_NESTED in str(getattr(error, "func", "")):
         return NESTED
     if ".numpy()" in text or "FakeTensor.__format__" in text:
         return LOOKS_AT_VALUES

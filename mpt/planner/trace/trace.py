@@ -95,6 +95,11 @@ def with_workspaces(trace: Trace) -> Trace:
     return Trace(storages, events + trace.events[start:], trace.spans)
 
 
+def holds_tensors(trace: Trace) -> bool:
+    """Return whether anything but workspaces lies on the device."""
+    return any(one.size and one.category != "workspace" for one in trace.storages)
+
+
 EMPTIED = "empty_cache"
 """The operator of a storage of no bytes, which marks the return of unused memory."""
 

@@ -270,7 +270,7 @@ def of_several_lengths():
     def step():
         optimizer.zero_grad()
         rows = [torch.rand(count, 64) for count in (3, 5)]
-        nested = torch.nested.nested_tensor(rows, layout=torch.jagged, device=device)
+        nested = torch.nested.nested_tensor(rows, device=device)
         layer(nested).values().sum().backward()
         optimizer.step()
 

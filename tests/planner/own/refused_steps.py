@@ -35,6 +35,22 @@ def states(device: str = "cuda", dtype: str = "float32") -> Any:
     return model, optimizer, batch, step
 
 
+def named_alone() -> Any:
+    """A script that asks which device is the card, and puts everything on the host by name."""
+    device = torch.device("cpu")
+    if device.type == torch.device("cuda").type and not torch.cuda.is_available():
+        device = torch.device("cpu")
+    model = nn.Linear(256, 256).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = torch.randn(4, 256, device=device)
+
+    def step(batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+        optimizer.step()
+
+    return model, optimizer, batch, step
+
+
 def labelled_in_bytes(device: str = "cuda") -> Any:
     """Labels and a mask of bytes, which kernels take."""
     model = nn.Linear(4, 4, device=device)

@@ -40,3 +40,10 @@ def test_labels_and_masks_of_bytes_are_planned_as_kernels_take_them() -> None:
     fields = {"where": str(STEPS), "function": "labelled_in_bytes"}
     [(planned, measured)] = live_bytes((fields, {"device": "cpu"}))
     assert planned == measured
+
+
+def test_a_card_that_is_named_and_not_used_is_planned_as_if_it_were(session: Session) -> None:
+    """A plan said that an empty card was enough."""
+    plan = plan_of(session, STEPS, "named_alone", {})
+    assert plan.by_category["parameters"] == 4 * (256 * 256 + 256)
+    assert any("puts nothing on" in note for note in plan.notes)

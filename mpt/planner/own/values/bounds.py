@@ -26,6 +26,7 @@ from torch import Tensor
 from torch._subclasses import fake_tensor
 
 from mpt.planner.device.composites import parts_of
+from mpt.planner.device.jagged import NESTED
 from mpt.planner.device.matching_dtypes import check_dtypes
 from mpt.planner.device.matching_shapes import check_masks, check_shapes
 from mpt.planner.device.operator_kinds import facts_of, is_known
@@ -141,6 +142,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if NESTED in types:
+            return NotImplemented
         if are_true():
             return func(*args, **kwargs)
         parts = parts_of(func, args) or compared.PARTS.get(func)

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device.composites import parts_of
+from mpt.planner.device.jagged import NESTED
 from mpt.planner.device.operator_kinds import DEVICE_QUERY
 from mpt.planner.device.zero_values import SCALAR
 from mpt.run.process.storage_trace import LiveStorages, tensors_in
@@ -388,6 +389,8 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE_QUERY and isinstance(args[0], FakeTensor):
             return args[0].device  # asked many times over
+        if NESTED in types:
+            return NotImplemented
         kwargs = kwargs or {}
         if are_true():
             return func(*args, **kwargs)
