@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from mpt.planner.client.forks import CAN_FORK, Fork, control_sockets, request_fork
+from mpt.planner.facts.kept_apart import remove_folders
 from mpt.run.process.operating_system import usable_cores
 
 MOST = 8
@@ -50,6 +51,8 @@ class Planner:
                 self.process.wait(LEAVE_SECONDS)
         self.process.kill()
         self.process.wait()
+        if isinstance(self.process, subprocess.Popen):
+            remove_folders(self.process.pid)
         self.errors.close()
         if self.control is not None:
             self.control.close()

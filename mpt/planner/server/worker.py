@@ -15,12 +15,15 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import IO, Any
 
+from mpt.planner.facts.kept_apart import own_folders
+
 COLLECTED = 8
 """Plans after which garbage is looked for: one leaves some 10 MiB, and a search takes a tenth of a second for it."""
 
 
 def main() -> None:
     """Answer requests until the input ends."""
+    own_folders()
     answers: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mpt.planner.client import processes
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
 
 
 class Process:
@@ -89,3 +94,24 @@ def test_what_nothing_took_is_ended(ahead: list[Any]) -> None:
     processes.end_unused()
     assert started.is_over
     assert not ahead
+
+
+def test_a_process_that_is_ended_amid_a_plan_of_a_script_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C in `mpt plan script.py` does: the session is left, and its busy process killed."""
+    script, temporary = tmp_path / "slow.py", tmp_path / "temporary"
+    script.write_text("import time\nopen('log.txt', 'w').write('x')\ntime.sleep(600)\n")
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with Session(find_gpu("rtx3060"), Calibration()) as session, ThreadPoolExecutor(1) as pool:
+        source = {"where": str(script), "folder": str(tmp_path)}
+        planning = pool.submit(session.plan_own, source, {})
+        while not list(temporary.glob("*/**/log.txt")):
+            assert not planning.done(), planning.result()
+            time.sleep(0.05)
+        session.kill()
+    assert planning.result().error
+    left = [path.name for path in temporary.iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor_")] == []

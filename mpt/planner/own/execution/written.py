@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Self
 from unittest import mock
 
+from mpt.planner.facts.kept_apart import prefix
+
 WRITING = frozenset("wax+")
 FREE = ("/dev/", "/proc/")
 OPENED = "/proc/self/fd"
@@ -45,7 +47,7 @@ class Written:
         """`folders`: the script's own, which count though they may lie in that of temporary files."""
         self.count = 0
         """Files that were written."""
-        self._folder = Path(tempfile.mkdtemp(prefix="mpt-plan-"))
+        self._folder = Path(tempfile.mkdtemp(prefix=prefix()))
         self._free = (*FREE, tempfile.gettempdir() + os.sep)
         self._stat = os.stat
         self._own = tuple(os.path.join(os.path.abspath(one), "") for one in folders)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mpt.planner.facts.gpus import Gpu
+from mpt.planner.facts.kept_apart import prefix
 
 NAME = "nvidia-smi"
 PROGRAM = """#!/bin/sh
@@ -54,7 +55,7 @@ def driver_asked(gpu: Gpu) -> Iterator[None]:
     if os.name != "posix" or shutil.which(NAME):
         yield
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix=prefix()) as folder:
         program = Path(folder, NAME)
         program.write_text(PROGRAM.format(name=gpu.name, mebibytes=gpu.usable_bytes >> 20), "utf-8")
         program.chmod(0o755)
