@@ -248,7 +248,7 @@ def compare(
             from mpt.run.records.layout import find_run
 
             records = [read_run(find_run(word, Path(runs))[0].path) for word in words]
-            return workflow.compare_finished(records, margin, None)[0]
+            return workflow.compare_finished(records, margin, None, name, Path(runs))[0]
         sides = read_sides([*words, *modes], variants=variants)
     return workflow.compare(
         sides,

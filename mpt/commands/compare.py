@@ -98,7 +98,11 @@ def run(arguments: Command, train: Train | None = None, check: Check | None = No
         and not any(resolve_mode(word) or is_config(word) for word in words)
     ):
         comparison, folder = compare_finished(
-            read_records(words, arguments, overrides), margin, output
+            read_records(words, arguments, overrides),
+            margin,
+            output,
+            arguments.name,
+            Path(arguments.runs),
         )
     else:
         sides = sides_of(words, overrides, arguments)
@@ -180,12 +184,6 @@ def read_records(
             raise ConfigError(
                 f"mpt compare: modes are separated by spaces: {word.replace(',', ' ')}"
             )
-    options = {"--config": arguments.config, "--device": arguments.device, "--jobs": arguments.jobs}
-    given = [*overrides, *(name for name, value in options.items() if value is not None)]
-    if given:
-        raise ConfigError(
-            f"mpt compare: {given[0]} changes nothing about finished runs ({', '.join(words)})."
-        )
     records = []
     for word in words:
         try:
@@ -195,6 +193,11 @@ def read_records(
             raise CheckpointError(
                 f"{error}{' Nor is it a precision mode' + hint if hint else ''}"
             ) from error
+    options = ("config", "device", "jobs", "seeds", "until_decided", "max_seeds")
+    for said in (*overrides, *given(arguments, options)):
+        raise ConfigError(
+            f"mpt compare: {said} changes nothing about finished runs ({', '.join(words)})."
+        )
     return records
 
 

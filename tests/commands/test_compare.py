@@ -67,8 +67,9 @@ def write_summary(path, mode, final, steps):
 
 def go(tmp_path, *what, train=None, check=lambda file: (0, ""), **changes):
     trainer = train or Trainer()
+    seeds = {} if any(Path(word).is_dir() for word in what) else {"seeds": 3}
     compare.run(
-        CompareArguments(what=what, runs=str(tmp_path), **{"seeds": 3, **changes}), trainer, check
+        CompareArguments(what=what, runs=str(tmp_path), **{**seeds, **changes}), trainer, check
     )
     return trainer
 
@@ -321,6 +322,15 @@ def test_a_comparison_of_other_finished_runs_leaves_an_earlier_one(tmp_path):
     assert modes == ["amp", "O2"], "the same runs again are written where they were"
 
 
+def test_a_comparison_of_finished_runs_has_the_name_that_was_given(tmp_path):
+    go(tmp_path, "fp32", "amp", seeds=1)
+    runs = [tmp_path / "compare-small_cnn-fp32-amp" / f"{mode}-seed-0" for mode in ("fp32", "amp")]
+    go(tmp_path, *map(str, runs), name="mine")
+    assert (tmp_path / "mine" / "comparison.html").is_file()
+    with pytest.raises(ConfigError, match="cannot be a run's name"):
+        go(tmp_path, *map(str, runs), name="a/b")
+
+
 def test_a_run_that_is_not_there_or_given_twice_is_refused(tmp_path):
     go(tmp_path, "fp32", "amp", seeds=1)
     folder = tmp_path / "compare-small_cnn-fp32-amp"
@@ -343,6 +353,8 @@ def test_a_run_that_is_not_there_or_given_twice_is_refused(tmp_path):
         ("train.steps=3", {}),
         ("--config", {"config": Path("x.yaml")}),
         ("--device", {"device": "cpu"}),
+        ("--seeds", {"seeds": 3}),
+        ("--until-decided", {"until_decided": True}),
     ],
 )
 def test_settings_for_finished_runs_are_refused_and_not_ignored(tmp_path, word, options):

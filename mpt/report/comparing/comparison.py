@@ -9,9 +9,11 @@ said.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.differences import flatten
@@ -289,9 +291,7 @@ def note_settings(records: Sequence[RunRecord]) -> list[str]:
         if len(differing) > MOST_NOTES:
             told = f"{section}.name"
             names = (
-                f" {told}: {', '.join(sorted(differing.pop(told)))}, and in"
-                if told in differing
-                else ""
+                f" {told}: {', '.join(differing.pop(told))}, and in" if told in differing else ""
             )
             keys = ", ".join(key.removeprefix(f"{section}.") for key in differing)
             notes.append(
@@ -299,18 +299,20 @@ def note_settings(records: Sequence[RunRecord]) -> list[str]:
             )
         else:
             notes += [
-                f"The configs also differ in {key}: {', '.join(sorted(vs))}."
+                f"The configs also differ in {key}: {', '.join(vs)}."
                 for key, vs in differing.items()
             ]
     return notes
 
 
-def unexpected_differences(records: Sequence[RunRecord]) -> dict[str, dict[str, set[str]]]:
-    """Return by section the settings that runs should have in common and have not, with their values."""
+def unexpected_differences(records: Sequence[RunRecord]) -> dict[str, dict[str, list[str]]]:
+    """Return by section the settings that runs should have in common and have not, with their values in the order of
+    the runs.
+    """
     configs = [flatten(record.config) for record in records if record.config]
-    sections: dict[str, dict[str, set[str]]] = {}
+    sections: dict[str, dict[str, list[str]]] = {}
     for key in sorted({key for config in configs for key in config}):
-        values = {str(config.get(key)) for config in configs}
+        values = list(dict.fromkeys(str(config.get(key)) for config in configs))
         section = key.split(".")[0]
         if len(values) > 1 and section not in EXPECTED_DIFFERENCES:
             sections.setdefault(section, {})[key] = values
@@ -338,12 +340,12 @@ def note_memory(records: Sequence[RunRecord]) -> list[str]:
 
 
 def note_unfinished(groups: Sequence[Group]) -> list[str]:
-    """Say which runs have not come to their end."""
+    """Say of which unfinished runs an evaluation counts as the final one."""
     unfinished = [
         str(record.path.name)
         for group in groups
         for seed, record in group.runs.items()
-        if not record.is_finished and seed not in group.failed
+        if record.evaluations and not record.is_finished and seed not in group.failed
     ]
     if not unfinished:
         return []
@@ -405,7 +407,8 @@ def divide(value: float, base: float) -> float:
 
 
 def group_runs(records: Sequence[RunRecord]) -> list[Group]:
-    """Group finished runs for a comparison: by mode if they differ in it, else each run alone.
+    """Group finished runs for a comparison: by mode if they differ in it, else each run alone, as if the mode of one is
+    not known.
 
     One that NaN ended counts as diverged.
     Raises ConfigError for the same run, or two runs of one mode and seed, given twice.
@@ -414,10 +417,10 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice:
         raise ConfigError(f"{twice} was given twice; a run cannot be compared with itself.")
-    by_mode = len({record.mode for record in records}) > 1
+    modes = [record.mode for record in records]
+    by_mode = len(set(modes)) > 1 and all(modes)
     members: dict[str, dict[int, RunRecord]] = {}
-    for record in records:
-        label = record.mode if by_mode else record.name
+    for label, record in zip(modes if by_mode else names_apart(paths), records, strict=True):
         seed = record.seed if record.seed is not None else 0
         runs = members.setdefault(label, {})
         if seed in runs:
@@ -427,3 +430,12 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
             )
         runs[seed] = record
     return [Group(label, runs, diverged(runs)) for label, runs in members.items()]
+
+
+def names_apart(paths: Sequence[Path]) -> list[str]:
+    """Return the names of folders, with as many of those above as it takes to tell them apart."""
+    for depth in itertools.count(1):
+        names = [Path(*path.parts[-depth:]).as_posix() for path in paths]
+        if len(set(names)) == len(paths):
+            return names
+    raise AssertionError("different paths differ somewhere")

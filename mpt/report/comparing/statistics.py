@@ -132,7 +132,7 @@ def judge(
         return open_verdict(reason, margin, len(seeds), wanted, difference)
 
     if not seeds:
-        return undecided("The two modes have no seed in common.")
+        return undecided("They have no seed in common.")
     failed = [seed for seed in seeds if not math.isfinite(baseline[seed])]
     if failed:
         return undecided(f"The baseline itself has no finite metric for seed {join(failed)}.")

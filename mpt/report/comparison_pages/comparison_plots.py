@@ -265,6 +265,8 @@ def paint_memory(axes: Axes, comparison: Comparison) -> None:
     """Draw the peak, in parts if they are known."""
     names: list[str] = []
     for at, row in enumerate(comparison.rows):
+        if not math.isfinite(row.peak_bytes):
+            continue
         parts = memory_parts(row.group.any_run.memory) or {"peak": row.peak_bytes}
         left = 0.0
         for part, size in parts.items():

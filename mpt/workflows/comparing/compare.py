@@ -96,19 +96,28 @@ def compare(
 
 
 def compare_finished(
-    records: Sequence[RunRecord], margin: str, output: Path | None
+    records: Sequence[RunRecord],
+    margin: str,
+    output: Path | None = None,
+    name: str | None = None,
+    runs: Path = Path("runs"),
 ) -> tuple[Comparison, Path]:
-    """Compare runs that are there, write the comparison, and return it with its folder."""
+    """Compare runs that are there, write the comparison, and return it with its folder.
+
+    That is `output`, else `name` below `runs`, by default one alongside the first run.
+    """
+    if name:
+        check_name(name)
+    first = runs / name if name else records[0].path.parent / f"compare-{records[0].name}"
     comparison = compare_groups(group_runs(records), Margin.parse(margin))
-    folder = output or free_folder(records)
+    folder = output or free_folder(records, first)
     write_comparison(folder, comparison)
     return comparison, folder
 
 
-def free_folder(records: Sequence[RunRecord]) -> Path:
+def free_folder(records: Sequence[RunRecord], first: Path) -> Path:
     """Return the folder of the comparison of just these runs: the one that is there, else one that is not."""
     wanted = {str(record.path.resolve()) for record in records}
-    first = records[0].path.parent / f"compare-{records[0].name}"
     for number in itertools.count(1):
         folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
         if not folder.exists() or compared_runs(folder) == wanted:

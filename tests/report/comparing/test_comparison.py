@@ -149,6 +149,30 @@ def test_the_same_run_or_two_of_a_kind_are_refused(make_run):
         compare_groups(group_runs([first]), MARGIN)
 
 
+def test_runs_of_one_name_in_two_folders_are_told_apart(make_run):
+    first, second = (read_run(make_run(f"{folder}/a", mode="fp32")) for folder in ("x", "y"))
+    assert [group.label for group in group_runs([first, second])] == ["x/a", "y/a"]
+
+
+def test_a_run_without_a_configuration_is_compared_by_its_name(make_run):
+    early = make_run("early", finished=False)
+    (early / "config.yaml").unlink()
+    (early / "metrics.jsonl").write_text("")
+    late = make_run("late", mode="amp")
+    comparison = compare_groups(group_runs([read_run(early), read_run(late)]), MARGIN)
+    assert [row.group.label for row in comparison.rows] == ["early", "late"]
+    assert not [note for note in comparison.notes if "last evaluation counts" in note]
+
+
+def test_settings_that_differ_are_in_the_order_of_the_runs(make_run):
+    paths = [make_run("a", mode="fp32"), make_run("b", mode="fp32")]
+    for path, size in zip(paths, (4, 1000), strict=True):
+        text = (path / "config.yaml").read_text()
+        (path / "config.yaml").write_text(text.replace("batch_size: 32", f"batch_size: {size}"))
+    comparison = compare_groups(group_runs([read_run(path) for path in paths]), MARGIN)
+    assert "The configs also differ in train.batch_size: 4, 1000." in comparison.notes
+
+
 def test_runs_of_one_mode_are_compared_by_name_and_their_difference_is_said(make_run):
     path = make_run("b", mode="fp32")
     (path / "config.yaml").write_text(
@@ -369,6 +393,6 @@ def test_settings_of_another_optimizer_are_told_in_one_note(make_run):
         group_runs([read_run(path.parent / m) for m in ("fp32", "amp")]), MARGIN
     ).notes
     assert notes == [
-        "The configs also differ in optimizer.name: amp, fp32, and in 4 other settings of optimizer: key0, key1, key2, "
+        "The configs also differ in optimizer.name: fp32, amp, and in 4 other settings of optimizer: key0, key1, key2, "
         "key3."
     ]
