@@ -26,6 +26,7 @@ PARTS = ("environment", "data", "numerics", "speed")
 DEVICE = "device"
 """Takes minutes, and is examined only if it is asked for."""
 WITHOUT_SUBJECT = ("environment", DEVICE)
+DTYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,23 @@ def check_parts(wanted: Sequence[str], *, has_subject: bool) -> Sequence[str]:
     return wanted
 
 
+def check_dtype(dtype: str | None) -> None:
+    """Raise ConfigError for a `--dtype` that is none."""
+    if dtype not in (None, *DTYPES):
+        raise ConfigError(f"--dtype: found {dtype!r}; allowed are {', '.join(DTYPES)}")
+
+
 def examine_parts(
     wanted: Sequence[str], wish: Wish, config: Config | None, points: Sequence[Point]
 ) -> list[Section]:
     """Examine each part, whatever becomes of the others: one that raises is a fault of its own section.
 
-    Raises the first error if no part of the configuration could be examined, or if it was the only one asked for.
+    Raises the first error if no part of the configuration could be examined, or if it was the only one asked for, and
+    ConfigError for a wrong dtype.
     """
     from mpt.doctor.findings import Section
 
+    check_dtype(wish.dtype)
     sections, failures = [], []
     for part in wanted:
         try:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from mpt.config.finding.registry import place
 from mpt.errors import ConfigError, MptError
 from mpt.outside.own_code import explain, first_line
-from mpt.workflows.examining.examination import timed
+from mpt.workflows.examining.examination import check_dtype, timed
 
 if TYPE_CHECKING:
     from mpt.doctor.findings import Section
     from mpt.doctor.own.step import OwnSubject
 
 PARTS = ("environment", "numerics", "speed")
-DTYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ def examine_own(wish: OwnWish, only: Sequence[str] = ()) -> list[Section]:
             raise ConfigError(
                 f"--only: found {part!r}; of a training step of your own there are {', '.join(PARTS)}"
             )
-    if wish.dtype not in (None, *DTYPES):
-        raise ConfigError(f"--dtype: found {wish.dtype!r}; allowed are {', '.join(DTYPES)}")
+    check_dtype(wish.dtype)
     wanted = only or PARTS
     subject = find_subject(wish)
     return [timed(lambda part=part: examine_part(part, wish, subject)) for part in wanted]  # type: ignore[misc]

@@ -18,6 +18,7 @@ from mpt.run.records.kept_parts import lost_parts, own_parts
 from mpt.run.records.layout import find_run
 from mpt.run.records.used_parts import changed_parts
 from mpt.workflows.comparing.sides import Side, is_config, read_side
+from mpt.workflows.examining.examination import check_dtype
 
 if TYPE_CHECKING:
     from mpt.doctor.partings.parting import Comparison
@@ -112,7 +113,10 @@ def compare_sides(
     dtype: str | None = None,
     only_files: bool = False,
 ) -> Parted:
-    """Find the point where two trainings part. Raises ConfigError for two that have nothing in common."""
+    """Find the point where two trainings part. Raises ConfigError for two that have nothing in common, and for a dtype
+    that is none.
+    """
+    check_dtype(dtype)
     refuse_strangers(first, second)
     differences = [
         one

@@ -166,6 +166,11 @@ WORDS = [
         "train @classify_digits train.evaluate_every=1epohc",
         "a number of steps (200), of epochs (1 epoch",
     ),
+    (
+        "doctor @classify_digits --dtype fp16",
+        "--dtype: found 'fp16'; allowed are float16, bfloat16",
+    ),
+    ("diff @classify_digits fp32 --dtype fp16", "--dtype: found 'fp16'; allowed are"),
 ]
 
 
