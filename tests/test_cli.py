@@ -278,7 +278,7 @@ def test_no_words_and_help_print_help(capsys):
             "mpt dain interpolate: RUN is missing: name a run (`mpt list runs`), or its path",
         ),
         ("infer --cuont 3", "mpt infer: no such option: --cuont (Possible options: --count"),
-        ("infer --count x", "mpt infer: invalid value for '--count'"),
+        ("infer --count x", "mpt infer: --count: found 'x'; allowed: a whole number, 1 or more"),
         ("plan --vram", "option '--vram' requires an argument"),
         ("trian", "mpt: no such command 'trian'. Did you mean 'train'?"),
         (

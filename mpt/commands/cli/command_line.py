@@ -69,6 +69,7 @@ def declare(
     `notes` are the texts below the fields. The dataclass's docstring is the command's help.
     """
     parameters: dict[str, inspect.Parameter] = {}
+    allowed: dict[str, str] = {}
     hints = get_type_hints(arguments, include_extras=True)
     tuples = set()
     for field in dataclasses.fields(arguments):
@@ -92,18 +93,32 @@ def declare(
         if kind is not bool and default is None:
             kind = kind | None
         parameters[field.name] = make_parameter(field.name, Annotated[kind, info], default)
+        if kind in NUMBERS or kind in (one | None for one in NUMBERS):
+            allowed[field.name] = numbers_of(kind, info.min, info.max)
     parameters["parts"] = make_parameter("parts", Parts, None)
 
     def command(**values: Any) -> None:
         values.pop("parts", None)
         run({key: tuple(value or ()) if key in tuples else value for key, value in values.items()})
 
+    command.allowed = allowed  # type: ignore[attr-defined]
     command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     command.__annotations__ = {key: parameter.annotation for key, parameter in parameters.items()}
     if command_class is None:
         command_class = OverridableCommand if "overrides" in parameters else Command
     help_text = inspect.cleandoc(arguments.__doc__ or "")
     app.command(name, cls=command_class, help=help_text)(command)
+
+
+NUMBERS = {int: "a whole number", float: "a number"}
+
+
+def numbers_of(kind: Any, least: float | None, most: float | None) -> str:
+    """Return in words the numbers that an option takes."""
+    named = next(text for number, text in NUMBERS.items() if kind in (number, number | None))
+    if least is None or most is None:
+        return named if least is None else f"{named}, {least:g} or more"
+    return f"{named} from {least:g} to {most:g}"
 
 
 def given(arguments: Any, names: Iterable[str]) -> Iterator[str]:
@@ -254,12 +269,25 @@ def explain_usage(error: Any) -> str | None:
         ours := FURTHER.get(command)
     ):
         return f"{command}: found {found[1]}, where nothing more is expected; write {ours.format(value=found[1])}"
+    if said.startswith("invalid value") and (ours := wrong_number(said, error.ctx)):
+        return f"{command}: {ours}"
     if said.startswith("missing argument"):
         name = said.split("'")[1]
         return f"{command}: {name} is missing: {WAYS.get(name, f'`{command} -h` explains it')}"
     return (
         f"{command}: {said}{'' if said.endswith('?') else f'; `{command} -h` lists what there is'}"
     )
+
+
+def wrong_number(said: str, context: Any) -> str | None:
+    """Return the option, the word that it was given and the numbers that it takes; None for an option of no number."""
+    option = re.search(r"--[\w-]+", said)
+    name = option[0][2:].replace("-", "_") if option else ""
+    allowed = vars(context.command.callback).get("allowed", {}).get(name)
+    found = options_in(context.meta.get(WORDS, ())).get(name)
+    if option is None or allowed is None or found is None:
+        return None
+    return f"{option[0]}: found {found!r}; allowed: {allowed}"
 
 
 def option_called(said: str, context: Any) -> str | None:

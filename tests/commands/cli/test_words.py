@@ -171,6 +171,15 @@ WORDS = [
         "--dtype: found 'fp16'; allowed are float16, bfloat16",
     ),
     ("diff @classify_digits fp32 --dtype fp16", "--dtype: found 'fp16'; allowed are"),
+    ("train @classify_digits --seed x", "mpt train: --seed: found 'x'; allowed: a whole number"),
+    (
+        "train @classify_digits --smoke 0",
+        "mpt train: --smoke: found '0'; allowed: a whole number, 1 or more",
+    ),
+    ("infer run --top=-1", "--top: found '-1'; allowed: a whole number, 0 or more"),
+    ("infer run --top -1", "--top: found '-1'; allowed: a whole number, 0 or more"),
+    ("infer run --truncation 2", "--truncation: found '2'; allowed: a number from 0 to 1"),
+    ("prune run --share 50%", "--share: found '50%'; allowed: a number from 0.05 to 0.95"),
 ]
 
 
