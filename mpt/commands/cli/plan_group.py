@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperGroup
@@ -53,6 +55,12 @@ class PlanGroup(TyperGroup):
             args = [STEP, *args]
         if own is None or (args[:1] and args[0] in names):
             return super().make_context(info_name, args, parent, **extra)
+        near = get_close_matches("".join(args[:1]), names - {STEP}, n=1, cutoff=0.7)
+        if near and not Path(args[0]).exists():
+            meant = shlex.join(["mpt", "plan", *near, *args[1:]])
+            raise ConfigError(
+                f"mpt plan: no sub-command {args[0]!r} and no such file; did you mean {meant}?"
+            )
         return own.make_context(info_name, args, parent, **extra)
 
 

@@ -180,6 +180,8 @@ WORDS = [
     ("infer run --top -1", "--top: found '-1'; allowed: a whole number, 0 or more"),
     ("infer run --truncation 2", "--truncation: found '2'; allowed: a number from 0 to 1"),
     ("prune run --share 50%", "--share: found '50%'; allowed: a number from 0.05 to 0.95"),
+    ("plan presents @classify_digits", "did you mean mpt plan presets @classify_digits?"),
+    ("plan chek a.lock", "did you mean mpt plan check a.lock?"),
 ]
 
 
