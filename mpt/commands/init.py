@@ -59,6 +59,8 @@ def run(arguments: Command, registry: Registry = INSTALLED) -> None:
     if arguments.part is not None:
         init_part(arguments)
         return
+    if arguments.into is not None:
+        raise ConfigError("mpt init: --into is of a part: add --part KIND, or leave it out")
     path = arguments.path or Path("config.yaml")
     if arguments.source is not None:
         text = find_shipped(arguments.source).read_text("utf-8")

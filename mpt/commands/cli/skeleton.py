@@ -6,10 +6,12 @@ The texts are in `skeletons/`, one per kind. Torch is not imported, no file over
 from __future__ import annotations
 
 import keyword
+from collections.abc import Collection
 from importlib import resources
 from pathlib import Path
 
 from mpt.config.finding.part_packages import KINDS, outside_packages, package_name
+from mpt.config.finding.registry import FUNCTIONS, INSTALLED, SUBPACKAGES, WITHOUT_FILE
 from mpt.config.text.messages import unknown_name
 from mpt.errors import ConfigError
 from mpt.run.process.files import failures_explained
@@ -38,7 +40,9 @@ def write_part(kind: str, name: str, into: str | None) -> list[Path]:
     """
     if kind not in SUBPACKAGE_OF:
         raise ConfigError(f"--part: {unknown_name(kind, list(SUBPACKAGE_OF))}")
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+    if keyword.iskeyword(name):
+        raise ConfigError(f"--part: found the name {name!r}, a word of Python; name it otherwise")
+    if not name.isidentifier() or name.startswith("_"):
         raise ConfigError(
             f"--part: found the name {name!r}; allowed are letters, digits and '_', not beginning with a digit or '_'"
         )
@@ -64,6 +68,8 @@ def write_part(kind: str, name: str, into: str | None) -> list[Path]:
     for path in texts:
         if (folder / path).exists():
             raise ConfigError(f"{folder / path}: is there already; choose another name")
+    if name in names_taken(subpackage):
+        raise ConfigError(f"--part: there is a {kind} named {name} already; choose another name")
     for path, text in texts.items():
         for word, value in words.items():
             text = text.replace(f"@{word}@", value)
@@ -71,6 +77,15 @@ def write_part(kind: str, name: str, into: str | None) -> list[Path]:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, "utf-8")
     return [folder / path for path in texts]
+
+
+def names_taken(subpackage: str) -> Collection[str]:
+    """Return the names that parts of a kind have already; a command's may be another package's too."""
+    if subpackage in SUBPACKAGES:
+        return INSTALLED.names(subpackage)
+    if subpackage in FUNCTIONS:
+        return (*INSTALLED.functions(subpackage), *WITHOUT_FILE.get(subpackage, ()))
+    return ()
 
 
 def default_folder() -> Path:

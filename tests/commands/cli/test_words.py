@@ -182,6 +182,11 @@ WORDS = [
     ("prune run --share 50%", "--share: found '50%'; allowed: a number from 0.05 to 0.95"),
     ("plan presents @classify_digits", "did you mean mpt plan presets @classify_digits?"),
     ("plan chek a.lock", "did you mean mpt plan check a.lock?"),
+    ("init --part model small_cnn", "there is a model named small_cnn already"),
+    ("init --part metric f1", "there is a metric named f1 already"),
+    ("init --part loss cross_entropy", "there is a loss named cross_entropy already"),
+    ("init --part model class", "found the name 'class', a word of Python"),
+    ("init mine.yaml --into mine", "--into is of a part: add --part KIND, or leave it out"),
 ]
 
 
