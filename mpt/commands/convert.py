@@ -160,7 +160,7 @@ def check_options(arguments: Command, wanted: str) -> None:
     if arguments.int8 and importlib.util.find_spec("onnxruntime") is None:
         raise ConfigError("--int8 is written by the package onnxruntime: pip install onnxruntime")
     if arguments.gate is not None:
-        Margin.parse(arguments.gate)
+        Margin.parse(arguments.gate, "--gate")
 
 
 def choose_format(arguments: Command) -> str:

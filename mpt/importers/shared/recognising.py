@@ -26,6 +26,8 @@ def all_importers() -> Iterator[Any]:
 
 def translate_file(path: Path) -> tuple[Translation, str]:
     """Return a file's translation and its program's name. Raises ConfigError for one that nobody recognises."""
+    if path.is_dir():
+        raise ConfigError(f"{path}: a folder; name a configuration file in it")
     if not path.is_file():
         raise ConfigError(
             f"{path}: there is no such file; a command line goes into --command '...'"

@@ -60,7 +60,7 @@ class Margin:
     relative: bool
 
     @classmethod
-    def parse(cls, text: str) -> Margin:
+    def parse(cls, text: str, option: str = "--margin") -> Margin:
         """Read `1%` as a share of the baseline's mean and `0.5` as an amount in the metric's unit."""
         stripped = text.strip()
         relative = stripped.endswith("%")
@@ -70,7 +70,7 @@ class Margin:
             size = math.nan
         if not (math.isfinite(size) and size > 0):
             raise ConfigError(
-                f"--margin: found {text!r}; allowed is a positive share of the baseline such as '1%', or a positive "
+                f"{option}: found {text!r}; allowed is a positive share of the baseline such as '1%', or a positive "
                 "amount in the metric's own unit such as '0.5'."
             )
         return cls(size / 100 if relative else size, relative)

@@ -187,6 +187,8 @@ WORDS = [
     ("init --part loss cross_entropy", "there is a loss named cross_entropy already"),
     ("init --part model class", "found the name 'class', a word of Python"),
     ("init mine.yaml --into mine", "--into is of a part: add --part KIND, or leave it out"),
+    ("convert run --to onnx --gate x", "--gate: found 'x'; allowed is a positive share"),
+    ("import pictures", "pictures: a folder; name a configuration file in it"),
 ]
 
 
