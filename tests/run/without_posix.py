@@ -9,6 +9,7 @@ nothing here shows how Windows itself locks, renames and signals.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import multiprocessing
@@ -66,7 +67,8 @@ def end_at_once(process: int, number: int) -> None:
 
 def press(program: subprocess.Popen[str], number: int) -> None:
     """Send a program a signal, as a story does where a user presses Ctrl-C there."""
-    real_kill(program.pid, number)
+    with contextlib.suppress(ProcessLookupError):  # it has ended, as `Popen` looks first
+        real_kill(program.pid, number)
 
 
 def hide_posix() -> None:
