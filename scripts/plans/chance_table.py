@@ -51,7 +51,7 @@ GB_IN_MIB = 10**9 / 2**20
 HELD_OUT = {
     "litgpt": (
         "plan_litgpt.md",
-        r"(?m)^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \| [+-][\d.]+% \|$",
+        r"(?m)^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \| [+-][\d.]+% \|(?: [\d.]+ \|)?$",
         GB_IN_MIB,
     ),
     "PEFT": (
@@ -160,7 +160,7 @@ def page() -> str:
             "workspace of cuDNN, as what is judged; measured is memory with what the run's cuDNN took. Runs: "
             "[ViT-L/16, BERT-large, xMem](plan_published.md), [torchtitan](plan_cards.md), [mmsegmentation]"
             "(plan_segmentation.md) (its step of 2020), [StyleGAN2](stylegan2_memory.md) (with a kernel for each "
-            "picture) and, to be judged alone, [litgpt](plan_litgpt.md) (in bfloat16) and [PEFT](plan_peft.md), whose "
+            "picture) and, to be judged alone, [litgpt](plan_litgpt.md) and [PEFT](plan_peft.md), whose "
             "networks are transformers, [mmaction2](plan_video.md) (without a softmax over activations) and "
             "[aMUSEd](diffusion_amused.md), whose way of measuring is not named.",
             "",

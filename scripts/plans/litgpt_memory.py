@@ -13,13 +13,11 @@ Lightning's Fabric, its layers for bitsandbytes, optimizers and loss as they sta
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,7 +31,14 @@ from mpt.errors import MptError
 from mpt.planner.facts.verdict import judge
 from mpt.planner.server.worker import preload
 from mpt.vision_ops import import_torchvision
-from scripts.plans.published_steps import clone_and_rows, error, plan_of, summary
+from scripts.plans.published_steps import (
+    clone_and_rows,
+    error,
+    plan_as_worker,
+    plan_at_commits,
+    plan_of,
+    summary,
+)
 from scripts.provenance import made
 
 GB = 10**9
@@ -59,17 +64,20 @@ MODELS = {
 """Name in the resource tables -> litgpt's, and that of the list of tokens."""
 LORA = {"r": 8, "alpha": 16, "dropout": 0.05, "to_query": True, "to_value": True}
 """As in `finetune/lora.py` of that time."""
-SHORTER = 4
-"""The micro-batch after the one with the longest example is that many times as short: layers of bitsandbytes keep what
-they kept until the next loss."""
+SHORTER = {RESOURCES: 4, HUB: 1}
+"""Table -> how many times as short the micro-batch after the longest one is.
+
+The longest example of Alpaca is followed by a usual one, but of examples that are cut at 512 tokens many are as long.
+Layers of bitsandbytes keep what they kept until the next loss.
+"""
 PACKED = (
     "Layers of 4 bits kept their input until bitsandbytes 0.44, for a gradient that they do not have "
-    "([#1270](https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1270)); litgpt asked for 0.42, so the "
-    "planned layers keep it as well. It lives until the next loss, so the lengths of two micro-batches in a row count, "
-    f"which nobody published: planned is the longest one and then one {SHORTER} times as short, and beside it two "
-    "of the longest. The states of the paged optimizer are not in PyTorch's allocator, and left "
-    "out. Today's bitsandbytes, the last column, keeps no inputs. Rows of `config_hub`, named by their files, "
-    "take up to 8 % more than both plans, mostly about the size of their embedding; why was not found."
+    "([#1270](https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1270)), and made a weight in float16 and "
+    "its copy in bfloat16 for each product; litgpt asked for 0.42, so the planned layers do so as well. What they keep "
+    "lives until the next loss, so the lengths of two micro-batches in a row count, which nobody published: after the "
+    f"longest example of Alpaca one {SHORTER[RESOURCES]} times as short is planned, in `config_hub`, where examples "
+    "are cut at 512 tokens, one as long. The states of the paged optimizer are not in PyTorch's allocator, and left "
+    "out. Today's bitsandbytes, the last column, keeps no inputs and makes no copy in the forward pass."
 )
 
 
@@ -87,11 +95,11 @@ class Row:
     gpu: str
     published: float | None
     """GB, None if the run was out of memory."""
+    shorter: int
+    """How many times as short the micro-batch after the longest one is."""
     lora: dict[str, Any] = field(default_factory=dict)
     planned: int = 0
     """Bytes of PyTorch's allocator: without the states of a paged optimizer."""
-    after_one: int = 0
-    """The same after a micro-batch that is as long, for quantized layers."""
     today: int = 0
     """Bytes that are planned with today's bitsandbytes."""
     verdict: str = ""
@@ -104,9 +112,9 @@ def build(
     quantize: str | None,
     micro_batch: int,
     length: int,
+    shorter: int,
     lora: dict[str, Any],
-    kept: bool = False,
-    shorter: int = SHORTER,
+    before: bool = False,
 ) -> Any:
     """Return a step of litgpt's fine-tuning scripts."""
     import lightning
@@ -128,7 +136,7 @@ def build(
         import bitsandbytes
 
         optimizer: Any = bitsandbytes.optim.PagedAdamW(weights, lr=3e-4)
-        keep_inputs(kept)
+        compute_as_before(before)
     else:
         optimizer = torch.optim.AdamW(weights, lr=3e-4)
     optimizer = fabric.setup_optimizers(optimizer)
@@ -149,19 +157,25 @@ def build(
     return network, optimizer, tokens, step
 
 
-def keep_inputs(kept: bool) -> None:
-    """Let bitsandbytes' layers keep their inputs, as before 0.44, or not."""
+def compute_as_before(before: bool) -> None:
+    """Let bitsandbytes' layers of 4 bits compute as before 0.44, or as today."""
+    from bitsandbytes import functional
     from bitsandbytes.autograd._functions import MatMul4Bit
 
     todays = vars(MatMul4Bit).get("todays", MatMul4Bit.forward)
 
-    def forward(context: Any, values: Any, *others: Any, **options: Any) -> Any:
-        found = todays(context, values, *others, **options)
-        context.tensors = (values, context.tensors[1])
-        return found
+    def forward(
+        context: Any, values: Any, packed: Any, out: Any = None, bias: Any = None, state: Any = None
+    ) -> Any:
+        weight = functional.dequantize_4bit(packed.view(-1, 1), state).to(values.dtype)
+        context.is_empty, context.state = False, state
+        context.dtype_A, context.dtype_B = values.dtype, packed.dtype
+        context.dtype_bias = None if bias is None else bias.dtype
+        context.tensors = (values, packed.view(-1, 1))
+        return torch.nn.functional.linear(values, weight, bias)
 
     MatMul4Bit.todays = todays
-    MatMul4Bit.forward = staticmethod(forward if kept else todays)
+    MatMul4Bit.forward = staticmethod(forward if before else todays)
 
 
 def cells(line: str) -> list[str]:
@@ -200,6 +214,7 @@ def of_resources(text: str) -> Iterator[Row]:
             int(tokens[listed]),
             "a100",
             number(memory),
+            SHORTER[RESOURCES],
             LORA if method == "lora" else {},
         )
 
@@ -229,40 +244,29 @@ def of_hub(text: str, show: Any) -> Iterator[Row]:
             settings["train"]["max_seq_length"],
             "a10g",
             number(parts[8]),
+            SHORTER[HUB],
             lora,
         )
 
 
 def plan_row(row: Row) -> None:
     """Fill in what is not planned yet, from the code in the working directory."""
-    names = ("method", "model", "quantize", "micro_batch", "length", "lora")
+    names = ("method", "model", "quantize", "micro_batch", "length", "shorter", "lora")
     arguments = {name: getattr(row, name) for name in names}
-    asked = {"planned": {"kept": bool(row.quantize)}}
+    asked = {"planned": bool(row.quantize)}
     if row.quantize and row.published:
-        asked |= {"after_one": {"kept": True, "shorter": 1}, "today": {"kept": False}}
+        asked["today"] = False
     try:
-        for name, more in asked.items():
+        for name, before in asked.items():
             if getattr(row, name):
                 continue
-            plan = plan_of(build, arguments | more, row.gpu)
+            plan = plan_of(build, arguments | {"before": before}, row.gpu)
             paged = plan.by_category.get("optimizer state", 0) if row.quantize else 0
             setattr(row, name, plan.allocated - (0 if name == "today" else paged))
             if name == "planned":
                 row.verdict = getattr(judge(plan), "kind", "")
     except MptError as refused:
         row.error = str(refused)
-
-
-def worker(file: Path) -> None:
-    """Plan the rows of a file and write them back."""
-    sys.path.insert(0, str(Path.cwd()))
-    preload()
-    import_torchvision("models")
-    rows = [Row(**one) for one in json.loads(file.read_text("utf-8"))]
-    for row in rows:
-        plan_row(row)
-        file.write_text(json.dumps([asdict(one) for one in rows]), "utf-8")
-        print(row.name, row.published, row.planned / GB, row.after_one / GB, row.error, flush=True)
 
 
 def show_of(clone: Path) -> Any:
@@ -275,33 +279,18 @@ def show_of(clone: Path) -> Any:
     return show
 
 
-def plan_all(rows: Sequence[Row], clone: Path) -> list[Row]:
-    """Plan all rows, those of a commit in a process of their own."""
-    found: list[Row] = []
-    for commit in sorted({row.commit for row in rows}):
-        with tempfile.TemporaryDirectory() as folder:
-            call = ["git", "-C", str(clone), "archive", commit]
-            packed = subprocess.run(call, check=True, capture_output=True)
-            subprocess.run(["tar", "x", "-C", folder], input=packed.stdout, check=True)
-            file = Path(folder, "rows.json")
-            of_commit = [asdict(row) for row in rows if row.commit == commit]
-            file.write_text(json.dumps(of_commit), "utf-8")
-            call = [sys.executable, __file__, folder, str(file), "--worker"]
-            subprocess.run(call, check=True, cwd=folder)
-            found += [Row(**one) for one in json.loads(file.read_text("utf-8"))]
-    return found
-
-
 def known(file: Path, rows: Sequence[Row]) -> list[Row]:
     """Return rows with what a file of them has planned already."""
     kept = json.loads(file.read_text("utf-8")) if file.is_file() else []
-    names = ("planned", "after_one", "today", "verdict")
+    names = ("planned", "today", "verdict")
     planned = {
-        (one["name"], one["commit"]): {name: one[name] for name in names}
+        (one["name"], one["commit"], one["shorter"]): {name: one[name] for name in names}
         for one in kept
         if one["verdict"]
     }
-    return [Row(**asdict(row) | planned.get((row.name, row.commit), {})) for row in rows]
+    return [
+        Row(**asdict(row) | planned.get((row.name, row.commit, row.shorter), {})) for row in rows
+    ]
 
 
 def off(planned: int, row: Row) -> str:
@@ -309,9 +298,9 @@ def off(planned: int, row: Row) -> str:
     return f"{error(planned / GB, row.published or 0):+.1%}"
 
 
-def counted(rows: Sequence[Row], name: str = "planned") -> str:
+def counted(rows: Sequence[Row]) -> str:
     """Return the cells of a row that sums up."""
-    return summary([error(getattr(row, name) / GB, row.published or 0) for row in rows])
+    return summary([error(row.planned / GB, row.published or 0) for row in rows])
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -340,7 +329,6 @@ def page(rows: Sequence[Row]) -> str:
             "|---|---:|---:|---:|---:|---:|",
             f"| bfloat16 | {counted(plain)} |",
             f"| 4 bits | {counted(packed)} |",
-            f"| 4 bits, after a micro-batch as long | {counted(packed, 'after_one')} |",
             "",
             f"Of the {len(failed)} runs that were out of memory {excluded} were said not to fit; of the {len(ran)} "
             f"that ran {sure} to fit and {wrong} not to.",
@@ -358,11 +346,11 @@ def page(rows: Sequence[Row]) -> str:
                 for row in failed
             ),
             "",
-            "| Run in 4 bits | Published GB | Planned | Error | After one as long | Error | Today |",
-            "|---|---:|---:|---:|---:|---:|---:|",
+            "| Run in 4 bits | Published GB | Planned | Error | Today |",
+            "|---|---:|---:|---:|---:|",
             *(
                 f"| {row.name} | {row.published:.2f} | {row.planned / GB:.2f} | {off(row.planned, row)} | "
-                f"{row.after_one / GB:.2f} | {off(row.after_one, row)} | {row.today / GB:.2f} |"
+                f"{row.today / GB:.2f} |"
                 for row in packed
             ),
             "",
@@ -374,16 +362,17 @@ def page(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Plan the rows of litgpt's tables."""
-    parser = clone_and_rows(__doc__)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = clone_and_rows(__doc__).parse_args()
     if options.worker:
-        worker(options.rows)
+        sys.path.insert(0, str(options.clone))
+        preload()
+        import_torchvision("models")
+        plan_as_worker(Row, options.rows, plan_row)
         return
     show = show_of(options.clone)
     published = [*of_resources(show("HEAD", RESOURCES)), *of_hub(show("HEAD", HUB), show)]
     order = [row.name for row in published]
-    rows = plan_all(known(options.rows, published), options.clone)
+    rows = plan_at_commits(__file__, known(options.rows, published), options.clone)
     rows.sort(key=lambda row: order.index(row.name))
     options.rows.write_text(json.dumps([asdict(row) for row in rows]), "utf-8")
     if options.output:

@@ -7,7 +7,8 @@
 
 `method_comparison` of the clone has a result for each method: Llama 3.2 with three billion weights on MetaMathQA, and
 FLUX.2 klein with four billion on pictures of 512 pixels with checkpoints, each on one L40S. Networks are made from the
-numbers of their configurations, with random weights; methods, optimizers and their settings are the clone's.
+numbers of their configurations, with random weights; methods, optimizers and their settings are those of the commit
+that a result names, so the clone needs its history.
 
 The longest batch of MetaMathQA is not published. It is the same for all methods, so its tokens are found from one of
 them, LoRA of rank 32, whose row then says nothing.
@@ -16,10 +17,12 @@ them, LoRA of rank 32, whose row then says nothing.
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,14 @@ import torch
 from mpt.errors import MptError
 from mpt.planner.server.worker import preload
 from mpt.vision_ops import import_torchvision
-from scripts.plans.published_steps import clone_and_rows, error, plan_of, summary
+from scripts.plans.published_steps import (
+    clone_and_rows,
+    error,
+    plan_as_worker,
+    plan_at_commits,
+    plan_of,
+    summary,
+)
 from scripts.provenance import made
 
 GB = 10**9
@@ -77,32 +87,36 @@ class Row:
     """That train, as published."""
     published: int
     """Bytes, the most that were reserved."""
+    commit: str
+    """Whose code was measured, or which added the settings of it."""
+    length: int = 0
+    """Tokens of the longest batch; 0: none, or not found yet."""
     planned: int = 0
     workspace: int = 0
     """Bytes that the plan's total has in addition for cuDNN's workspaces."""
-    length: int = 0
     in_building: bool = False
     """Whether the plan's peak lies before the first step."""
     error: str = ""
 
 
-def settings_of(clone: str, task: str, name: str) -> dict[str, Any]:
+def settings_of(tree: str, task: str, name: str) -> dict[str, Any]:
     """Return a method's settings of training."""
-    folder = Path(clone, "method_comparison", task)
+    folder = Path(tree, "method_comparison", task)
     found = json.loads(Path(folder, "default_training_params.json").read_text("utf-8"))
     own = Path(folder, "experiments", name, "training_params.json")
     return found | (json.loads(own.read_text("utf-8")) if own.is_file() else {})
 
 
-def with_method(network: Any, clone: str, task: str, name: str) -> tuple[Any, str]:
+def with_method(network: Any, tree: str, task: str, name: str) -> tuple[Any, str]:
     """Return a network with a method's adapters, and the kind of the method, empty for fine-tuning all weights."""
     from peft import PeftConfig, get_peft_model
 
-    folder = Path(clone, "method_comparison", task, "experiments", name)
+    folder = Path(tree, "method_comparison", task, "experiments", name)
     if not Path(folder, "adapter_config.json").is_file():
         return network, ""
     config = PeftConfig.from_pretrained(str(folder))
-    return get_peft_model(network, config), str(config.peft_type)
+    cast = settings_of(tree, task, name)["autocast_adapter_dtype"]
+    return get_peft_model(network, config, autocast_adapter_dtype=cast), str(config.peft_type)
 
 
 def optimizer_of(network: Any, settings: dict[str, Any]) -> Any:
@@ -115,13 +129,13 @@ def optimizer_of(network: Any, settings: dict[str, Any]) -> Any:
     return getattr(torch.optim, kind)(network.parameters(), **options)
 
 
-def language_step(clone: str, name: str, length: int) -> Any:
+def language_step(tree: str, name: str, length: int) -> Any:
     """Return a step of the fine-tuning of Llama."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    settings = settings_of(clone, LANGUAGE, name)
+    settings = settings_of(tree, LANGUAGE, name)
     network: Any = LlamaForCausalLM(LlamaConfig(**LLAMA)).to(torch.bfloat16).to("cuda")
-    network, kind = with_method(network, clone, LANGUAGE, name)
+    network, kind = with_method(network, tree, LANGUAGE, name)
     network.train()
     optimizer = optimizer_of(network, settings)
     tokens = torch.randint(0, 1000, (settings["batch_size"], length), device="cuda")
@@ -131,7 +145,7 @@ def language_step(clone: str, name: str, length: int) -> Any:
             network(input_ids=tokens)
     torch.cuda.empty_cache()  # as after each tenth step, after which the longest batches come
 
-    def step() -> None:
+    def step() -> Any:
         labels = tokens.clone()
         optimizer.zero_grad()
         count = settings["batch_size"] * length
@@ -143,19 +157,20 @@ def language_step(clone: str, name: str, length: int) -> Any:
         optimizer.step()
         if kind.endswith("ADALORA"):
             network.base_model.update_and_allocate(1)
+        return found  # the loop's variable lives until the next step has found another
 
     return network, optimizer, (tokens, mask), step
 
 
-def picture_step(clone: str, name: str) -> Any:
+def picture_step(tree: str, name: str) -> Any:
     """Return a step of the fine-tuning of FLUX, beside what its script keeps on the card."""
     from diffusers import Flux2KleinPipeline, Flux2Transformer2DModel
     from transformers import Dinov2Config, Dinov2Model
 
-    settings = settings_of(clone, PICTURES, name)
+    settings = settings_of(tree, PICTURES, name)
     network: Any = Flux2Transformer2DModel(**FLUX).to(torch.bfloat16)
     network.enable_gradient_checkpointing()
-    network, kind = with_method(network.to("cuda"), clone, PICTURES, name)
+    network, kind = with_method(network.to("cuda"), tree, PICTURES, name)
     network.train()
     judge = Dinov2Model(Dinov2Config()).to("cuda").eval()
     optimizer = optimizer_of(network, settings)
@@ -200,19 +215,30 @@ def results(clone: Path) -> list[Row]:
         for file in sorted(Path(clone, "method_comparison", task, "results").glob("*.json")):
             result = json.loads(file.read_text("utf-8"))
             name, trained = result["run_info"]["experiment_name"], result["train_info"]
-            if Path(clone, "method_comparison", task, "experiments", name).is_dir():
-                most = trained["accelerator_memory_max"]
-                found.append(Row(task, name, trained["num_trainable_params"], most))
+            commit = result["meta_info"]["package_info"]["peft-commit-hash"]
+            commit = with_settings(clone, commit, f"method_comparison/{task}/experiments/{name}")
+            most = trained["accelerator_memory_max"]
+            found.append(Row(task, name, trained["num_trainable_params"], most, commit))
     return found
 
 
-def plan_row(row: Row, clone: Path, length: int) -> None:
-    """Fill in what is planned for a row."""
-    arguments = {"clone": str(clone), "name": row.name}
-    signal.alarm(MOST_SECONDS)
+def with_settings(clone: Path, commit: str, folder: str) -> str:
+    """Return a commit, or the one that added a folder where that was later."""
+    call = ["git", "-C", str(clone), "log", "--format=%H", "--diff-filter=A", "--", folder]
+    added = subprocess.run(call, check=True, capture_output=True, text=True).stdout.split()
+    call = ["git", "-C", str(clone), "cat-file", "-e", f"{commit}:{folder}"]
+    return added[0] if subprocess.run(call, capture_output=True).returncode else commit
+
+
+def plan_row(row: Row) -> None:
+    """Fill in what is planned for a row that is not yet, from the code in the working directory."""
+    arguments = {"tree": str(Path.cwd()), "name": row.name}
+    signal.alarm(0 if row.planned else MOST_SECONDS)
     try:
+        if row.planned:
+            return
         if row.task == LANGUAGE:
-            plan = plan_of(language_step, arguments | {"length": length}, CARD)
+            plan = plan_of(language_step, arguments | {"length": row.length}, CARD)
         else:
             plan = plan_of(picture_step, arguments, CARD)
     except (MptError, TimeoutError) as refused:
@@ -220,8 +246,7 @@ def plan_row(row: Row, clone: Path, length: int) -> None:
         return
     finally:
         signal.alarm(0)
-    row.planned, row.workspace = plan.reserved, plan.assumed_workspace
-    row.length, row.error = length, ""
+    row.planned, row.workspace, row.error = plan.reserved, plan.assumed_workspace, ""
     row.in_building = plan.moment.startswith("build")
 
 
@@ -232,12 +257,12 @@ def give_up(*_: Any) -> None:
 
 def found_length(rows: Sequence[Row], clone: Path) -> int:
     """Return the tokens with which the plan of one method takes what is published, by bisection."""
-    row = Row(**asdict(next(row for row in rows if row.name == FOUND_FROM)))
     low, high = SHORTEST, LONGEST
     off: dict[int, float] = {}
     while high - low > 1:
         middle = (low + high) // 2
-        plan_row(row, clone, middle)
+        asked = replace(next(row for row in rows if row.name == FOUND_FROM), length=middle)
+        row = plan_at_commits(__file__, [asked], clone)[0]
         off[middle] = abs(error(row.planned, row.published))
         low, high = (middle, high) if row.planned < row.published else (low, middle)
     return min(off, key=lambda length: off[length])
@@ -246,8 +271,8 @@ def found_length(rows: Sequence[Row], clone: Path) -> int:
 def known(file: Path, rows: Iterable[Row]) -> list[Row]:
     """Return rows with what a file of them has planned already."""
     kept = json.loads(file.read_text("utf-8")) if file.is_file() else []
-    planned = {(one["task"], one["name"]): Row(**one) for one in kept}
-    return [planned.get((row.task, row.name), row) for row in rows]
+    planned = {(one["task"], one["name"], one["commit"]): Row(**one) for one in kept}
+    return [planned.get((row.task, row.name, row.commit), row) for row in rows]
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -260,11 +285,13 @@ def page(rows: Sequence[Row]) -> str:
         f"torch {torch.__version__}, on a CPU. Published are the results of [PEFT's comparison of methods]"
         "(https://github.com/huggingface/peft/tree/main/method_comparison), each measured on one L40S with torch 2.12 "
         "or 2.13: the most that the caching allocator reserved while training, in GB of one billion bytes. Planned is "
-        "the same, on the same card where there is room, with PEFT's code and settings as a step of one's own.",
+        "the same, on the same card where there is room, with PEFT's code and settings of the commit that a result "
+        "names, as a step of one's own.",
         "",
         "One number is fitted. The tokens of the longest batch of MetaMathQA are not published, and were found from "
-        f"LoRA of rank 32 ({tokens}), whose row does not count. Nor do plans whose peak lies in building the network, "
-        "which FLUX's results leave out.",
+        f"LoRA of rank 32 ({tokens}), whose row does not count. All batches are as long; with others around the "
+        "longest the allocator's blocks of logits would lie otherwise. Plans whose peak lies in building the network "
+        "do not count either, which FLUX's results leave out.",
         "",
         "| Results | Count | Median error | Nine in ten within | Lowest | Highest |",
         "|---|---:|---:|---:|---:|---:|",
@@ -293,8 +320,18 @@ def page(rows: Sequence[Row]) -> str:
             )
     refused = [row for row in rows if row.error]
     parts += ["", "Not planned:", ""] if refused else []
-    parts += [f"- {row.task}, {row.name}: {row.error}" for row in refused]
+    parts += [f"- {row.task}, {row.name}: {re.split(', at |; a', row.error)[0]}" for row in refused]
     return "\n".join([*lines, *parts, ""])
+
+
+def work(file: Path) -> None:
+    """Plan the rows of a file with the code in the working directory."""
+    sys.path.insert(0, str(Path.cwd() / "src"))
+    sys.modules["torchao"] = None  # type: ignore[assignment]  # PEFT asks for names of another release
+    signal.signal(signal.SIGALRM, give_up)
+    preload()
+    import_torchvision("models")
+    plan_as_worker(Row, file, plan_row)
 
 
 def main() -> None:
@@ -302,21 +339,22 @@ def main() -> None:
     parser = clone_and_rows(__doc__)
     parser.add_argument("--task", choices=(LANGUAGE, PICTURES), help="plan the rows of one")
     options = parser.parse_args()
-    sys.path.insert(0, str(options.clone / "src"))
-    sys.modules["torchao"] = None  # type: ignore[assignment]  # PEFT asks for names of another release
-    signal.signal(signal.SIGALRM, give_up)
-    preload()
-    import_torchvision("models")
+    if options.worker:
+        work(options.rows)
+        return
     clone = options.clone.resolve()
     rows = known(options.rows, results(clone))
-    asked = [row for row in rows if not row.planned and options.task in (None, row.task)]
-    length = next((row.length for row in rows if row.length), 0)
-    if not length and any(row.task == LANGUAGE for row in asked):
-        length = found_length(rows, clone)
-    for row in asked:
-        plan_row(row, clone, length if row.task == LANGUAGE else 0)
-        print(row.task, row.name, row.published / GB, row.planned / GB, row.error, flush=True)
-        options.rows.write_text(json.dumps([asdict(one) for one in rows]), "utf-8")
+    tasks = (options.task,) if options.task else (LANGUAGE, PICTURES)
+    language = [row for row in rows if row.task == LANGUAGE]
+    length = max(row.length for row in language)
+    if not length and LANGUAGE in tasks:
+        length = found_length(language, clone)
+    for row in language:
+        row.length = length
+    asked = [row for row in rows if row.task in tasks]
+    planned = {(row.task, row.name): row for row in plan_at_commits(__file__, asked, clone)}
+    rows = [planned.get((row.task, row.name), row) for row in rows]
+    options.rows.write_text(json.dumps([asdict(row) for row in rows]), "utf-8")
     if options.output:
         options.output.write_text(page(rows), "utf-8")
 

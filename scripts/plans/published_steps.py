@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +39,37 @@ def clone_and_rows(about: str) -> argparse.ArgumentParser:
     parser.add_argument("clone", type=Path)
     parser.add_argument("rows", type=Path, help="what is planned already, and will be")
     parser.add_argument("-o", "--output", type=Path, help="write the page")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
+
+
+def plan_at_commits(script: str, rows: Sequence[Any], clone: Path) -> list[Any]:
+    """Plan rows with the code of the commit of each: those of a commit in a process of their own, in its tree.
+
+    `script` is called with the tree, a file of the rows and `--worker`, and answers by `plan_as_worker`.
+    """
+    found: list[Any] = []
+    for commit in sorted({row.commit for row in rows}):
+        with tempfile.TemporaryDirectory() as folder:
+            call = ["git", "-C", str(clone), "archive", commit]
+            packed = subprocess.run(call, check=True, capture_output=True)
+            subprocess.run(["tar", "x", "-C", folder], input=packed.stdout, check=True)
+            file = Path(folder, "rows.json")
+            of_commit = [row for row in rows if row.commit == commit]
+            file.write_text(json.dumps([asdict(row) for row in of_commit]), "utf-8")
+            call = [sys.executable, script, folder, str(file), "--worker"]
+            subprocess.run(call, check=True, cwd=folder)
+            found += [type(of_commit[0])(**one) for one in json.loads(file.read_text("utf-8"))]
+    return found
+
+
+def plan_as_worker(kind: type[Any], file: Path, plan_row: Callable[[Any], None]) -> None:
+    """Plan the rows of a file, which are of a kind, and write each back as soon as it is planned."""
+    rows = [kind(**one) for one in json.loads(file.read_text("utf-8"))]
+    for row in rows:
+        plan_row(row)
+        file.write_text(json.dumps([asdict(one) for one in rows]), "utf-8")
+        print(row, flush=True)
 
 
 def error(planned: float, published: float) -> float:

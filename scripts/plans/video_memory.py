@@ -44,7 +44,7 @@ NOTES = (
     "Which torch a run had is not published. Runs of networks that earlier releases have are counted with the softmax "
     "of before 1.11, the five of Swin, which this release added, with today's; the tables have both. One row is not "
     "counted: slowonly with non-local blocks, 8x8x1, has the figure of the network without them, 11,089 MiB. "
-    "TANet's dense run has 511 MiB more than the same network in the same batch beside it. It, TPN on TSM, TimeSformer "
+    "TANet's dense run has the memory of its validation, others do not (the last table). TPN on TSM, TimeSformer "
     "with divided attention and TSM with Gaussian blocks are off by more than 3 %; why was not found."
 )
 WEIGHTS = ("pretrained", "pretrained2d", "init_cfg")
@@ -67,6 +67,8 @@ class Row:
     """Bytes, with a softmax that keeps its input."""
     today: int = 0
     """Bytes, with that of today."""
+    validated: int = 0
+    """Bytes, with a batch of validation, where it takes more frames of a video than the training."""
     error: str = ""
 
     @property
@@ -91,13 +93,20 @@ def without_weights(settings: Any) -> None:
             without_weights(value)
 
 
+def places_of(frames: Any) -> int:
+    """Return the places of each video that a sampler takes clips from."""
+    dense = frames["type"] == "DenseSampleFrames" and frames.get("test_mode")
+    return int(frames.get("num_sample_positions", 10)) if dense else 1
+
+
 def shape_of(pipeline: Sequence[Any], flow: bool) -> tuple[int, ...]:
-    """Return the shape of one video as the training's transforms leave it. Raises ValueError for other layouts."""
+    """Return the shape of one video as transforms leave it. Raises ValueError for other layouts."""
     of = {step["type"]: step for step in pipeline}
     frames: Any = next(of[name] for name in of if "SampleFrames" in name)
     clip, clips = frames.get("clip_len", 1), frames.get("num_clips", 1)
+    clips *= places_of(frames)
     crop = of.get("RandomCrop") or of.get("CenterCrop")
-    size = (crop["size"],) * 2 if crop else of["Resize"]["scale"]
+    size = (crop.get("size", crop.get("crop_size")),) * 2 if crop else of["Resize"]["scale"]
     layout = of["FormatShape"]["input_format"]
     if layout == "NCTHW":
         return (clips, 2 if flow else 3, clip, *size)
@@ -106,8 +115,10 @@ def shape_of(pipeline: Sequence[Any], flow: bool) -> tuple[int, ...]:
     raise ValueError(f"{layout} is not known here")
 
 
-def build(clone: str, config: str, keeps: bool = True) -> Callable[[], None]:
-    """Return a training step of one card."""
+def build(
+    clone: str, config: str, keeps: bool = True, validates: bool = False
+) -> Callable[[], None]:
+    """Return a training step of one card, or one and a batch of validation."""
     os.chdir(clone)
     from mmengine.config import Config
     from mmengine.optim import build_optim_wrapper
@@ -124,20 +135,25 @@ def build(clone: str, config: str, keeps: bool = True) -> Callable[[], None]:
     without_weights(settings.model)
     network = MODELS.build(settings.model).cuda().train()
     wrapper = build_optim_wrapper(network, settings.optim_wrapper)
-    videos = settings.train_dataloader.batch_size
-    shape = shape_of(settings.train_pipeline, "flow" in config)
+    flow = "flow" in config
+    training, held_out = (
+        (loader.batch_size, shape_of(loader.dataset.pipeline, flow))
+        for loader in (settings.train_dataloader, settings.val_dataloader)
+    )
     count = sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
     buckets = torch.empty(count, device="cuda")
 
-    def sample() -> Any:
-        found = ActionDataSample()
-        found.gt_labels = LabelData(item=torch.zeros(1, dtype=torch.int64))
-        return found
-
-    def step() -> None:
+    def batch_of(videos: int, shape: tuple[int, ...]) -> Any:
         inputs = [torch.randint(0, 255, shape, dtype=torch.uint8) for _ in range(videos)]
-        batch = {"inputs": inputs, "data_samples": [sample() for _ in inputs]}
-        batch = network.data_preprocessor(batch, True)
+        samples = []
+        for _ in inputs:
+            samples.append(ActionDataSample())
+            samples[-1].gt_labels = LabelData(item=torch.zeros(1, dtype=torch.int64))
+        batch = {"inputs": inputs, "data_samples": samples}
+        return network.data_preprocessor(batch, network.training)
+
+    def train() -> None:
+        batch = batch_of(*training)
         with wrapper.optim_context(network):
             losses = network(**batch, mode="loss")
         loss, _ = network.parse_losses(losses)
@@ -145,6 +161,14 @@ def build(clone: str, config: str, keeps: bool = True) -> Callable[[], None]:
         assert buckets.numel() == count
         wrapper.step()
         wrapper.optimizer.zero_grad(set_to_none=False)
+
+    def step() -> None:
+        train()
+        if validates:
+            network.eval()
+            with torch.no_grad():
+                network(**batch_of(*held_out), mode="predict")
+            network.train()
 
     return step
 
@@ -169,14 +193,24 @@ def rows_of(clone: Path) -> Iterator[Row]:
                 yield row
 
 
+def takes_more(config: Path) -> bool:
+    """Return whether a validation takes more frames of a video than the training."""
+    from mmengine.config import Config
+
+    pipeline = Config.fromfile(str(config)).val_dataloader.dataset.pipeline
+    return any("SampleFrames" in step.type and places_of(step) > 1 for step in pipeline)
+
+
 def plan_row(clone: Path, row: Row) -> None:
     """Fill in what is not planned yet."""
     arguments = {"clone": str(clone.resolve()), "config": row.config}
     try:
-        for name, keeps in (("planned", True), ("today", False)):
+        asked: dict[str, dict[str, Any]] = {"planned": {}, "today": {"keeps": False}}
+        if takes_more(clone / row.config):
+            asked["validated"] = {"validates": True}
+        for name, more in asked.items():
             if not getattr(row, name):
-                plan = plan_of(build, arguments | {"keeps": keeps}, CARD)
-                setattr(row, name, plan.allocated)
+                setattr(row, name, plan_of(build, arguments | more, CARD).allocated)
     except (MptError, FileNotFoundError) as refused:
         row.error = str(refused).partition("\n")[0].replace(f"{clone.resolve()}/", "")
 
@@ -230,6 +264,17 @@ def page(rows: Sequence[Row]) -> str:
                 f"| {row.name} | {row.published:,} | {row.planned // MIB:,} | {off(row):+.1%} | "
                 f"{row.today // MIB:,} | {off(row, 'today'):+.1%} |"
                 for row in twice
+            ),
+            "",
+            "Validation takes ten times as many frames of each of a batch's videos in these, and a program's largest "
+            "figure has it in it if it is read off after one:",
+            "",
+            "| Run | Published MiB | A step | A step and a batch of validation |",
+            "|---|---:|---:|---:|",
+            *(
+                f"| {row.name} | {row.published:,} | {row.planned // MIB:,} | {row.validated // MIB:,} |"
+                for row in rows
+                if row.validated
             ),
             "",
             "Not planned:",
