@@ -64,3 +64,18 @@ def labelled_in_bytes(device: str = "cuda") -> Any:
         optimizer.step()
 
     return model, optimizer, batch, step
+
+
+def counted_without_a_card() -> Any:
+    """A step that names no card and counts the places of a small mask, as the gradient of a minimum does too."""
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = torch.randn(4, 8)
+
+    def step(batch: torch.Tensor) -> None:
+        found = model(batch)
+        assert (found > 0).sum(1).shape == (4,)
+        found.aminmax(dim=1).min.sum().backward()
+        optimizer.step()
+
+    return model, optimizer, batch, step

@@ -47,3 +47,8 @@ def test_a_card_that_is_named_and_not_used_is_planned_as_if_it_were(session: Ses
     plan = plan_of(session, STEPS, "named_alone", {})
     assert plan.by_category["parameters"] == 4 * (256 * 256 + 256)
     assert any("puts nothing on" in note for note in plan.notes)
+
+
+def test_masks_are_counted_where_no_card_is_named(session: Session) -> None:
+    """They were refused for an operator that the stand-in for a card has not."""
+    assert plan_of(session, STEPS, "counted_without_a_card", {}).by_category["parameters"]

@@ -330,20 +330,20 @@ class TrueValues:
 
     def keep_number(self, fake: Tensor, number: float) -> None:
         """Note the value of a single number."""
-        with no_dispatch():
+        with torch._C.DisableTorchFunction(), no_dispatch():
             value = torch.full(fake.shape, number, dtype=fake.dtype, device="cpu")
         self.keep(fake, value)
 
     def keep_order(self, fake: Tensor) -> None:
         """Note one of the orders that it may have."""
-        with no_dispatch():
+        with torch._C.DisableTorchFunction(), no_dispatch():
             value = torch.arange(len(fake), dtype=fake.dtype, device="cpu")
         self.keep(fake, value)
 
     def keep_places(self, fake: Tensor, shape: torch.Size) -> None:
         """Note that these are all places of a mask of this shape, in order."""
         if self._is_small(fake):
-            with no_dispatch():
+            with torch._C.DisableTorchFunction(), no_dispatch():
                 value = torch.ones(shape, dtype=torch.bool, device="cpu").nonzero()
             self.keep(fake, value)
 
