@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset, default_collate
 
 ROWS, WIDTH, DEPTH = 4096, 256, 8
 
@@ -138,11 +138,14 @@ def sampled_by_a_mask():
     return _trained(forward)
 
 
-def in_any_order():
-    """Forty samples of growing length, four of them in a batch, in the order that a loader draws."""
-    samples = [torch.zeros(16 * length, WIDTH) for length in range(1, 41)]
-    collate = nn.utils.rnn.pad_sequence
-    batches = iter(DataLoader(samples, 4, shuffle=True, collate_fn=collate))
+def in_any_order(count=40, is_seeded=False, has_generator=False):
+    """Samples of growing length, four of them in a batch, in the order that a loader or a sampler draws."""
+    if is_seeded:
+        torch.manual_seed(0)
+    samples = [torch.zeros(16 * length, WIDTH) for length in range(1, count + 1)]
+    generator = torch.Generator().manual_seed(2) if has_generator else None
+    order = RandomSampler(samples, generator=generator)
+    batches = iter(DataLoader(samples, 4, sampler=order, collate_fn=nn.utils.rnn.pad_sequence))
 
     def forward(network, device):
         rows = next(batches).to(device)

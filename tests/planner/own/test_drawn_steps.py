@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
@@ -40,6 +41,23 @@ def test_batches_of_several_forms_are_those_of_other_orders_too(session: Session
     # the first eight are 128 rows long at most, and four orders have hardly ever none of the longest ten
     assert plan.by_category["activations"] > 8 * 4 * 30 * 16 * 256 * 4
     assert noted(plan)
+
+
+def test_a_script_that_seeds_its_generators_is_planned_with_other_draws_too(
+    session: Session,
+) -> None:
+    """Four traces had the same draws."""
+    assert noted(plan_of(session, STEPS, "in_any_order", {"is_seeded": True}))
+
+
+def test_an_order_that_a_sampler_draws_from_its_own_generator_is_this_one(session: Session) -> None:
+    """The first sample stood for all of a batch, such as those of torch's DistributedSampler."""
+    options = {"count": 100, "has_generator": True}
+    generator = torch.Generator().manual_seed(2)
+    longest = 1 + int(torch.randperm(100, generator=generator)[:8].max())
+    plan = plan_of(session, STEPS, "in_any_order", options)
+    batch = 4 * longest * 16 * 256 * 4
+    assert 8 * batch <= plan.by_category["activations"] <= 20 * batch
 
 
 def test_a_step_that_is_planned_with_its_values_has_its_workspaces(session: Session) -> None:

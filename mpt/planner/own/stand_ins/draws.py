@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
+from unittest import mock
 
 import numpy
 import torch
@@ -26,6 +27,13 @@ DRAWN: Mapping[Any, Callable[[Any], float | None]] = {
     _aten.uniform_.default: lambda args: below(*args[:3]),
 }
 """Operator that draws a number -> the most that it can be, of its arguments: a size that is drawn, or a place."""
+SEEDING = (
+    (random, "seed"),
+    (numpy.random, "seed"),
+    (torch, "manual_seed"),
+    (torch.random, "manual_seed"),
+)
+"""Functions by which a script seeds the generators that are not its own."""
 
 
 def below(tensor: Tensor, start: float = 0.0, end: float = 1.0) -> float:
@@ -57,6 +65,23 @@ class Draws:
 
 
 @contextmanager
+def seeded_otherwise(seed: int) -> Iterator[None]:
+    """Let a script that seeds the generators draw others inside the block, unless the seed is 0."""
+
+    def other(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(given: Any = None, *others: Any, **named: Any) -> Any:
+            is_number = isinstance(given, (int, numpy.integer))
+            return function((int(given) + seed) % 2**32 if is_number else given, *others, **named)
+
+        return call
+
+    with ExitStack() as stack:
+        for owner, name in SEEDING if seed else ():
+            stack.enter_context(mock.patch.object(owner, name, other(getattr(owner, name))))
+        yield
+
+
+@contextmanager
 def drawn_from(seed: int, with_torch: bool) -> Iterator[None]:
     """Draw the numbers of a seed inside the block, and leave the generators as they were.
 
@@ -68,7 +93,8 @@ def drawn_from(seed: int, with_torch: bool) -> Iterator[None]:
     if with_torch:
         torch.default_generator.manual_seed(seed)
     try:
-        yield
+        with seeded_otherwise(seed):
+            yield
     finally:
         random.setstate(before[0])
         numpy.random.set_state(before[1])

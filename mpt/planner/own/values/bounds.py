@@ -154,7 +154,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         if not self.is_built:
             result = self._answer(func, types, args, kwargs)
             if func in ORDERS and not self.trusts_data:  # of samples, by which they are split
-                known.keep_order(result)
+                known.keep_order(result, kwargs.get("generator"))
             return result
         is_followed = known.follows(args)
         if self.trusts_data:  # the mode above answers and follows
@@ -198,8 +198,10 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             self.asked.about(result)
         elif func in RANGES or is_filled_mask(func, result):
             self.values.follow(func, args, kwargs, result)
-        elif func in ORDERS and result.numel() <= KNOWN_VALUES and not self.trusts_data:
-            self.values.keep_order(result)
+        elif func in ORDERS and not self.trusts_data:
+            own = kwargs.get("generator")  # a sampler's, which no others share
+            if own is not None or result.numel() <= KNOWN_VALUES:
+                self.values.keep_order(result, own)
 
     def places(self, mask: Tensor) -> Tensor:
         """Return the places that a mask selects; all, if it is not known or its values are not trusted.

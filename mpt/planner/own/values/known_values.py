@@ -334,10 +334,12 @@ class TrueValues:
             value = torch.full(fake.shape, number, dtype=fake.dtype, device="cpu")
         self.keep(fake, value)
 
-    def keep_order(self, fake: Tensor) -> None:
-        """Note one of the orders that it may have."""
+    def keep_order(self, fake: Tensor, generator: torch.Generator | None = None) -> None:
+        """Note one of the orders that it may have, or the one that a generator of its own draws."""
         with torch._C.DisableTorchFunction(), no_dispatch():
             value = torch.arange(len(fake), dtype=fake.dtype, device="cpu")
+            if generator is not None:
+                torch.randperm(len(fake), generator=generator, out=value)
         self.keep(fake, value)
 
     def keep_places(self, fake: Tensor, shape: torch.Size) -> None:
