@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpt.errors import DataError, MptError
+from mpt.errors import ConfigError, DataError
 
 EXTENSIONS = (
     ".mp4",
@@ -46,11 +46,11 @@ COMPLETE_SHARE = 0.9
 
 
 def import_av() -> Any:
-    """Import PyAV. Raises MptError if it is not installed."""
+    """Import PyAV. Raises ConfigError if it is not installed."""
     try:
         import av
     except ImportError as error:
-        raise MptError(
+        raise ConfigError(
             "video files are read and written with PyAV: pip install 'mpt-trainer[video]'"
         ) from error
     return av

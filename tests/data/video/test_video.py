@@ -1,5 +1,6 @@
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from mpt.data.video.video import describe_video, is_video, read_frames, read_timed_frames
 from mpt.data.video.video_writer import VideoWriter, join_videos
-from mpt.errors import DataError, InputOutputError
+from mpt.errors import ConfigError, DataError, InputOutputError
 
 av = pytest.importorskip("av")
 
@@ -225,3 +226,9 @@ def test_parts_are_joined_frame_for_frame_whatever_times_their_format_keeps(tmp_
 def test_names_tell_videos():
     assert is_video("a/b.MP4")
     assert not is_video("a/b.png")
+
+
+def test_a_video_without_pyav_is_a_wrong_setup_and_no_code_of_the_user_s(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ConfigError, match=r"pip install 'mpt-trainer\[video\]'"):
+        describe_video(tmp_path / "a.mp4")
