@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpt.errors import InputOutputError
 from mpt.report.drawing import kept_plots, save_plot
 from mpt.report.reading.log_values import number, whole
 from mpt.report.reading.read_run import read_run
 from mpt.report.run_page.plots import draw_run
-from mpt.run.process.files import write_atomically
+from mpt.run.process.files import failures_explained, write_atomically
 
 SUFFIXES = ("svg", "pdf")
 
@@ -25,10 +24,8 @@ def write_figures(run_path: Path, folder: Path) -> list[Path]:
     Raises DataError if `run_path` is no run, InputOutputError if a file cannot be written.
     """
     record = read_run(run_path)
-    try:
+    with failures_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputOutputError(f"{folder}: cannot be made: {error.strerror or error}") from error
     written = []
     for name, lines in (("train", record.train), ("evaluations", record.evaluations)):
         if lines:

@@ -10,6 +10,7 @@ import pytest
 
 from mpt.errors import DataError, InputOutputError
 from mpt.report.reading.read_run import read_run
+from mpt.report.run_page.figures import write_figures
 from mpt.report.run_page.page import describe_run, rank_figures, write_report
 from mpt.report.run_page.pictures import MOST_SAMPLES
 
@@ -219,6 +220,12 @@ def test_a_report_that_cannot_be_written_says_so(make_run):
     with pytest.raises(InputOutputError, match=r"report\.md"):
         write_report(path)
     assert set(path.iterdir()) == before
+
+
+def test_a_file_in_place_of_the_folder_of_figures_is_named_as_that(make_run, tmp_path):
+    (tmp_path / "mine.yaml").touch()
+    with pytest.raises(InputOutputError, match=r"mine\.yaml .*: a file stands where a directory"):
+        write_figures(make_run(), tmp_path / "mine.yaml")
 
 
 def test_each_process_of_a_training_is_shown_and_of_many_the_extremes():
