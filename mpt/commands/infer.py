@@ -28,7 +28,7 @@ from mpt.commands.cli.arguments import (
 from mpt.commands.cli.console import columns, open_console
 from mpt.commands.cli.infer_handover import hand_over, is_foreign
 from mpt.engine.state.evaluation import inferring
-from mpt.errors import ConfigError, InputOutputError
+from mpt.errors import ConfigError
 from mpt.inference.exported import is_export
 from mpt.inference.inputs import (
     SAMPLES,
@@ -44,6 +44,7 @@ from mpt.inference.outputs import (
     MOST_PICTURES,
     Output,
     choose_output,
+    made,
     write,
     write_bad,
     write_labelled,
@@ -142,6 +143,12 @@ def run(arguments: Command) -> None:
     if hand_over(arguments):
         return
     prepared = prepare(arguments)
+    with made(prepared.output.folder):
+        infer_and_write(prepared, arguments)
+
+
+def infer_and_write(prepared: Prepared, arguments: Command) -> None:
+    """Infer, write the results and print their paths."""
     begun = time.perf_counter()
     if arguments.half:
         results, statement = infer_half(
@@ -157,12 +164,12 @@ def run(arguments: Command) -> None:
         prepared = replace(prepared, trained=in_dtype(prepared.trained, arguments.dtype))
         results = infer_all(prepared.trained, work_of(prepared, arguments), prepared.devices)
     seconds = time.perf_counter() - begun
-    made = sum(samples_in(result) for result in results)
-    write_all(prepared, arguments, results, made)
+    count = sum(samples_in(result) for result in results)
+    write_all(prepared, arguments, results, count)
     if not arguments.half:
-        rate = made / max(seconds, 1e-9)
+        rate = count / max(seconds, 1e-9)
         pace = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-        print(f"{counted(made, 'sample')} in {seconds:.2f} s ({pace} per second)")
+        print(f"{counted(count, 'sample')} in {seconds:.2f} s ({pace} per second)")
 
 
 def check_options(arguments: Command) -> None:
@@ -178,7 +185,7 @@ def check_options(arguments: Command) -> None:
 
 
 def prepare(arguments: Command) -> Prepared:
-    """Open the run and its inputs, choose the batch, and make the output folder before anything is computed."""
+    """Open the run and its inputs, and choose the batch and the output folder."""
     seeds = walk_seeds(arguments.walk)
     devices = choose_devices(arguments.device, arguments.nproc)
     opening: dict[str, Any] = {
@@ -197,12 +204,6 @@ def prepare(arguments: Command) -> Prepared:
     if (arguments.single or seeds) and (samples or needs_inputs(trained.run.task)):
         raise ConfigError("this task makes no samples from noise: leave out --single and --walk")
     output = choose_output(arguments.output, arguments.overwrite, Path(trained.directory.path))
-    try:
-        output.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputOutputError(
-            f"--output: cannot make {output.folder}: {error.strerror}"
-        ) from error
     samples, bad = readable(trained, samples, arguments.skip_bad)
     count = arguments.count or SAMPLES
     batch_size = arguments.batch_size or trained.config.train.batch_size

@@ -162,6 +162,10 @@ def read_sample(trained: Trained, sample: Sample, decoded: Decoded | None = None
     }
 
 
+LEFT_OUT = "Leave this file out, or add --skip-bad"
+"""What can be done with an input that cannot be read."""
+
+
 def read_image(trained: Trained, field: str, file: Path) -> Tensor:
     """Return one file as uint8 (c, h, w), as the field's layout asks. Raises DataError."""
     channels, height, width = trained.run.data.fields[field].shape
@@ -173,7 +177,7 @@ def read_image(trained: Trained, field: str, file: Path) -> Tensor:
         fit, share = fit_of(trained)
         return decode_bytes(file, channels, (height, width), MAX_PIXELS, fit, share=share)
     except BadImageError as error:
-        raise DataError(f"--input: {error.path}: {error.reason}. Leave this file out") from error
+        raise DataError(f"--input: {error.path}: {error.reason}. {LEFT_OUT}") from error
 
 
 def fit_of(trained: Trained) -> tuple[Fit, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from mpt.config.text.messages import few
 from mpt.data.pictures.images import grid_of, write_grid
 from mpt.errors import ConfigError, InputOutputError
 from mpt.foreign.text import csv_cell
 from mpt.seams import Batch, Inference
 
 ROWS_SHOWN, LONGEST_SHOWN = 10, 40
-"""Rows of the table that are printed too, and the length in letters up to which a value is."""
+"""Rows of the table, and paths of pictures, that are printed too, and the length in letters up to which a value is."""
 MOST_PICTURES, PICTURE_SIDE, CAPTION = 64, 128, 26
 FRAME_MILLISECONDS = 80
 
@@ -76,6 +78,10 @@ def choose_output(wanted: str | None, overwrite: bool, run_folder: Path) -> Outp
             f"--output: {path} is no table (.csv), no picture (.png) and no folder; name one of them."
         )
     is_file = path.suffix.lower() in (".csv", ".png") and not path.is_dir()
+    if path.is_file() and not is_file:
+        raise ConfigError(
+            f"--output: {path} is a file; name a folder, a table (.csv) or a picture (.png)."
+        )
     taken = path.exists() if is_file else path.is_dir() and any(path.iterdir())
     if taken and not overwrite:
         raise ConfigError(
@@ -89,6 +95,23 @@ def choose_output(wanted: str | None, overwrite: bool, run_folder: Path) -> Outp
         path if is_file and not is_table else folder / "samples.png",
         path.stem if is_file else "",
     )
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Make the folder, and remove it and those above it that are new and empty if the work inside fails."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputOutputError(f"--output: cannot make {folder}: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # a folder that holds something stays, and those above it
+            for one in new:
+                one.rmdir()
+        raise
 
 
 def write(
@@ -109,9 +132,11 @@ def write(
     if tiles:
         write_grid(torch.cat([tile.cpu() for tile in tiles]), output.grid, results[0].columns)
         said.append(f"wrote {sum(len(tile) for tile in tiles)} pictures to {output.grid}")
+    figures: list[Path] = []
     for stem, picture, columns in name_figures(results, files):
-        write_grid(picture, output.folder / f"{stem}.png", columns)
-        said.append(f"wrote {output.folder / f'{stem}.png'}")
+        figures.append(output.folder / f"{stem}.png")
+        write_grid(picture, figures[-1], columns)
+    said += say_figures(figures, output.folder)
     rows: list[dict[str, Any]] = [
         row for result in results for row in rows_of(result, classes, top)
     ]
@@ -127,6 +152,14 @@ def write(
                 f"{right} of {len(known)} labels are the true ones ({right / len(known):.1%})"
             )
     return said
+
+
+def say_figures(written: Sequence[Path], folder: Path) -> list[str]:
+    """Return a line for each picture, or one for all if there are many."""
+    if len(written) <= ROWS_SHOWN:
+        return [f"wrote {path}" for path in written]
+    names = few([path.name for path in written], 3)
+    return [f"wrote {len(written)} pictures to {folder}: {names}"]
 
 
 def rows_of(result: Inference, classes: Sequence[str], top: int) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
 from mpt.inference import outputs, slices
 from mpt.inference.inputs import SAMPLES
 from mpt.memory import lora
+from mpt.seams import Inference
 from mpt.workflows.inferring import half_compared
 from tests.commands.conftest import move_adapters
 
@@ -190,8 +191,41 @@ def test_a_folder_without_images_and_a_corrupt_image_are_refused_by_name(
     with pytest.raises(DataError, match="no images"):
         go(classifier, tmp_path, input=(str(tmp_path / "empty"),))
     (pictures / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
-    with pytest.raises(DataError, match=r"--input: .*broken\.png: .*\. Leave this file out$"):
+    bad = r"--input: .*broken\.png: .*\. Leave this file out, or add --skip-bad$"
+    with pytest.raises(DataError, match=bad):
         go(classifier, tmp_path, input=(str(pictures),))
+
+
+def test_an_inference_that_fails_leaves_no_empty_folder(classifier, pictures, tmp_path):
+    (pictures / "broken.png").write_bytes(b"no image")
+    for output in (None, str(tmp_path / "new" / "below")):
+        with pytest.raises(DataError, match="Leave this file out"):
+            go(classifier, tmp_path, input=(str(pictures),), output=output)
+    assert not (classifier / "inference").exists()
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "own").mkdir()
+    with pytest.raises(DataError, match="Leave this file out"):
+        go(classifier, tmp_path, input=(str(pictures),), output=str(tmp_path / "own"))
+    assert (tmp_path / "own").is_dir()  # the user's
+
+
+def test_a_file_in_place_of_the_folder_is_named_as_that(classifier, tmp_path):
+    (tmp_path / "mine.yaml").touch()
+    with pytest.raises(ConfigError, match=r"mine\.yaml is a file; name a folder, a table \(\.csv"):
+        go(classifier, tmp_path, output=str(tmp_path / "mine.yaml"))
+
+
+def test_many_pictures_are_said_in_one_line(tmp_path):
+    output = outputs.choose_output(str(tmp_path), False, tmp_path)
+    figures = {f"{kind}-{n:04d}": torch.zeros(1, 3, 2, 2) for n in range(32) for kind in ("a", "b")}
+    said = outputs.write([Inference(figures=figures)], [], output, [])
+    assert said == [
+        f"wrote 64 pictures to {tmp_path}: a-0000.png, b-0000.png, a-0001.png and 61 more"
+    ]
+    assert len(list(tmp_path.iterdir())) == 64
+    few = dict(list(figures.items())[:2])
+    said = outputs.write([Inference(figures=few)], [], output, [])
+    assert said == [f"wrote {tmp_path / 'a-0000.png'}", f"wrote {tmp_path / 'b-0000.png'}"]
 
 
 def test_a_run_that_is_not_there_or_has_no_checkpoint_is_refused(classifier, tmp_path):
