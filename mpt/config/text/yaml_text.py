@@ -21,11 +21,12 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import yaml
 
 from mpt.config.finding.shipped import MARK, find_shipped, near_names, shipped_files
+from mpt.config.text.yaml_errors import Mark, explain_syntax
 from mpt.errors import ConfigError
 from mpt.foreign.files import open_foreign
 
@@ -232,11 +233,6 @@ def resolve_scalar(text: str) -> Scalar:
     return text
 
 
-class _Mark(Protocol):
-    line: int
-    column: int
-
-
 class _Stop(Exception):
     """Nothing after this point can be understood."""
 
@@ -268,17 +264,9 @@ class _Reader:
                     "a second document starts here; one file holds one configuration",
                 )
             return root
-        except yaml.MarkedYAMLError as error:
-            reason = ", ".join(part for part in (error.context, error.problem) if part)
-            if "'\\t'" in reason:
-                reason = "a tab; YAML is indented with spaces"
-            self.report(
-                error.problem_mark or error.context_mark,
-                f"not YAML: {printable(reason, 200)}",
-                fatal=True,
-            )
         except yaml.YAMLError as error:
-            self.report(None, f"not YAML: {printable(str(error), 200)}", fatal=True)
+            mark, reason = explain_syntax(error, self.text)
+            self.report(mark, f"not YAML: {printable(reason, 200)}", fatal=True)
         except (_Stop, RecursionError):
             if not self.problems:
                 self.report(None, "nested too deeply", fatal=True)
@@ -289,16 +277,16 @@ class _Reader:
             self.report(None, f"not YAML: {printable(str(error), 200)}", fatal=True)
         return Node(None, start)
 
-    def place(self, mark: _Mark | None) -> Place:
+    def place(self, mark: Mark | None) -> Place:
         if not self.located:
             return Place(self.source)
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         return Place(self.source, line, column)
 
-    def report(self, mark: _Mark | None, text: str, fatal: bool = False) -> None:
+    def report(self, mark: Mark | None, text: str, fatal: bool = False) -> None:
         self.problems.append(Problem(self.place(mark), tuple(self.path), text, fatal))
 
-    def stop(self, mark: _Mark | None, text: str) -> NoReturn:
+    def stop(self, mark: Mark | None, text: str) -> NoReturn:
         self.report(mark, text, fatal=True)
         raise _Stop
 

@@ -246,3 +246,27 @@ def test_what_is_no_file_is_told_and_the_nearest_file_is_named(tmp_path):
         read_file(tmp_path / "train.py:build")
     with pytest.raises(ConfigError, match=r"a folder; a YAML file is expected$"):
         read_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("a:\n  b: 1\n   c: 2\n", "3:5", "indent the line as those around it"),
+        ("a:\n  b:1\n  c: 2\n", "3:4", "write a space behind each ':'"),
+        ("a: x: y\n", "1:5", "put quotes around a value that holds one"),
+        ("a:\n    b: 1\n  c: 2\n", "3:3", "indented otherwise than those around it"),
+        ("a: 1\nb=2\nc: 3\n", "2:1", "no ': ' in this line"),
+        ("a: {b: 1\n", "2:1", "a comma is missing here, or the bracket of line 1 is not closed"),
+        ("a: {b: 1 c: 2}\n", "1:11", "a comma is missing here"),
+        ("a: 'x\nb: 1\n", "1:4", "a quote that is opened here and never closed"),
+        ("a: *.jpg\n", "1:5", "put quotes around a value that begins with *"),
+        ("a: `x`\n", "1:4", "put quotes around a value that begins with this character"),
+        ('a: "C:\\data"\n', "1:8", "a backslash between double quotes: use single quotes"),
+        ("a: 1\nb: x\0y\n", "2:5", "a control character (0x00); remove it"),
+    ],
+)
+def test_a_mistake_in_the_syntax_is_said_in_the_words_of_a_writer(text, place, words):
+    (found,) = complaints(text)
+    assert found.startswith(f"file:{place}: ")
+    assert words in found
+    assert "\n" not in found
