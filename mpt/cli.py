@@ -27,7 +27,7 @@ from mpt.config.finding.part_packages import PartPackage, use_parts
 from mpt.config.finding.part_source import COMMAND
 from mpt.config.finding.registry import INSTALLED, CommandPart
 from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError, OwnCodeError, PartError
-from mpt.foreign.text import guard_output
+from mpt.foreign.text import SPELT_OUT, guard_output
 from mpt.outside.own_code import explain, explain_own_code
 from mpt.run.process.collector import collect_rarely, pause
 from mpt.run.process.collector import end as end_pause
@@ -249,7 +249,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         # a file's name need not be text in the terminal's encoding
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=SPELT_OUT)
     guard_output()
     debug = False
     try:

@@ -6,6 +6,7 @@ File names, docstrings, model outputs and the errors of servers reach both. `har
 
 from __future__ import annotations
 
+import codecs
 import re
 import sys
 from collections.abc import Iterable
@@ -61,6 +62,25 @@ class HarmlessStream:
 def unguarded(stream: TextIO) -> TextIO:
     """Return the stream itself, for text that is to move a terminal's cursor."""
     return stream.stream if isinstance(stream, HarmlessStream) else stream
+
+
+SPELT_OUT = "mpt.spelt_out"
+"""The error handler of a stream whose encoding lacks a letter."""
+LETTERS = str.maketrans({"×": "x", "µ": "u", "±": "+-", "–": "-", "…": "...", "→": "->"})
+"""What mpt's own messages use beyond ASCII -> how it is written there."""
+
+
+def spell_out(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Write mpt's own letters in ASCII, and others, of file names, as escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letter = error.object[error.start].translate(LETTERS)
+    if letter.isascii():
+        return letter, error.start + 1
+    return letter.encode("ascii", "backslashreplace").decode(), error.start + 1
+
+
+codecs.register_error(SPELT_OUT, spell_out)
 
 
 def guard_output() -> None:

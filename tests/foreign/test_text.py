@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from mpt import cli
 from mpt.engine.building.devices import choose_device
 from mpt.errors import ConfigError
-from mpt.foreign.text import HarmlessStream, csv_cell, from_csv_cell, harmless
+from mpt.foreign.text import SPELT_OUT, HarmlessStream, csv_cell, from_csv_cell, harmless
 from mpt.inference.outputs import write_table
 from mpt.run.boards.boards import Boards
 from mpt.run.boards.console import Console
@@ -119,3 +121,22 @@ def test_a_device_that_this_machine_has_not_is_refused_in_a_line(name: str) -> N
         ConfigError, match=f"device: {name} is asked for, but torch sees no {name} device"
     ):
         choose_device(name)
+
+
+def test_letters_of_our_own_are_spelt_in_ascii_where_the_terminal_has_no_others() -> None:
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding="ascii", errors=SPELT_OUT)
+    stream.write("0.5× of 3 µs ± 1, 2–3 … имя\n")
+    stream.flush()
+    assert written.getvalue() == b"0.5x of 3 us +- 1, 2-3 ... \\u0438\\u043c\\u044f\n"
+
+
+def test_the_command_line_spells_letters_that_the_terminal_lacks() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mpt", "train", "nowhere×.yaml"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr.startswith("error: nowherex.yaml: no such file")
