@@ -56,7 +56,7 @@ class PlanGroup(TyperGroup):
         if own is None or (args[:1] and args[0] in names):
             return super().make_context(info_name, args, parent, **extra)
         near = get_close_matches("".join(args[:1]), names - {STEP}, n=1, cutoff=0.7)
-        if near and not Path(args[0]).exists():
+        if near and not (args[0].startswith("-") or Path(args[0]).exists()):
             meant = shlex.join(["mpt", "plan", *near, *args[1:]])
             raise ConfigError(
                 f"mpt plan: no sub-command {args[0]!r} and no such file; did you mean {meant}?"
