@@ -9,6 +9,7 @@ before there was anything to save.
 
 from __future__ import annotations
 
+import ast
 import io
 import itertools
 import os
@@ -96,8 +97,7 @@ def make_app(word: str = "") -> typer.Typer:
             )
         if package not in groups:
             groups[package] = typer.Typer(no_args_is_help=True, add_completion=False, **settings)  # type: ignore[arg-type]
-            brings = f"parts of {package.origin}" if package.outside else f"system {package.name}"
-            app.add_typer(groups[package], name=package.name, help=f"Commands of the {brings}.")
+            app.add_typer(groups[package], name=package.name, help=describe_group(package))
             # a group stays one, also with a single command
             groups[package].callback()(lambda: None)
         return groups[package]
@@ -107,6 +107,14 @@ def make_app(word: str = "") -> typer.Typer:
     for package, name, error in INSTALLED.wrong_commands():
         add_wrong(group_of(package), name, error)
     return app
+
+
+def describe_group(package: PartPackage) -> str:
+    """Return a line about a package's commands: the beginning of a system's docstring, up to a colon."""
+    if package.outside:
+        return f"Commands of the parts of {package.origin}."
+    text = ast.get_docstring(ast.parse((package.folder / "__init__.py").read_text("utf-8")))
+    return f"{str(text).partition('.')[0].partition(':')[0]}."
 
 
 def add_wrong(group: typer.Typer, name: str, error: PartError) -> None:

@@ -257,6 +257,23 @@ def test_every_option_of_every_command_has_a_help_text():
     assert not [(command, option) for command, option, text in found if not text]
 
 
+def test_every_command_of_our_own_shows_examples_that_are_not_wrapped(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    plans = [f"plan {name}" for name in cli.PLAN_COMMANDS]
+    for command in [*cli.COMMANDS, *plans]:
+        assert run(*command.split(), "--help") == 0
+        (shown,) = re.findall(r"^  Examples:\n((?:    .+\n)+)", capsys.readouterr().out, re.M)
+        lines = [line.strip() for line in shown.splitlines()]
+        assert all(line.startswith("mpt ") for line in lines), command
+
+
+def test_help_says_what_each_system_is_for(capsys):
+    assert run("--help") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^  dain +Video frame interpolation\.$", said, re.M)
+    assert re.search(r"^  yolofuse +Object detection with one or two cameras\.$", said, re.M)
+
+
 def test_no_words_and_help_print_help(capsys):
     assert run("--help") == 0
     shown = capsys.readouterr().out

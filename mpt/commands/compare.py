@@ -36,11 +36,17 @@ from mpt.workflows.processes.training_process import Check, Train
 
 @dataclass(frozen=True)
 class Command:
-    """Train in several modes or settings, and judge.
+    """Compare precision modes or settings by training in each.
 
     All are trained with the same seeds and data; the verdict says whether the metric stays within the margin of the
     first one's, which is fp32's if that takes part. Without a configuration and --seeds a small classifier is
     trained until its seeds decide.
+
+    Examples:
+      mpt compare fp32 amp --config mine.yaml
+      mpt compare fp32 bf16 --config mine.yaml --over optimizer.lr=0.5x,1x,2x
+      mpt compare mine.yaml --variant "memory.micro_batch=8"
+      mpt compare RUN RUN
     """
 
     what: Annotated[
@@ -72,6 +78,7 @@ class Command:
     name: str | None = None
     """The comparison's folder below --runs."""
     output: Output = None
+    """The folder to write into, by default one below --runs."""
     device: Device = None
     json: Json = False
     quiet: Quiet = False

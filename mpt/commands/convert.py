@@ -45,7 +45,13 @@ from mpt.workflows.exporting.export_graphs import Wishes
 
 @dataclass(frozen=True)
 class Command:
-    """Write a run's networks as one file."""
+    """Export a run's networks: safetensors, ONNX or .pt.
+
+    Examples:
+      mpt convert RUN --to safetensors
+      mpt convert RUN --to onnx --inside -o mine.onnx
+      mpt convert RUN --to onnx --half
+    """
 
     run: NewestRun = None
     """A run or a checkpoint."""
@@ -69,6 +75,7 @@ class Command:
     newest: Newest = False
     step: StepOfCheckpoint = None
     output: Output = None
+    """The file to write, by default in the run's folder."""
     overwrite: bool = False
     """Overwrite existing files."""
     runs: Runs = "runs"

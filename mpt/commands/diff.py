@@ -26,10 +26,15 @@ from mpt.workflows.examining.partings import compare_sides, not_finite_in, read_
 
 @dataclass(frozen=True)
 class Command:
-    """Find where two configurations or runs first part.
+    """Find the first difference of two configurations or runs.
 
     Both are trained for a few steps side by side, from the same seed or from the newest checkpoint that two runs have
     in common to the bit. Exit code 0 if they are the same or differ by rounding, 8 if they part by more.
+
+    Examples:
+      mpt diff mine.yaml bf16
+      mpt diff mine.yaml --variant "memory.recompute=all"
+      mpt diff RUN RUN
     """
 
     what: Annotated[

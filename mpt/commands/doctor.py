@@ -45,7 +45,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """Examine the machine, the data, the numerics and the speed."""
+    """Examine the machine, the data, the numerics and the speed.
+
+    Examples:
+      mpt doctor
+      mpt doctor mine.yaml --page doctor.html
+      mpt doctor RUN --only numerics
+      mpt doctor train.py -- --batch-size 8
+    """
 
     subject: Annotated[
         str | None,
@@ -68,6 +75,7 @@ class Command:
     points: Annotated[int, typer.Option(min=1)] = 4
     """Of a run's training, the beginning and the newest checkpoint among them, whose numerics are examined."""
     output: Output = None
+    """The file of the cure, by default doctor.yaml; with --only device of its findings, by default device.json."""
     page: Annotated[str | None, typer.Option(metavar="FILE")] = None
     """Write an HTML page too."""
     device: Device = None

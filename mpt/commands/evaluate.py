@@ -44,6 +44,10 @@ class Command:
     """Measure a run or an export on a whole test set.
 
     All metrics that there are for its task, on the run's own test set or on --data, with a page.
+
+    Examples:
+      mpt evaluate RUN
+      mpt evaluate RUN --data pictures --half
     """
 
     run: NewestRun = None

@@ -22,6 +22,10 @@ class Command:
 
     Of Hugging Face's TrainingArguments, LightningCLI, Ultralytics, timm, torchvision, OneTrainer, kohya's scripts and
     DeepFaceLab. Values come with their units (8 x 4 = 32), and settings without a counterpart are listed as comments.
+
+    Examples:
+      mpt import training_args.json -o mine.yaml
+      mpt import --command 'python train.py --model resnet50 --batch-size 64' --model timm:resnet50
     """
 
     source: Annotated[Path | None, typer.Argument(metavar="FILE", show_default=False)] = None
@@ -31,6 +35,7 @@ class Command:
     model: Annotated[str | None, typer.Option(metavar="NAME")] = None
     """The model to write, if the file names none that mpt has."""
     output: Output = None
+    """The file to write, by default FILE-mpt.yaml."""
     allow: Allow = ()
 
 

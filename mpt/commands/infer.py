@@ -63,14 +63,21 @@ from mpt.workflows.inferring.inference_batch import choose_batch
 
 @dataclass(frozen=True)
 class Command:
-    """Let a run's networks infer: samples, labels or pictures."""
+    """Run a trained network: samples, labels, boxes or pictures.
+
+    Examples:
+      mpt infer
+      mpt infer RUN --input pictures --top 3
+      mpt infer RUN --half
+      mpt infer mine.onnx --input pictures -o labels.csv
+    """
 
     run: NewestRun = None
     """A run, a checkpoint, or an export of mpt convert (.onnx, .safetensors, .pt)."""
     half: bool = False
     """Run in half precision and say how far it is from fp32."""
     dtype: str | None = None
-    """float16 or bfloat16; without --half the weights stay float32. Or float32."""
+    """float32, float16 or bfloat16; without --half the weights stay float32."""
     input: Annotated[tuple[str, ...], typer.Option(metavar="[NAME=]PATH")] = ()
     """An image or a folder of images; once for each input of the task."""
     output: Annotated[
@@ -84,7 +91,7 @@ class Command:
     pictures: bool = False
     """Write the inputs with their labels below them too, labels.png."""
     skip_bad: bool = False
-    """Leave out inputs that cannot be read, and list them. So too if the run has dataset.on_bad_image=skip."""
+    """Leave out inputs that cannot be read, and list them; the default if the run has dataset.on_bad_image=skip."""
     count: Annotated[int | None, typer.Option(min=1)] = None
     """How many samples: of a generator or of the test set, 64 by default; or the first that many of --input."""
     single: bool = False

@@ -32,6 +32,11 @@ class Command:
 
     CONFIG is written with every setting and its effect. With --part it is the skeleton of a part: a file that works,
     its configuration and its test.
+
+    Examples:
+      mpt init mine.yaml --model small_cnn
+      mpt init mine.yaml --from classify_digits
+      mpt init --part model my_model
     """
 
     path: Annotated[Path | None, typer.Argument(metavar="PATH|NAME", show_default=False)] = None

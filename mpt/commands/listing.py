@@ -32,7 +32,13 @@ from mpt.report.units import show_figure
 
 @dataclass(frozen=True)
 class Command:
-    """List models, modes, runs and all the rest."""
+    """List models, precision modes, configurations and runs.
+
+    Examples:
+      mpt list
+      mpt list models
+      mpt list runs
+    """
 
     what: Annotated[str | None, typer.Argument(metavar="WHAT", show_default=False)] = None
     """models, datasets, precision, memory, optimizers, tasks, metrics, losses, configs or runs."""

@@ -74,6 +74,12 @@ class Command(PlannedConfig):
     infer, presets, tune, calibrate, lock, check, cluster; `mpt plan infer -h` explains one.
 
     A training script of your own is planned as it stands: `mpt plan train.py -- ITS WORDS` (`mpt plan step -h`).
+
+    Examples:
+      mpt plan mine.yaml --vram 6GiB --gpu rtx2060
+      mpt plan mine.yaml train.batch_size=64 --gpu rtx3060
+      mpt plan mine.yaml --gpu rtx3060 --largest
+      mpt plan train.py --gpu rtx3060 -- --batch-size 32
     """
 
     config: PlannedFile
@@ -81,6 +87,7 @@ class Command(PlannedConfig):
     """The memory to fit into, such as 6GiB; without it the configuration is planned as it is."""
     gpu: Card = None
     output: Output = None
+    """The file of the recipe, by default plan.yaml."""
     times_from: Annotated[str | None, typer.Option(metavar="CARD")] = None
     """Take the step time's factor of another calibrated card, moved by both cards' rooflines."""
     desktop: Desktop = None

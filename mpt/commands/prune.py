@@ -13,10 +13,13 @@ from mpt.commands.cli.arguments import Device, Runs
 
 @dataclass(frozen=True)
 class Command:
-    """Prune a run's hidden channels and train it on.
+    """Prune a run's hidden channels and continue its training.
 
     Writes a run of its own (memory.prune), and a table of the figures, memory and time before pruning, after it and
     after training on. Of a GAN the generator is pruned.
+
+    Examples:
+      mpt prune RUN --share 0.5 --steps 2000
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]

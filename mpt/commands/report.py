@@ -19,7 +19,13 @@ from mpt.run.records.layout import find_run, newest_run
 
 @dataclass(frozen=True)
 class Command:
-    """Write a run's tables, plots and page anew."""
+    """Write a run's tables, plots and page anew.
+
+    Examples:
+      mpt report
+      mpt report RUN --figures curves
+      mpt report --all
+    """
 
     run: NewestRun = None
     """A run."""

@@ -14,9 +14,14 @@ from mpt.run.process.files import write_atomically
 
 @dataclass(frozen=True)
 class Command:
-    """Print the JSON Schema of CONFIG, or with --plan of a plan."""
+    """Print the JSON Schema of CONFIG, or with --plan of a plan.
+
+    Examples:
+      mpt schema -o mpt.schema.json
+    """
 
     output: Output = None
+    """The file to write, in place of the standard output."""
     plan: bool = False
     """The schema of the output of `mpt plan CONFIG --json`."""
 

@@ -36,7 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """Train the model of CONFIG."""
+    """Train the model of CONFIG.
+
+    Examples:
+      mpt train @classify_digits
+      mpt train mine.yaml precision=bf16 optimizer.lr=3e-4 name=second
+      mpt train mine.yaml --with plan.yaml
+      mpt train mine.yaml name=second --resume
+    """
 
     config: Annotated[
         str | None,
@@ -48,16 +55,16 @@ class Command:
     resume: Annotated[
         str | None, typer.Option(metavar="[auto|PATH]", autocompletion=complete_run)
     ] = None
-    """Continue the newest run of this name, or with PATH."""
+    """Continue the newest run of this name, or the run or checkpoint PATH."""
     name: str | None = None
     """The run's folder below --runs."""
     device: Device = None
     seed: int | None = None
     """The seed of every random number."""
     smoke: Annotated[int | None, typer.Option(min=1, metavar="N")] = None
-    """Try everything with N steps; keep nothing."""
+    """Train N steps, save, resume, evaluate and infer, and keep nothing."""
     dry_run: bool = False
-    """Build everything, write nothing."""
+    """Build the run, check it and stop; nothing is written."""
     print_config: bool = False
     """Print the resolved config and stop."""
     json: Json = False
@@ -67,9 +74,9 @@ class Command:
     nproc: Annotated[int | None, typer.Option(min=1, metavar="N")] = None
     """Train in N processes on this machine, a card for each (torchrun for more)."""
     max_restarts: Annotated[int, typer.Option(min=0, metavar="N")] = 0
-    """With --nproc: begin again so often from the last checkpoint when a process is lost."""
+    """With --nproc: restart at most N times from the last checkpoint if a process is lost."""
     no_report: bool = False
-    """Leave the report to `mpt report`."""
+    """Write no report at the end; `mpt report` writes it later."""
     patches: Patches = ()
     allow: Allow = ()
     runs: Runs = "runs"

@@ -25,6 +25,10 @@ class Command:
     """Check CONFIG and say every mistake at once.
 
     The text is checked first; then the run is built and stepped on fake tensors, so that a valid one trains.
+
+    Examples:
+      mpt validate mine.yaml
+      mpt validate mine.yaml train.batch_size=64 --quick
     """
 
     config: ConfigFile

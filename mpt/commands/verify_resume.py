@@ -23,9 +23,13 @@ from mpt.workflows.examining.resume_check import Check, verify_resume
 
 @dataclass(frozen=True)
 class Command:
-    """Check that CONFIG, resumed, ends bit for bit as in one go.
+    """Check that a resumed training ends bit for bit the same.
 
     Exit code 0 if it does, 8 if it does not.
+
+    Examples:
+      mpt verify-resume mine.yaml
+      mpt verify-resume mine.yaml --steps 50 --kill
     """
 
     config: Annotated[
@@ -38,6 +42,7 @@ class Command:
     kill: bool = False
     """Kill the process three times without warning, at moments that are not chosen, instead of stopping it."""
     output: Output = None
+    """The folder in which both runs are kept, by default a temporary one."""
     device: Device = None
     json: Json = False
     allow: Allow = ()

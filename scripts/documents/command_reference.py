@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import typer.main
 
 from mpt.cli import make_app
+from mpt.commands.cli.command_line import EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -49,7 +51,10 @@ def sections(command: Any, words: list[str]) -> Iterator[str]:
 
 
 def section(command: Any, words: list[str]) -> str:
-    text = " ".join((command.help or "").replace("\b", "").split())
+    told, _, examples = (command.help or "").replace("\b", "").partition(EXAMPLES)
+    text = " ".join(told.split())
+    if examples:
+        text += f"\n\n```sh\n{textwrap.dedent(examples).rstrip()}\n```"
     rows = [row for parameter in command.params if (row := parameter_row(parameter))]
     table = "\n".join(["| argument | |", "|---|---|", *rows])
     return "\n\n".join(

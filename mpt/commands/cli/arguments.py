@@ -45,11 +45,18 @@ Overrides = Annotated[
     ),
 ]
 Patches = Annotated[
-    tuple[Path, ...], typer.Option("--with", metavar="FILE", help="A YAML file to lay over CONFIG.")
+    tuple[Path, ...],
+    typer.Option(
+        "--with",
+        metavar="FILE",
+        help="A YAML file whose settings replace CONFIG's, such as plan.yaml.",
+    ),
 ]
 Allow = Annotated[
     tuple[str, ...],
-    typer.Option("--allow", metavar="PACKAGE", help="Let models come from a package."),
+    typer.Option(
+        "--allow", metavar="PACKAGE", help="A Python package that CONFIG may take a model from."
+    ),
 ]
 Runs = Annotated[str, typer.Option("--runs", metavar="DIR", help="The folder of the runs.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -65,9 +72,7 @@ StepOfCheckpoint = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
-Output = Annotated[
-    str | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")
-]
+Output = Annotated[str | None, typer.Option("--output", "-o", metavar="PATH")]
 Card = Annotated[
     str | None,
     typer.Option("--gpu", metavar="NAME", help="A card to plan for, such as rtx2060, or auto."),

@@ -44,6 +44,8 @@ WAYS = {
     "INPUT...": "name files or folders",
 }
 """The remedy if an argument is missing, by how its help calls it."""
+EXAMPLES = "Examples:\n"
+"""Begins the paragraph of a command's docstring whose lines are commands, which are not wrapped."""
 PARTS = "--parts"
 Parts = Annotated[
     list[str] | None,
@@ -66,7 +68,8 @@ def declare(
 ) -> None:
     """Add a command with the arguments that a dataclass declares; `run` gets their values by name.
 
-    `notes` are the texts below the fields. The dataclass's docstring is the command's help.
+    `notes` are the texts below the fields. The dataclass's docstring is the command's help; lines below `Examples:`
+    stay as they are.
     """
     parameters: dict[str, inspect.Parameter] = {}
     allowed: dict[str, str] = {}
@@ -106,7 +109,7 @@ def declare(
     command.__annotations__ = {key: parameter.annotation for key, parameter in parameters.items()}
     if command_class is None:
         command_class = OverridableCommand if "overrides" in parameters else Command
-    help_text = inspect.cleandoc(arguments.__doc__ or "")
+    help_text = inspect.cleandoc(arguments.__doc__ or "").replace(EXAMPLES, f"\b\n{EXAMPLES}")
     app.command(name, cls=command_class, help=help_text)(command)
 
 

@@ -21,7 +21,11 @@ from mpt.run.records.used_parts import missing_parts_explained
 
 @dataclass(frozen=True)
 class Command:
-    """Learn from a run's measured peak and time the figures that plans of its card lack."""
+    """Improve later plans for a card by a run's measured peak and time.
+
+    Examples:
+      mpt plan calibrate RUN
+    """
 
     run: Annotated[
         str, typer.Argument(metavar="RUN", show_default=False, autocompletion=complete_run)

@@ -20,7 +20,11 @@ from mpt.workflows.plan_lock import change, describe_growth, other_versions, pla
 
 @dataclass(frozen=True)
 class Command:
-    """Exit with 8 if the plan that a lock keeps has grown since."""
+    """Exit with 8 if the plan that a lock keeps has grown since.
+
+    Examples:
+      mpt plan check plan.lock --tolerance 1%
+    """
 
     lock: Annotated[Path, typer.Argument(metavar="LOCK", show_default=False)]
     """A file of mpt plan lock."""

@@ -44,7 +44,12 @@ from mpt.run.process.files import free_path
 
 @dataclass(frozen=True)
 class Command(PlannedConfig):
-    """Plan many cards: from one to thousands, or the cheapest set that trains CONFIG."""
+    """Plan many cards: from one to thousands, or the cheapest set that trains CONFIG.
+
+    Examples:
+      mpt plan cluster mine.yaml --gpu h100 --scaling weak
+      mpt plan cluster mine.yaml --cards rtx3090:4@0.3 --cards h100:8@2
+    """
 
     scaling: Annotated[str | None, typer.Option(metavar="weak|strong")] = None
     """From 1 to --nproc cards, as table and picture: with the batch per card kept (weak), or of all."""

@@ -33,7 +33,12 @@ from mpt.report.units import show_seconds
 
 @dataclass(frozen=True)
 class Command(PlannedConfig):
-    """Plan inference: its needs, and the largest batch or tile that fits."""
+    """Plan inference: its needs, and the largest batch or tile that fits.
+
+    Examples:
+      mpt plan infer mine.yaml --vram 4GiB --half
+      mpt plan infer @dain_vimeo --frame 1920x1080 --vram 2GiB
+    """
 
     vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
     """The memory to fit into, such as 4GiB."""

@@ -18,9 +18,12 @@ from mpt.workflows.plan_lock import Lock, plan_again, write_lock
 
 @dataclass(frozen=True)
 class Command(PlannedConfig):
-    """Keep the plan of CONFIG unchanged in a file for mpt plan check.
+    """Keep the plan of CONFIG in a file for mpt plan check.
 
     A script or function of your own will do too: `mpt plan lock train.py -- ITS WORDS`.
+
+    Examples:
+      mpt plan lock mine.yaml --gpu rtx3060 -o plan.lock
     """
 
     gpu: Card = None

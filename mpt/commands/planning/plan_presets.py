@@ -32,7 +32,11 @@ from mpt.run.process.files import failures_explained
 
 @dataclass(frozen=True)
 class Command(PlannedConfig):
-    """Write a patch for each usual size of card, 6 to 24 GB, and print a table."""
+    """Write a patch for each usual size of card, 6 to 24 GB, and print a table.
+
+    Examples:
+      mpt plan presets mine.yaml --output presets
+    """
 
     gpu: Annotated[str | None, typer.Option(metavar="NAME")] = None
     """The card whose kernels and times are planned, by default an RTX 2060."""

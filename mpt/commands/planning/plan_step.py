@@ -30,6 +30,10 @@ class Command:
 
     FACTORY is a function, as FILE.py:NAME or PACKAGE.MODULE:NAME, that returns the step, or (model, optimizer, batch,
     step); or a training script, FILE.py, whose own options follow after --. `mpt plan FACTORY` does the same.
+
+    Examples:
+      mpt plan train.py --gpu rtx3060 -- --batch-size 32
+      mpt plan my_training.py:build batch_size=32 --vram 8GiB --largest
     """
 
     factory: Annotated[str, typer.Argument(metavar="FACTORY", show_default=False)]

@@ -22,9 +22,13 @@ class Command(PlannedConfig):
     """Measure here which kernels are fastest, and write the settings that gain.
 
     Optimizer kernels and the order of channels are tried on this device.
+
+    Examples:
+      mpt plan tune mine.yaml
     """
 
     output: Output = None
+    """The file to write, by default tuned.yaml."""
 
 
 def run(arguments: Command) -> None:
