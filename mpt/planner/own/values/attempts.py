@@ -69,6 +69,9 @@ INTEGERS = "since integers that it reads follow from them"
 NO_OTHER = "since the step cannot be planned without them"
 WITHOUT_KERNELS = "kernels that it compiles are not in this plan: it is planned as where there is no compiler of CUDA"
 LARGEST_DRAW = "The largest is planned; another draw may need more"
+FEW_BATCHES = (
+    "its batches have several forms, and there was no time for those of another order: longer ones may need more"
+)
 AT_BOUNDS = "Planned is a step with each size as large as it can be"
 LARGER = "with each size as large as it can be, the tensors would need {}"
 OF_DATA = (
@@ -89,6 +92,8 @@ class Attempt(Generic[T]):
     """Python's or NumPy's generator was drawn from, outside of loaders."""
     reads_draws: bool = False
     """Integers that torch drew were read, or batches of several forms loaded, of which others may be drawn."""
+    batches_differ: bool = False
+    """Batches of several forms were loaded."""
     is_bounded: bool = False
     """A size at its bound may weigh."""
     follows_data: bool = False
@@ -120,6 +125,7 @@ class Attempt(Generic[T]):
             values.integers > 0,
             values.drawn.is_found,
             values.drawn_reads > 0 or len(values.drawn.forms) > 1,
+            len(values.drawn.forms) > 1,
             values.bounded.are_listed or values.bounded.largest_bytes > WEIGHS * live_peak(trace),
             values.follows_data,
             values.totals.may_be_read,
@@ -258,6 +264,8 @@ def _with_draws(
             f"its memory depends on numbers that it draws: {describe_bytes(least)} to {describe_bytes(most.peak)} of "
             f"tensors in {len(made)} draws. {AT_BOUNDS if is_bound else LARGEST_DRAW}"
         )
+    elif first.batches_differ and len(made) == 1:
+        found.append(FEW_BATCHES)
     if is_bound:
         assert bounds is not None
         most = bounds

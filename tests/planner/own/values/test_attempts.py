@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mpt.planner.own.values import attempts
 from mpt.planner.own.values.attempts import Answers, Attempt, as_its_data_need
 from mpt.planner.trace.trace import Storage, Trace
 
@@ -45,3 +46,16 @@ def test_bounds_far_above_every_draw_are_not() -> None:
     assert name == "draw 1"
     assert notes[0].endswith("The largest is planned; another draw may need more")
     assert "the tensors would need 4,000 MiB" in notes[1]
+
+
+def test_batches_of_several_forms_that_were_loaded_once_are_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Texts are padded to the longest of a batch, and a slow step is traced with one order of them."""
+    monkeypatch.setattr(attempts, "DRAW_PATIENCE", -1.0)
+
+    def attempt(answers: Answers) -> Attempt[object]:
+        return made("first", 100, answers, batches_differ=True, reads_draws=True)
+
+    [note] = as_its_data_need(attempt).notes
+    assert "several forms" in note and "longer ones may need more" in note
