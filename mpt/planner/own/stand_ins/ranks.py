@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device.card_answers import Inert
+from mpt.planner.own.stand_ins.reductions import hooks_called
 from mpt.planner.own.stand_ins.shards import Shards
 from mpt.planner.trace.recorder import Recorder
 
@@ -70,6 +71,7 @@ def one_of_several(recorder: Recorder | None) -> Iterator[None]:
         shards.keep(c10d, ANSWERED)
         shards.keep(c10d._World, ["default_pg"])
         stack.enter_context(mock.patch.multiple(distributed, **answers))
+        hooks_called(stack)
         stack.enter_context(
             mock.patch.object(DistributedDataParallel, "__init__", _starts(recorder))
         )
@@ -123,7 +125,8 @@ def _starts(recorder: Recorder | None) -> Callable[..., None]:
         for weight in module.parameters():
             if weight.requires_grad:
                 groups[weight.device, weight.dtype].append(weight)
-        self.buckets = [bucket_of(weights, gradient_as_bucket_view) for weights in groups.values()]
+        self.bucketed = list(groups.values())
+        self.buckets = [bucket_of(weights, gradient_as_bucket_view) for weights in self.bucketed]
         if recorder is not None:
             recorder.mark(self.buckets, "reduce buffers")
             recorder.notes += [NOTE] * (NOTE not in recorder.notes)

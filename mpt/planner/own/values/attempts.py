@@ -69,9 +69,7 @@ INTEGERS = "since integers that it reads follow from them"
 NO_OTHER = "since the step cannot be planned without them"
 WITHOUT_KERNELS = "kernels that it compiles are not in this plan: it is planned as where there is no compiler of CUDA"
 LARGEST_DRAW = "The largest is planned; another draw may need more"
-FEW_BATCHES = (
-    "its batches have several forms, and there was no time for those of another order: longer ones may need more"
-)
+FEW_BATCHES = "its batches have several forms, and there was no time for another order: longer ones may need more"
 AT_BOUNDS = "Planned is a step with each size as large as it can be"
 LARGER = "with each size as large as it can be, the tensors would need {}"
 OF_DATA = (
