@@ -14,7 +14,10 @@ from contextlib import nullcontext
 
 import torch
 from torch import distributed, nn
+from torch.distributed import checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mpt.planner.own.stand_ins.ranks import one_of_several
@@ -47,6 +50,24 @@ def compressed(kind: str, width: int = WIDTH):
                 model(torch.randn(64, width, device="cuda")).mean().backward()
             model(torch.randn(64, width, device="cuda")).mean().backward()
             optimizer.step()
+
+    return step
+
+
+def saved_in_parts(folder: str):
+    """A step after which torch.distributed.checkpoint saves the weights of all cards, at once and in a thread."""
+    distributed.init_process_group("nccl")
+    model = nn.Linear(256, 256).cuda()
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(64, 256, device="cuda")).mean().backward()
+        optimizer.step()
+        weights, states = get_state_dict(model, optimizer)
+        checkpoint.save({"model": weights, "optimizer": states}, checkpoint_id=folder)
+        checkpoint.async_save({"model": weights}, checkpoint_id=folder).result()
 
     return step
 

@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpt.planner.device.fake_device import DEVICE
-from mpt.planner.own.stand_ins import flex, quantized
+from mpt.planner.own.stand_ins import files, flex, quantized
 from mpt.planner.trace.cannot_plan import INSTALLED
 
 ASKED = ("is_available", "device_count")
@@ -50,6 +50,8 @@ CHANGED = {
     quantized.FUNCTIONS: quantized.let_page,
 }
 """Module -> function that changes it for good: the planning process is one of its own."""
+OF_TORCH = {flex.NAME: flex.follow_flex_attention, files.SHARDED: files.save_no_shards}
+"""The same of torch's own modules."""
 
 
 def is_torch(name: str) -> bool:
@@ -70,8 +72,8 @@ def libraries_as_ever() -> Iterator[None]:
     def exec_module(self: SourceFileLoader, module: ModuleType) -> None:
         if is_torch(module.__name__) or not any(folder in str(self.path) for folder in INSTALLED):
             execute(self, module)
-            if module.__name__ == flex.NAME:
-                flex.follow_flex_attention(module)
+            if module.__name__ in OF_TORCH:
+                OF_TORCH[module.__name__](module)
             return
         with ExitStack() as stack:
             for one, own in answers:
@@ -82,9 +84,8 @@ def libraries_as_ever() -> Iterator[None]:
         if module.__name__ in CHANGED:
             CHANGED[module.__name__](module)
 
-    for name, change in CHANGED.items():
+    for name, change in (CHANGED | OF_TORCH).items():
         if name in sys.modules:
             change(sys.modules[name])
-    flex.follow_flex_attention()
     with mock.patch.object(SourceFileLoader, "exec_module", exec_module):
         yield

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Self
 from unittest import mock
 
@@ -21,6 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device.operator_kinds import is_known
+
+SHARDED = "torch.distributed.checkpoint.state_dict_saver"
 
 
 class Place:
@@ -76,6 +80,20 @@ class Files:
             return shared[kept.memory].detach()
 
         return tree_map_only(Kept, restored, found[1])
+
+
+def save_no_shards(module: ModuleType) -> None:
+    """Let `torch.distributed.checkpoint` write nothing: its files have a part of each process."""
+
+    def save(*given: Any, **named: Any) -> Any:
+        return module.Metadata({})
+
+    def save_later(*given: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(module.Metadata({}))
+        return done
+
+    vars(module).update(save=save, save_state_dict=save, async_save=save_later)
 
 
 def counted(loaded: Any) -> Any:
