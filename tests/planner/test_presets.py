@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from mpt.commands.cli.console import open_console
 from mpt.commands.plan import Command as PlanArguments
 from mpt.commands.planning import plan_presets
 from mpt.commands.planning.plan_presets import Command as PlanPresetsArguments
@@ -69,6 +71,32 @@ def test_each_size_gets_the_recipe_that_a_search_of_its_own_finds(
         plan_presets.run(replace(asked, output=str(tmp_path / "none"), json=False))
     assert capsys.readouterr().out.count("nothing fits") == len(SHARES)
     session.judge_by(())
+
+
+def test_files_of_presets_are_named_in_whole_however_narrow_the_table_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(plan_presets, "describe_patch", lambda patch: "micro batch 64")
+    monkeypatch.setattr(plan_presets, "describe_cost", lambda recipe: "not bit-equal, BatchNorm")
+    recipe: Any = SimpleNamespace(total=2**30, patch={}, plan=SimpleNamespace(step_seconds=1.0))
+    folder = Path("presets of the eighth floor")
+    config = load_config({"model": "small_cnn", "dataset": "digits"})
+    rows = [
+        presets.Preset(size, size * 2**30, recipe, path)
+        for size, path in (
+            (6, folder / "resnet50_6gb.yaml"),
+            (8, folder / "resnet50_8gb.yaml"),
+            (24, None),
+        )
+    ]
+    plan_presets.print_presets(open_console(), config, find_gpu("rtx2060"), rows)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert (
+        "wrote 2 files into presets of the eighth floor: resnet50_6gb.yaml, resnet50_8gb.yaml"
+        in " ".join(shown.split())
+    )
 
 
 def test_presets_that_come_with_mpt_are_laid_over_by_name(

@@ -26,7 +26,7 @@ from mpt.planner.facts.gpus import Gpu, find_gpu
 from mpt.planner.recipes.patch_origin import describe_origin
 from mpt.planner.recipes.presets import REFERENCE, SIZES, Preset, find_presets, preset_as_data
 from mpt.planner.recipes.recipe import describe_cost, describe_patch
-from mpt.report.units import show_seconds
+from mpt.report.units import counted, show_seconds
 from mpt.run.process.files import failures_explained
 
 
@@ -107,21 +107,17 @@ def print_presets(console: Console, config: Config, gpu: Gpu, presets: Sequence[
         f"{gpu.name}",
         style="bold",
     )
-    table = columns(">card", "recipe", ">memory", ">of", ">step", "cost", "file")
+    table = columns(">card", "recipe", ">memory", ">of", ">step", "cost")
     for one in presets:
         budget, card = describe_bytes(one.budget_bytes), f"{one.size_gb} GB"
         if one.recipe is None:
-            table.add_row(card, "nothing fits", "", budget, "", "", "")
+            table.add_row(card, "nothing fits", "", budget, "", "")
             continue
         seconds = show_seconds(one.recipe.plan.step_seconds)
         words, cost = describe_patch(one.recipe.patch), describe_cost(one.recipe)
-        table.add_row(
-            card,
-            words,
-            describe_bytes(one.recipe.total),
-            budget,
-            seconds,
-            cost,
-            str(one.path or ""),
-        )
+        table.add_row(card, words, describe_bytes(one.recipe.total), budget, seconds, cost)
     console.print(table)
+    written = [one.path for one in presets if one.path is not None]
+    if written:
+        names = ", ".join(path.name for path in written)
+        console.print(f"wrote {counted(len(written), 'file')} into {written[0].parent}: {names}")
