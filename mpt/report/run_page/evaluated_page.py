@@ -77,9 +77,12 @@ class Evaluated:
             said.append(
                 f"Training measured {self.metric} {show_figure(self.saved)} at this step: {same}."
             )
-        said += [
-            f"{name} was not measured: {why}" for name, why in self.measured[0].refused.items()
-        ]
+        refused = self.measured[0].refused
+        for why in dict.fromkeys(refused.values()):
+            names = [name for name, reason in refused.items() if reason == why]
+            said.append(
+                f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} not measured: {why}"
+            )
         if self.passed_over:
             path, why = next(iter(self.passed_over.items()))
             files = f"{counted(len(self.passed_over), 'bad file')} {'was' if len(self.passed_over) == 1 else 'were'}"
