@@ -482,6 +482,9 @@ def test_how_far_the_runs_are_is_read_from_their_files(tmp_path):
     done = compare_progress.Expected(paths).done()
     told = compare_progress.describe(compare_progress.Expected(paths), first, done, 30.0)
     assert told == "1 of 3 runs done; b step 50 of 100, about 30 s left"
+    ended = dict.fromkeys(paths, 100)
+    told = compare_progress.describe(compare_progress.Expected(paths), first, ended, 30.0)
+    assert told == "3 of 3 runs done; evaluating"
     said = compare_progress.announce(6, 32, compare_progress.Pace(300, 0.02))
     assert said.startswith(
         "6 runs of 300 steps, up to 32 if these do not decide. A step takes 20 ms, a run about 6 s"

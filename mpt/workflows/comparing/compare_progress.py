@@ -106,10 +106,10 @@ def describe(
     finished = sum(done[path] >= steps[path] > 0 for path in steps)
     now = sum(done.values()) - sum(first.values())
     left = sum(steps.values()) - sum(done.values())
-    rest = (
-        f", about {show_duration(seconds * left / now)} left" if now and all(steps.values()) else ""
-    )
-    return f"{finished} of {len(steps)} runs done; {', '.join(under_way) or 'starting'}{rest}"
+    known = now and left and all(steps.values())
+    rest = f", about {show_duration(seconds * left / now)} left" if known else ""
+    waiting = "starting" if finished < len(steps) else "evaluating"
+    return f"{finished} of {len(steps)} runs done; {', '.join(under_way) or waiting}{rest}"
 
 
 def show_duration(seconds: float) -> str:
