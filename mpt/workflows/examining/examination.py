@@ -142,7 +142,7 @@ def examine_part(part: str, wish: Wish, config: Config | None, points: Sequence[
         from mpt.doctor.machine.environment import examine_environment
 
         # refuses a device that is not there
-        choose_device(config.train.device if config is not None else "auto")
+        choose_device(config.train.device if config is not None else wish.device)
         return examine_environment(config.train.batch_size if config is not None else 8, wish.runs)
     if part == DEVICE:
         from mpt.doctor.card.section import examine_device

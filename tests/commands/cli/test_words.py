@@ -171,6 +171,7 @@ WORDS = [
         "--dtype: found 'fp16'; allowed are float16, bfloat16",
     ),
     ("diff @classify_digits fp32 --dtype fp16", "--dtype: found 'fp16'; allowed are"),
+    ("doctor --device xpu", "xpu is asked for, but torch sees no xpu device"),
     ("train @classify_digits --seed x", "mpt train: --seed: found 'x'; allowed: a whole number"),
     (
         "train @classify_digits --smoke 0",
