@@ -25,7 +25,7 @@ class Command:
 
     Examples:
       mpt import training_args.json -o mine.yaml
-      mpt import --command 'python train.py --model resnet50 --batch-size 64' --model timm:resnet50
+      mpt import --command "yolo detect train data=x.yaml batch=16"
     """
 
     source: Annotated[Path | None, typer.Argument(metavar="FILE", show_default=False)] = None
