@@ -99,7 +99,8 @@ def current_summary(
     """Return the part of the summary that still holds, and whether the run continued since.
 
     A run that was extended and killed has the summary of its earlier end. Then lines or a checkpoint are of a later
-    step, or the configuration asks for more steps; of its figures only those stay that do not change.
+    step, or the configuration asks for more steps than there were to be; of its figures only those stay that do not
+    change.
     """
     summary = read_object(path / "summary.json", problems, needed=False)
     steps = number(summary.get("steps"))
@@ -112,7 +113,8 @@ def current_summary(
     reached = max([saved, *(whole(line.get("step"), -1) for line in lines)])
     if reached <= steps:
         asked = number(section(config, "train").get("steps"))
-        return summary, asked > steps and not summary.get("stopped_early")
+        wanted = whole(summary.get("total_steps"), 0)
+        return summary, asked > max(steps, wanted) and not summary.get("stopped_early")
     problems.append(
         f"summary.json is of step {steps:.0f} and the run has gone on to step {reached}: its figures are left out."
     )

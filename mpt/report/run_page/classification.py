@@ -117,9 +117,8 @@ def draw_calibration(bins: Sequence[Mapping[str, Any]]) -> str:
             [x for x, _, _ in places], [y for _, y, _ in places], color=COLOURS[0], linewidth=1
         )
         sizes = [12 + 120 * count / most for _, _, count in places]
-        axes.scatter(
-            [x for x, _, _ in places], [y for _, y, _ in places], s=sizes, color=COLOURS[0]
-        )
+        xs, ys = [x for x, _, _ in places], [y for _, y, _ in places]
+        axes.scatter(xs, ys, s=sizes, color=COLOURS[0], clip_on=False)
         axes.set_xlim(0, 1.02)
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("confidence")

@@ -268,6 +268,15 @@ def test_a_run_that_goes_on_past_its_summary_has_a_report_that_says_so(make_run,
     assert ("is at step 150" in page) == (change == "gone on")
 
 
+def test_the_page_of_an_interrupted_run_names_the_step_at_which_it_stopped(make_run):
+    path = make_run()
+    summary, config = path / "summary.json", path / "config.yaml"
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "total_steps": 200}))
+    config.write_text(config.read_text().replace("steps: 100", "steps: 200"))
+    write_report(path)
+    assert "it stopped at step 100 of 200." in read_page(path).text
+
+
 def test_device_utilisation_is_a_figure_and_a_curve_or_not_measured(make_run):
     path = make_run()
     summary, log = json.loads((path / "summary.json").read_text()), path / "metrics.jsonl"
