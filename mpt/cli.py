@@ -27,13 +27,21 @@ from mpt.commands.cli.plan_group import PlanCommand, PlanGroup
 from mpt.config.finding.part_packages import PartPackage, use_parts
 from mpt.config.finding.part_source import COMMAND
 from mpt.config.finding.registry import INSTALLED, CommandPart
-from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError, OwnCodeError, PartError
+from mpt.errors import (
+    ConfigError,
+    InputOutputError,
+    Interrupted,
+    MptError,
+    OwnCodeError,
+    PartError,
+    Terminated,
+)
 from mpt.foreign.text import SPELT_OUT, guard_output
 from mpt.outside.own_code import explain, explain_own_code
 from mpt.run.process.collector import collect_rarely, pause
 from mpt.run.process.collector import end as end_pause
 from mpt.run.process.files import FULL
-from mpt.run.process.signals import Terminated, terminated_cleanly
+from mpt.run.process.signals import terminated_cleanly
 from mpt.version import VERSION
 
 COMMANDS = {

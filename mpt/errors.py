@@ -5,6 +5,8 @@ one place (`mpt.cli`) prints it in one piece without a traceback. A programmer's
 exception.
 """
 
+import signal
+
 
 def with_article(noun: str) -> str:
     """Return a noun with its indefinite article, for a message."""
@@ -86,4 +88,12 @@ class Interrupted(MptError):
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP outside of training."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"Stopped by {signal.Signals(signal_number).name}.")
         self.exit_code = 128 + signal_number

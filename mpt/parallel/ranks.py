@@ -9,6 +9,7 @@ always reach it. A fault that cannot be settled so (a process that was killed, a
 
 from __future__ import annotations
 
+import signal
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 
 from mpt.config.schema import Parallel
-from mpt.errors import ConfigError, MptError
+from mpt.errors import ConfigError, MptError, Terminated
 from mpt.parallel.exchange import Exchange
 from mpt.parallel.mail import Mail
 from mpt.parallel.meeting import connect
@@ -222,7 +223,8 @@ class Ranks(World):
                 result = work()
             except BaseException as error:
                 self.ending(error)
-                self.tell((code_of(error) or 1, None))
+                if isinstance(error, Exception):  # others that are stopped too hear nothing
+                    self.tell((code_of(error) or 1, None))
                 self.shared_failure = error
                 raise
             return self.tell((0, result))[1]
@@ -353,7 +355,9 @@ def code_of(error: BaseException) -> int:
     """Return the exit code that a failure ends with."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
-    return error.exit_code if isinstance(error, MptError) else 1
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return error.exit_code if isinstance(error, (MptError, Terminated)) else 1
 
 
 def is_broken_connection(error: BaseException) -> bool:

@@ -82,16 +82,23 @@ def choose_backend(config: Config, place: Place) -> str:
 
 @contextlib.contextmanager
 def quiet_end(place: Place) -> Iterator[None]:
-    """Ignore SIGTERM while this rank is ending: torchrun sends it to the others as soon as one has ended."""
+    """Ignore SIGTERM while this rank is ending: torchrun sends it to the others as soon as one has ended.
+
+    Before that it unwinds the program, as it does in a training of one process: the others are told.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if not place.is_ending:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        if place.is_ending:
+            return
+        if callable(before):
+            before(number, frame)
+            return
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, handle)
     try:
@@ -175,7 +182,7 @@ def explain(error: BaseException, place: Place, watch: Watch, store: Any) -> Non
                 raise SystemExit(code)
             if isinstance(error, MptError):
                 error.args = (f"rank {place.rank} on {place.host}: {error}",)
-            else:  # a mistake of the program, which follows
+            elif isinstance(error, Exception):  # a mistake of the program, which follows
                 print(f"{watch.describe(place.rank)} failed:", file=sys.stderr, flush=True)
         store.set(f"ended/{place.rank}", "1")
     except dist.DistError:

@@ -17,10 +17,15 @@ import torch
 
 from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run as train
+from mpt.config.load import load_config
 from mpt.engine.loop.training import Training
 from mpt.engine.step import step as engine_step
+from mpt.errors import Terminated
+from mpt.parallel.ranks import code_of
+from mpt.parallel.start import joined
 from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.state_checks import first_non_finite
+from mpt.run.process.signals import terminated_cleanly
 from mpt.run.records.layout import open_run
 from mpt.run.records.recorder import evaluations_of, read_lines
 from mpt.tasks.classify import Classify
@@ -182,6 +187,36 @@ def test_a_signal_to_one_rank_saves_and_stops_all(tmp_path: Path, faulty: int) -
     assert saved_step(tmp_path) == FAULT_STEP + 1
     assert run_ranks(2, on_rank, tmp_path, -1, "", {"resume": "auto"}) == ["done", "done"]
     assert saved_step(tmp_path) == 8
+
+
+@pytest.mark.parametrize(("number", "asked"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_ranks_that_are_stopped_before_the_training_end_together(
+    tmp_path: Path, number: int, asked: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started = time.monotonic()
+    assert run_ranks(2, stopped_on_rank, number, asked) == [128 + number] * 2
+    assert time.monotonic() - started < 20
+    assert not re.search("failed|lost", capfd.readouterr().err)
+
+
+def stopped_on_rank(rank: int, number: int, asked: bool) -> str:
+    """Be stopped: rank 0 too while it does what the others wait for, or it hears nothing of it."""
+
+    def stop() -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    config = load_config({"model": "small_cnn", "dataset": "digits"})
+    try:
+        with terminated_cleanly(), joined(config) as world:
+            if rank == 1:
+                stop()
+            elif asked:
+                world.ask(stop)
+            world.tell(0)
+    except (Terminated, KeyboardInterrupt) as stopped:
+        raise SystemExit(code_of(stopped)) from None
+    return "done"
 
 
 @EITHER

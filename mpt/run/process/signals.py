@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self
 
-from mpt.errors import Interrupted
+from mpt.errors import Interrupted, Terminated
 
 IMPATIENT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """The signals after which a kill is near. SIGUSR1 comes well ahead of one, and Ctrl-C can be pressed twice."""
@@ -45,14 +45,6 @@ SHOW_CURSOR = b"\x1b[?25h"
 
 class Hurried(BaseException):
     """A signal was not followed in time. Not an Exception: nothing may take it for a failure of its own."""
-
-
-class Terminated(BaseException):
-    """SIGTERM or SIGHUP outside of training."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(f"Stopped by {signal.Signals(signal_number).name}.")
-        self.exit_code = 128 + signal_number
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from mpt.errors import Interrupted
+from mpt.errors import Interrupted, Terminated
 from mpt.run.process import signals
-from mpt.run.process.signals import Hurried, StopRequest, Terminated, terminated_cleanly
+from mpt.run.process.signals import Hurried, StopRequest, terminated_cleanly
 
 LOOP = """
 import sys, time
