@@ -104,7 +104,8 @@ def open_painter(wanted: str, runs: Path, device_name: str, half: bool = False) 
         network = published_generator(read_network_pickle(path))
     else:
         trained = open_trained(wanted, runs, device_name)
-        found = evaluated_module(rebuild(trained, FLOAT32).task, "gen")
+        task = rebuild(trained, FLOAT32).task
+        found = evaluated_module(task, "gen") if "gen" in task.modules else None
         if not isinstance(found, Generator):
             raise CheckpointError(
                 f"{wanted}: its model is {trained.config.model.name}; mpt infer draws its samples"

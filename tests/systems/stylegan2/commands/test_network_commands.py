@@ -215,3 +215,12 @@ def test_figures_of_the_training_s_state_come_from_the_checkpoint_and_are_no_exp
         *measure_in_half(exported, trained.test_data, 64, "bfloat16"),
     ):
         assert set(found) - set(measured.figures) == {"path_length", "augment_probability"}
+
+
+def test_a_run_without_a_generator_is_refused_in_one_line(tmp_path: Path, capsys: Any) -> None:
+    words = {"model": "small_cnn", "dataset": "digits", "train": {"steps": 1}, "name": "run"}
+    folder = save_run(tmp_path, words)
+    assert code_of("stylegan2", "generate", str(folder), "-o", str(tmp_path / "a")) == 4
+    (*_, said) = capsys.readouterr().err.splitlines()
+    assert said.endswith("its model is small_cnn; mpt infer draws its samples")
+    assert not (tmp_path / "a").exists()
