@@ -85,6 +85,8 @@ def run(command: Command) -> None:
     if command.output.suffix in WEIGHTS:
         write_weights(command)
         return
+    if command.output.suffix != ".onnx":
+        raise ConfigError(f"OUT: {command.output} ends in none of .onnx, {', '.join(WEIGHTS)}")
     chosen = check_options(command)
     wishes = {"task.confidence": command.confidence, "task.iou": command.iou}
     overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)

@@ -239,3 +239,10 @@ def test_options_that_exclude_each_other_are_named(
     assert "choose one" in capsys.readouterr().err
     assert mpt("yolofuse", "export", runs["mid"], tmp_path / "a.pt", options[0], *options[2:]) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_another_ending_than_those_that_are_written_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mpt("yolofuse", "export", "run", tmp_path / "a.pkl") == 2
+    assert "a.pkl ends in none of .onnx, .pt, .safetensors" in capsys.readouterr().err
