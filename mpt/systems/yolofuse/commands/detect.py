@@ -16,8 +16,10 @@ from mpt.data.video.video import is_video
 from mpt.errors import ConfigError
 from mpt.inference.exported import is_export, open_exported
 from mpt.inference.half import choose_half, rebuild, rebuild_half
+from mpt.inference.inputs import Given
+from mpt.inference.outputs import made
 from mpt.inference.trained import Trained, open_trained
-from mpt.run.process.files import failures_explained, write_atomically
+from mpt.run.process.files import write_atomically
 from mpt.systems.yolofuse.commands.shared.detection import (
     Detected,
     as_json,
@@ -29,6 +31,7 @@ from mpt.systems.yolofuse.commands.shared.detection import (
     write_labels,
     write_picture,
 )
+from mpt.systems.yolofuse.tasks.detect import Detect
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,14 @@ def run(command: Command) -> None:
     task = detector(trained.run)
     inputs = find_inputs(command.input)
     output = Path(command.output) if command.output else Path(trained.directory.path) / "detections"
-    with failures_explained(output):
-        output.mkdir(parents=True, exist_ok=True)
+    with made(output):
+        detect_into(output, trained, task, inputs, command)
+
+
+def detect_into(
+    output: Path, trained: Trained, task: Detect, inputs: Sequence[Given], command: Command
+) -> None:
+    """Detect in every input, write the boxes into a folder and print their number."""
     run = trained.run
     reference: list[Detected] = []
     if command.half:

@@ -190,7 +190,9 @@ def test_inputs_that_are_none_are_named(
     run_path: Path, pairs: Path, capsys: pytest.CaptureFixture[str], inputs: list[str], said: str
 ) -> None:
     words = [word for text in inputs for word in ("--input", text.format(pairs=pairs))]
-    assert mpt("yolofuse", "detect", run_path, *words, "--device", "cpu") in (2, 3)
+    output = pairs / "found"
+    assert mpt("yolofuse", "detect", run_path, *words, "--device", "cpu", "-o", output) in (2, 3)
+    assert not output.exists()
     assert said in " ".join(capsys.readouterr().err.split())
 
 
