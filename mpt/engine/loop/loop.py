@@ -7,6 +7,7 @@ and counting on. Losses leave the device only when a line is logged.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Iterator
 from typing import NoReturn
@@ -116,7 +117,8 @@ def judge_and_save(training: Training, stop: StopRequest, window: Window, end: i
         training.list_skipped_files()
         write_summary(training)
         stop.signal_number = signal_number  # which another rank may have received
-        stop.raise_if_requested(f"Step {progress.step} is saved; go on with --resume.")
+        resume = f"mpt train --resume {shlex.quote(str(training.directory.path))}"
+        stop.raise_if_requested(f"Step {progress.step} is saved; continue with: {resume}")
     window.started += time.perf_counter() - started
     return True
 

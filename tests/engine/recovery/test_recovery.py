@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shlex
 import signal
 import tempfile
 from collections.abc import Callable
@@ -612,6 +613,8 @@ def test_a_signal_saves_and_exits(
     with pytest.raises(Interrupted) as caught:
         start(tmp_path)
     assert caught.value.exit_code == code
+    command = f"mpt train --resume {shlex.quote(str(tmp_path / 'run'))}"
+    assert str(caught.value).endswith(f" Step 5 is saved; continue with: {command}")
     assert checkpoint.load(open_run(tmp_path / "run")).step == 5
 
 
