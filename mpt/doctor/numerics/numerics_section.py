@@ -199,7 +199,7 @@ def _add_last(section: Section, about: str, found: Examination) -> None:
         section.add(
             "note",
             about,
-            f"{names} were computed in float32, as CUDA's autocast does and a CPU's does not",
+            f"{names} {'was' if len(found.by_cuda_lists) == 1 else 'were'} computed in float32, as CUDA's autocast does and a CPU's does not",
         )
     if found.dtype == "float16":
         note_ranges(section, about, found)
