@@ -196,11 +196,9 @@ def _add_last(section: Section, about: str, found: Examination) -> None:
         section.add("warning", about, text)
     if found.by_cuda_lists:
         names = ", ".join(found.by_cuda_lists)
-        section.add(
-            "note",
-            about,
-            f"{names} {'was' if len(found.by_cuda_lists) == 1 else 'were'} computed in float32, as CUDA's autocast does and a CPU's does not",
-        )
+        were = "was" if len(found.by_cuda_lists) == 1 else "were"
+        said = f"{names} {were} computed in float32, as CUDA's autocast does and a CPU's does not"
+        section.add("note", about, said)
     if found.dtype == "float16":
         note_ranges(section, about, found)
 
