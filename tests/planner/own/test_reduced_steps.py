@@ -23,10 +23,10 @@ def test_hooks_hold_as_much_as_a_process_of_gloo(kind: str) -> None:
         cwd=STEPS.parents[3], capture_output=True, text=True, check=True,
     )  # fmt: skip
     planned, real = map(int, done.stdout.split())
-    if kind == "power":  # products of a bucket are held until all are exchanged, as by NCCL
-        assert real <= planned < 1.001 * real
-    else:
+    if kind == "none":
         assert planned == real
+    else:  # a thread of gloo lets go of a bucket's products sooner or later, at the latest after all are exchanged
+        assert 0.9 * planned < real <= planned
 
 
 def test_power_keeps_an_error_as_large_as_the_gradients(session: Session) -> None:
