@@ -104,6 +104,8 @@ def reason_of(error: BaseException) -> str:
         return (
             f"{operator_without_kernel[1]}, which it calls, has no rule for a GPU that is not there"
         )
+    if takes_functions := re.match(r"There was no rule registered for \w*Operator (\w+)", text):
+        return f"{takes_functions[1]}, which takes functions, is not followed: write it as an if or a loop of Python"
     if isinstance(error, URLError):
         return f"it downloads a file, which failed ({error.reason}): a file that is in its cache is not fetched again"
     text = text or asserted_by(error)

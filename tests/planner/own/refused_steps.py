@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
 
 
 def masked(device: str = "cuda", rows: int = 3) -> Any:
@@ -76,6 +77,24 @@ def counted_without_a_card() -> Any:
         found = model(batch)
         assert (found > 0).sum(1).shape == (4,)
         found.amin(dim=1).sum().backward()  # torch 2.11 has no gradient of aminmax
+        optimizer.step()
+
+    return model, optimizer, batch, step
+
+
+def of_functions(name: str) -> Any:
+    """An operator to which functions are given."""
+    model = nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = torch.randn(4, 8, device="cuda")
+
+    def step(batch: torch.Tensor) -> None:
+        found = model(batch)
+        if name == "cond":
+            found = torch.cond(found.sum() > 0, torch.sin, torch.cos, (found,))
+        else:
+            found = scan(lambda sums, row: (sums + row, sums * 1), found[0], found)[1]
+        found.sum().backward()
         optimizer.step()
 
     return model, optimizer, batch, step

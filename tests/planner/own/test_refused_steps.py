@@ -21,6 +21,8 @@ STEPS = Path(refused_steps.__file__)
     [
         ("masked", {}, "does not fit the tensor of shape"),
         ("states", {}, "hidden tensors are not the same dtype"),
+        ("of_functions", {"name": "cond"}, "cond, which takes functions, is not followed: write"),
+        ("of_functions", {"name": "scan"}, "scan, which takes functions, is not followed: write"),
     ],
 )
 def test_what_kernels_refuse_is_refused(
