@@ -111,6 +111,33 @@ def shards(way="", ranks=2):
     return steps_of(model)
 
 
+def read(way="", ranks=2):
+    """FSDP2 on `meta`: weights that are drawn in their places, and parts of gradients that are looked at."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import _random
+
+    begin(ranks)
+    mesh = init_device_mesh(DEVICE, (ranks,))
+    _random.manual_seed(0, mesh)
+    with torch.device("meta"):
+        model = Stack(False)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device=DEVICE)
+    for weight in model.parameters():
+        nn.init.trunc_normal_(weight, std=0.02)
+    taken = steps_of(model)
+
+    def step():
+        taken()
+        if any((~torch.isfinite(one.grad)).any() for one in model.parameters()):
+            raise SystemExit("not finite")
+        assert float(nn.utils.clip_grad_norm_(model.parameters(), 1.0)) >= 0
+
+    return step
+
+
 def columns(way="", ranks=2):
     """Tensor parallel: each card has some columns of a layer, and the rows of the next; with FSDP2 over the rest."""
     from torch.distributed import fsdp

@@ -79,3 +79,9 @@ def test_a_stage_of_a_pipeline_is_refused_by_name(session: Session) -> None:
     """The reason given was a version of NCCL's that is not there."""
     with pytest.raises(MptError, match=r"waits for what another process sends .* as stages of a"):
         planned(session, "stages")
+
+
+def test_parts_of_weights_and_gradients_are_read(session: Session) -> None:
+    """`nn.init.trunc_normal_` and `gradient.isfinite().all()` were refused, as was a seed for parts of a mesh."""
+    plan = planned(session, "read")
+    assert plan.by_category["parameters"] > 2 * LAYER

@@ -21,7 +21,7 @@ from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import _dispatch
+from torch.distributed.tensor import _dispatch, _random
 from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device.fake_device import DEVICE
@@ -74,6 +74,7 @@ class Shards:
             mock.patch.object(distributed, "recv_object_list", _receive),
             # there is no state of a card's random numbers to keep alike
             mock.patch.object(_dispatch, "is_rng_supported_mesh", return_value=False),
+            mock.patch.object(_random, "manual_seed"),
         ]
 
     def default_group(self) -> Any:

@@ -26,7 +26,6 @@ from torch import Tensor
 from torch._subclasses import fake_tensor
 
 from mpt.planner.device.composites import parts_of
-from mpt.planner.device.jagged import NESTED
 from mpt.planner.device.matching_dtypes import check_dtypes
 from mpt.planner.device.matching_shapes import check_masks, check_shapes
 from mpt.planner.device.operator_kinds import facts_of, is_known
@@ -40,7 +39,13 @@ from mpt.planner.own.values import compared, counts
 from mpt.planner.own.values.asked_masks import AskedMasks
 from mpt.planner.own.values.asserted import is_asserted
 from mpt.planner.own.values.computed_values import ComputedValues
-from mpt.planner.own.values.known_values import UNKNOWN, TrueValues, are_true, values_known
+from mpt.planner.own.values.known_values import (
+    UNKNOWN,
+    TrueValues,
+    are_true,
+    comes_back,
+    values_known,
+)
 from mpt.planner.own.values.largest import (
     BOUNDS,
     DifferentNumbers,
@@ -142,7 +147,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if NESTED in types:
+        if comes_back(func, types):
             return NotImplemented
         if are_true():
             return func(*args, **kwargs)

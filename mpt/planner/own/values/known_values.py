@@ -31,6 +31,7 @@ from mpt.planner.device.composites import parts_of
 from mpt.planner.device.jagged import NESTED
 from mpt.planner.device.operator_kinds import DEVICE_QUERY
 from mpt.planner.device.zero_values import SCALAR
+from mpt.planner.trace.recorder import holds_others
 from mpt.run.process.storage_trace import LiveStorages, tensors_in
 
 MOST_BYTES = 32768
@@ -377,6 +378,11 @@ def are_true() -> bool:
     return torch._C._get_dispatch_mode(_FAKE) is None
 
 
+def comes_back(func: Any, types: Any) -> bool:
+    """Return whether an operator comes back with inner tensors: of a nested tensor, and a number of a DTensor."""
+    return NESTED in types or (func is SCALAR and any(map(holds_others, types)))
+
+
 class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers questions about values that are known; others are passed on."""
 
@@ -391,7 +397,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE_QUERY and isinstance(args[0], FakeTensor):
             return args[0].device  # asked many times over
-        if NESTED in types:
+        if comes_back(func, types):
             return NotImplemented
         kwargs = kwargs or {}
         if are_true():
