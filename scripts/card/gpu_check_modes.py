@@ -136,6 +136,8 @@ def measure(
     """Train a few steps in one mode and return its figures. `steps` None: find out how many the time allows."""
     import torch
 
+    from mpt.boards.boards import Boards
+    from mpt.boards.console import Console
     from mpt.config.load import change_precision
     from mpt.data.loading.loader import Loader
     from mpt.engine.building.build import build_datasets, build_run, parameter_count
@@ -143,8 +145,6 @@ def measure(
     from mpt.engine.loop.loop import fit
     from mpt.engine.loop.training import Training
     from mpt.errors import ConfigError
-    from mpt.run.boards.boards import Boards
-    from mpt.run.boards.console import Console
     from mpt.run.process.signals import StopRequest
     from mpt.run.records.layout import create_run
     from mpt.run.records.recorder import Recorder

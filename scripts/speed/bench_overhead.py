@@ -41,13 +41,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mpt.boards.boards import Boards
+from mpt.boards.console import Console
 from mpt.config.load import load_config
 from mpt.data.loading.loader import Loader
 from mpt.engine.building.build import build_datasets, build_networks, build_run, seed_everything
 from mpt.engine.loop.loop import fit
 from mpt.engine.loop.training import Training
-from mpt.run.boards.boards import Boards
-from mpt.run.boards.console import Console
 from mpt.run.process.files import write_atomically
 from mpt.run.process.signals import StopRequest
 from mpt.run.records.layout import create_run

@@ -485,7 +485,7 @@ def test_a_run_whose_checkpoints_were_removed_is_not_begun_anew(
 def test_tensorboard_that_is_not_installed_is_missed_before_a_folder_is_made(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpt.run.boards.boards.find_spec", lambda name: None)
+    monkeypatch.setattr("mpt.boards.boards.find_spec", lambda name: None)
     with pytest.raises(
         ConfigError, match=r"train\.boards: TensorBoard is not installed: `pip install tensorboard`"
     ):

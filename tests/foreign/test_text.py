@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from mpt import cli
+from mpt.boards.boards import Boards
+from mpt.boards.console import Console
+from mpt.boards.feed import Board, Feed
 from mpt.engine.building.devices import choose_device
 from mpt.errors import ConfigError
 from mpt.foreign.text import SPELT_OUT, HarmlessStream, csv_cell, from_csv_cell, harmless
 from mpt.inference.outputs import write_table
-from mpt.run.boards.boards import Boards
-from mpt.run.boards.console import Console
-from mpt.run.boards.feed import Board, Feed
 from mpt.run.records.layout import RunDirectory
 from mpt.run.records.recorder import Recorder
 from mpt.run.records.skipped_files import write_skipped_files

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from mpt import accelerator
+from mpt.boards.boards import Boards, check_installed
+from mpt.boards.console import Console
 from mpt.config.schema import Config
 from mpt.data.loading.loader import Loader
 from mpt.engine.building.build import build_datasets, build_run
@@ -19,8 +21,6 @@ from mpt.engine.loop.training import Training
 from mpt.engine.step.faults import describe_out_of_memory, is_out_of_memory, out_of_memory_reason
 from mpt.errors import MemoryBudgetError
 from mpt.parallel.world import ALONE, World
-from mpt.run.boards.boards import Boards, check_installed
-from mpt.run.boards.console import Console
 from mpt.run.records.layout import RunDirectory
 from mpt.run.records.recorder import Recorder
 from mpt.seams import Dataset, DataSpec, Run

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpt.boards.console import Console
 from mpt.config.differences import Difference, find_differences
 from mpt.config.load import load_config
 from mpt.config.schema import Config
@@ -24,7 +25,6 @@ from mpt.engine.loop.summary import write_summary
 from mpt.engine.loop.training import Training
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.foreign.files import read_json, read_text
-from mpt.run.boards.console import Console
 from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
 from mpt.run.checkpoints.retention import set_aside_after
 from mpt.run.process.files import write_atomically

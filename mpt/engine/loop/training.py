@@ -12,6 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from mpt import accelerator
+from mpt.boards.boards import Boards
+from mpt.boards.console import Console
 from mpt.data.loading.fingerprint import Fingerprint, combine
 from mpt.data.loading.loader import Loader, prefetch
 from mpt.engine.loop.rank_times import RankTimes
@@ -38,8 +40,6 @@ from mpt.engine.step.step import Update
 from mpt.optim.shared.carry_over import Carried
 from mpt.optim.shared.schedules import set_learning_rates
 from mpt.parallel.world import ALONE, World
-from mpt.run.boards.boards import Boards
-from mpt.run.boards.console import Console
 from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.state_checks import first_non_finite_on_ranks
 from mpt.run.records.layout import RunDirectory

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mpt.boards.boards import Boards
+from mpt.boards.console import Console
 from mpt.engine.state.progress import Progress
-from mpt.run.boards.boards import Boards
-from mpt.run.boards.console import Console
 from mpt.run.records.recorder import Recorder, read_lines
 
 

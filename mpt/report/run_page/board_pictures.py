@@ -1,4 +1,4 @@
-"""A run's last evaluation and its plots as PNG files, for boards that take pictures (`mpt.run.boards`).
+"""A run's last evaluation and its plots as PNG files, for boards that take pictures (`mpt.boards`).
 
 Boards call these on threads of their own, and matplotlib's settings are the process's: one draws at a time.
 """
@@ -22,7 +22,6 @@ from mpt.report.reading.read_run import read_run
 from mpt.report.run_page.classification import show_classification
 from mpt.report.run_page.evaluation_section import show_section
 from mpt.report.run_page.plots import draw_run
-from mpt.run.boards.feed import Pictures
 
 MOST_NUMBERS = 20
 """Classes up to which a confusion matrix has its counts written into it, and its classes' names next to it."""
@@ -34,7 +33,7 @@ SIDE = 6.4
 _drawing = threading.Lock()
 
 
-def draw_evaluation(details: Mapping[str, Any], folder: Path) -> Pictures:
+def draw_evaluation(details: Mapping[str, Any], folder: Path) -> Mapping[str, Path]:
     """Draw the contents of an `evaluation.json` below a folder: matrix, charts, worst errors and examples.
 
     Details that pages do not understand give no pictures.
@@ -70,7 +69,7 @@ def evaluation_pictures(details: Mapping[str, Any]) -> dict[str, bytes]:
     return {f"evaluation/{name}": content for name, content in made.items()}
 
 
-def draw_plots(run_path: Path, folder: Path) -> Pictures:
+def draw_plots(run_path: Path, folder: Path) -> Mapping[str, Path]:
     """Draw every plot of a run's report below a folder."""
     with _drawing, kept_plots() as plots:
         names = list(draw_run(read_run(run_path)))
@@ -80,7 +79,7 @@ def draw_plots(run_path: Path, folder: Path) -> Pictures:
     return write(folder, made)
 
 
-def write(folder: Path, pictures: Mapping[str, bytes]) -> Pictures:
+def write(folder: Path, pictures: Mapping[str, bytes]) -> Mapping[str, Path]:
     """Write PNG files below a folder; return name -> file."""
     files: dict[str, Path] = {}
     for number, (name, content) in enumerate(pictures.items()):

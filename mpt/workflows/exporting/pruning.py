@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from mpt.boards.console import Style
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.data.loading.absent import AbsentDataset
@@ -21,7 +22,6 @@ from mpt.engine.state.evaluation import evaluate
 from mpt.errors import ConfigError, DataError
 from mpt.inference.trained import Trained, open_trained
 from mpt.report.reading.read_run import read_run
-from mpt.run.boards.console import Style
 from mpt.run.process.memory_meter import MemoryMeter
 from mpt.seams import Dataset, Game, Run, Task
 from mpt.workflows.training import train as training

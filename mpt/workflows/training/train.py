@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpt.boards.console import Console, Style
 from mpt.config.schema import Config
 from mpt.engine.building.torch_settings import prepare_torch
 from mpt.errors import ConfigError, MemoryBudgetError, MptError
 from mpt.planner.recipes.patch_origin import find_other_cards
-from mpt.run.boards.console import Console, Style
 from mpt.run.process.collector import collect_as_usual
 from mpt.run.records.ending import has_report_of, has_summary_of
 from mpt.run.records.layout import THROWN_AWAY, RunDirectory

@@ -13,13 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 import mpt
+from mpt.boards.boards import flat_numbers
 from mpt.config.load import load_config
 from mpt.engine.state.progress import Progress
 from mpt.engine.step.step import update
 from mpt.errors import PartError
 from mpt.parallel.start import joined
 from mpt.report.run_page.page import write_report
-from mpt.run.boards.boards import flat_numbers
 from mpt.seams import Batch, Loss, log
 from mpt.workflows.training.train import train
 from tests.engine.parts import batch, classifier

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpt.boards.feed import Board
 from mpt.foreign.files import read_text
-from mpt.run.boards.feed import Board
 from mpt.run.process.files import write_atomically
 from mpt.run.records.layout import RunDirectory
 

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from mpt.boards.feed import Board, Feed, Pictures
 from mpt.errors import ConfigError
-from mpt.run.boards.feed import Board, Feed, Pictures
 from mpt.run.records.layout import RunDirectory
 from mpt.run.records.temporary import temporary_folder
 
@@ -34,7 +34,7 @@ def check_installed(names: Sequence[str]) -> None:
 
 def open_board(name: str, run: RunDirectory, settings: Mapping[str, Any]) -> Board:
     """Return a board of a run, whose package is imported by now only."""
-    board: Board = import_module(f"mpt.run.boards.{name}_board").open_board(run, settings)
+    board: Board = import_module(f"mpt.boards.{name}_board").open_board(run, settings)
     return board
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mpt.run.boards.console import Console
+from mpt.boards.console import Console
 
 pytestmark = pytest.mark.tier("fast")
 

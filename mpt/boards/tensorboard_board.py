@@ -10,7 +10,7 @@ import numpy
 import yaml
 from PIL import Image
 
-from mpt.run.boards.feed import Board
+from mpt.boards.feed import Board
 from mpt.run.records.layout import RunDirectory
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from mpt.boards import feed
+from mpt.boards.boards import Boards, check_installed
 from mpt.errors import ConfigError
-from mpt.run.boards import feed
-from mpt.run.boards.boards import Boards, check_installed
 from mpt.run.records.layout import RunDirectory, create_run
 
 pytestmark = pytest.mark.tier("fast")
@@ -218,7 +218,7 @@ def test_a_picture_that_is_gone_when_its_turn_comes_is_passed_over(
 
 
 def test_a_board_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpt.run.boards.boards.find_spec", lambda name: None)
+    monkeypatch.setattr("mpt.boards.boards.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"MLflow is not installed: `pip install mlflow`"):
         check_installed(["mlflow"])
 
@@ -231,7 +231,7 @@ def test_mlflow_without_a_database_says_what_to_install(
         module = ModuleType(name)
         module.__dict__.update(Metric=None, Param=None, MlflowClient=lambda tracking_uri: 1 / 0)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("mpt.run.boards.mlflow_board.find_spec", lambda name: None)
+    monkeypatch.setattr("mpt.boards.mlflow_board.find_spec", lambda name: None)
     boards = fill(run, "mlflow")
     boards.close()
     (said,) = boards.take_problems()

@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mpt.boards.feed import Board
 from mpt.config.differences import flatten
 from mpt.errors import ConfigError
 from mpt.foreign.files import read_text
-from mpt.run.boards.feed import Board
 from mpt.run.process.files import write_atomically
 from mpt.run.records.layout import RunDirectory
 
