@@ -294,6 +294,11 @@ def build(
         )
     if not data.classes:
         raise DataError("task classify: the data set names no classes; give its spec their names")
+    if len(data.classes) == 1:
+        raise DataError(
+            f"task classify: the data have one class, {data.classes[0]}, and nothing to tell apart: give each class a "
+            "folder of its own in the folder of the data set"
+        )
     channels = data.fields["image"].shape[0]
     for name in ("mean", "std"):
         if len(getattr(settings, name)) not in (1, channels):
