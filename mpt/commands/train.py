@@ -23,7 +23,7 @@ from mpt.config.schema import Config
 from mpt.config.text.yaml_text import printable
 from mpt.engine.building.torch_settings import prepare_rank, prepare_torch
 from mpt.errors import ConfigError
-from mpt.parallel.place import read_place
+from mpt.parallel.place import check_batch, read_place
 from mpt.planner.recipes.patch_origin import find_strange_patches
 from mpt.run.records.layout import find_run, list_runs
 from mpt.run.records.used_parts import missing_parts_explained
@@ -171,8 +171,8 @@ def start_processes(arguments: Command) -> int:
     """Train in several processes of this machine and return the exit code. Mistakes are reported once, before."""
     from mpt.parallel.launch import launch
 
-    read_config(arguments)
     assert arguments.nproc is not None
+    check_batch(read_config(arguments).train.batch_size, arguments.nproc)
     return launch(write_words(arguments), arguments.nproc, arguments.max_restarts)
 
 

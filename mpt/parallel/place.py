@@ -34,6 +34,15 @@ class Place:
     is_ending: bool = False
 
 
+def check_batch(batch_size: int, size: int) -> None:
+    """Raise ConfigError for a batch that has no sample for each of several processes."""
+    if batch_size < size:
+        raise ConfigError(
+            f"train.batch_size: found {batch_size} samples for {size} processes; it is the batch of all of them "
+            "together, so give at least one to each"
+        )
+
+
 def read_place(environment: Mapping[str, str] = os.environ) -> Place | None:
     """Return this process's place, or None for a process alone. Raises ConfigError for variables that make no sense."""
     count = environment.get("WORLD_SIZE", "1").strip()

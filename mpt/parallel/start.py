@@ -18,7 +18,7 @@ import torch.distributed as dist
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, MptError, RankError
 from mpt.parallel.meeting import connect
-from mpt.parallel.place import Place, read_place
+from mpt.parallel.place import Place, check_batch, read_place
 from mpt.parallel.ranks import Ranks, code_of, is_broken_connection
 from mpt.parallel.watch import END_SECONDS, WAY_ON, Fault, Watch
 from mpt.parallel.world import ALONE, PeerFaultError, World
@@ -39,11 +39,7 @@ def joined(config: Config) -> Iterator[World]:
     if place is None:
         yield ALONE
         return
-    if config.train.batch_size < place.size:
-        raise ConfigError(
-            f"train.batch_size: found {config.train.batch_size} samples for {place.size} processes; it is the batch of "
-            "all of them together, so give at least one to each"
-        )
+    check_batch(config.train.batch_size, place.size)
     device = choose_backend(config, place)
     store = connect(place, place.rank == 0 and not place.has_agent)
     watch = Watch(place, config.parallel.timeout)

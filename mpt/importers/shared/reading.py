@@ -29,7 +29,7 @@ def read_settings(path: Path) -> tuple[dict[str, Any], str]:
     try:
         text = read_foreign(path, LARGEST_RECORD_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is no text; save it as UTF-8"
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
     if path.suffix.lower() in MARKUP:
         return dict(flatten(parse(text, path))), path.name

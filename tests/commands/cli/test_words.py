@@ -171,6 +171,11 @@ WORDS = [
         "--dtype: found 'fp16'; allowed are float16, bfloat16",
     ),
     ("diff @classify_digits fp32 --dtype fp16", "--dtype: found 'fp16'; allowed are"),
+    (
+        "train @classify_digits --nproc 3 train.batch_size=2",
+        "found 2 samples for 3 processes; it is the batch of all of them together",
+    ),
+    ("import utf16.json", "utf16.json: cannot be read: it is no text; save it as UTF-8"),
     ("doctor --device xpu", "xpu is asked for, but torch sees no xpu device"),
     ("train @classify_digits --seed x", "mpt train: --seed: found 'x'; allowed: a whole number"),
     (
@@ -203,6 +208,7 @@ def test_what_was_meant_is_said_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pictures").mkdir()
+    (tmp_path / "utf16.json").write_text('{"learning_rate": 1e-4}', "utf-16")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
     (tmp_path / "run" / "checkpoints").mkdir()
