@@ -105,6 +105,15 @@ def test_compiled_flex_attention_keeps_no_scores(session: Session) -> None:
         planned(session, "looks_where", is_compiled=False)
 
 
+@pytest.mark.slow  # of the compiler's import
+def test_a_compiled_mask_of_blocks_has_no_pairs_of_places(session: Session) -> None:
+    """torchtitan was planned with 2.6 GiB for the masks of 16,384 tokens, which a kernel does not write."""
+    compiled, eager = (
+        planned(session, "masks_blocks", is_compiled=one).allocated for one in (True, False)
+    )
+    assert eager > 4096 * 4096 * 8 > 2 * compiled
+
+
 def test_an_adjacency_matrix_takes_the_memory_of_its_edges(session: Session) -> None:
     few, many = (planned(session, "on_a_graph", edges=each) for each in (4096, 2**18))
     places_and_values = (2**18 - 4096) * (2 * 8 + 4)

@@ -176,6 +176,22 @@ def looks_where(is_compiled=True, length=256):
     return step
 
 
+def masks_blocks(is_compiled=True, length=4096):
+    """A mask of blocks for flex attention that is made in each step."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    make = torch.compile(create_block_mask) if is_compiled else create_block_mask
+    attend = torch.compile(flex_attention)
+    coder = nn.Linear(64, 3 * 64).to(device)
+
+    def step():
+        mask = make(lambda b, h, query, key: query >= key, None, None, length, length, device)
+        coded = coder(torch.rand(1, 4, length, 64, device=device))
+        attend(*coded.chunk(3, -1), block_mask=mask).sum().backward()
+
+    return step
+
+
 def on_a_graph(edges=4096, nodes=2048, function="spmm"):
     """A graph convolution with a sparse adjacency matrix."""
     places = torch.randint(nodes, (2, edges))

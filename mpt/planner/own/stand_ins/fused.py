@@ -3,7 +3,8 @@
 Compiled, such a function is a kernel or two that write its results and nothing between, while executed operator by
 operator each of its steps makes a tensor of the weight's size: an optimizer in 8 bits would seem to need more than one
 in 32. So of a call without gradients that makes nothing but elementwise results and sums, what dies before its end is
-not recorded. All else that `torch.compile` compiles is planned as without it.
+not recorded; nor are the pairs of places of which flex attention's mask of blocks is made. All else that
+`torch.compile` compiles is planned as without it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ FUSED = {
     "zeros", "zeros_like",
 }  # fmt: skip
 """Operators that are computed inside of a kernel, beside the elementwise ones."""
+BLOCK_MASK = "create_block_mask"
+"""Flex attention's function that looks at all pairs of places, of which a compiled one writes the blocks alone."""
 
 
 @contextmanager
@@ -39,21 +42,28 @@ def functions_fused(recorder: Recorder) -> Iterator[None]:
         if model is None:
             return functools.partial(compile_planned, **options)
         compiled = compile_as_ever(model, **options)
-        return compiled if isinstance(model, nn.Module) else fused(compiled, recorder.trace)
+        if isinstance(model, nn.Module):
+            return compiled
+        makes_mask = getattr(model, "__name__", "") == BLOCK_MASK
+        return fused(compiled, recorder.trace, makes_mask)
 
     with mock.patch.object(torch, "compile", compile_planned):
         yield
 
 
-def fused(function: Callable[..., Any], trace: Trace) -> Callable[..., Any]:
-    """Return a function whose calls without gradients leave no trace of what they make in between."""
+def fused(function: Callable[..., Any], trace: Trace, is_known: bool = False) -> Callable[..., Any]:
+    """Return a function whose calls without gradients leave no trace of what they make in between.
+
+    `is_known`: so do all of its calls.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         start, born = len(trace.events), len(trace.storages)
         result = function(*args, **kwargs)
-        if not torch.is_grad_enabled() and all(
-            is_fused(one.operator) for one in trace.storages[born:]
+        if is_known or (
+            not torch.is_grad_enabled()
+            and all(is_fused(one.operator) for one in trace.storages[born:])
         ):
             events = trace.events[start:]
             gone = {~entry for entry in events if entry < 0 and ~entry >= born}
