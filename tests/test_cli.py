@@ -597,3 +597,15 @@ def test_an_interrupt_at_the_command_s_end_is_one_line_too(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         entry_point.main()
     assert (ended.value.code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+def test_an_interrupt_while_python_exits_says_nothing():
+    code = (
+        "import atexit, os, signal, sys\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "sys.argv = ['mpt', '--version']\n"
+        "from mpt.entry_point import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

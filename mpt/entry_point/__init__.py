@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -21,6 +22,11 @@ def leave(code: int) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)
+
+
+def ignore_interrupts() -> None:
+    """Let Ctrl-C change nothing while the exit functions run: the command is done, and a traceback would be printed."""
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def main() -> None:
@@ -44,6 +50,7 @@ def main() -> None:
     except KeyboardInterrupt:  # while the command line was imported, or at the command's end
         # Python forgets one that came while it ran a string, for which it would end by the signal
         exec("")
+        ignore_interrupts()
         print("interrupted", file=sys.stderr)
         sys.exit(130)
 
@@ -59,6 +66,7 @@ def run() -> None:
 
         run_command_line()
     except SystemExit as end:
+        ignore_interrupts()
         if isinstance(end.code, int) and end.code:
             leave(end.code)
         raise
