@@ -274,16 +274,18 @@ def write_labelled(batch: Batch, results: Sequence[Inference], path: Path) -> st
             as_picture(image, PICTURE_SIDE).convert("RGB").resize((PICTURE_SIDE, PICTURE_SIDE)),
             (left, top),
         )
-        label, truth = str(row.get("label", "")), row.get("truth")
-        wrong = truth is not None and label != truth
-        text = f"{label[:14]} {row.get('probability', '')}" + (
-            f"\n(true: {str(truth)[:12]})" if wrong else ""
-        )
-        draw.multiline_text(
-            (left, top + PICTURE_SIDE), text, fill="#b00020" if wrong else "black", spacing=1
-        )
+        text = caption_of(row)
+        colour = "#b00020" if "\n" in text else "black"
+        draw.multiline_text((left, top + PICTURE_SIDE), text, fill=colour, spacing=1)
     save(canvas, path)
     return f"wrote {path}"
+
+
+def caption_of(row: Mapping[str, Any]) -> str:
+    """Return the words below a picture: label and probability, and in a second line the truth if it is another."""
+    label, truth = str(row.get("label", "")), row.get("truth")
+    text = ": ".join(str(part) for part in (label[:14], row.get("probability")) if part is not None)
+    return text if truth in (None, label) else f"{text}\n(true: {str(truth)[:12]})"
 
 
 def write_bad(bad: Mapping[str, str], path: Path) -> str:

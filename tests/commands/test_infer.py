@@ -215,6 +215,13 @@ def test_a_file_in_place_of_the_folder_is_named_as_that(classifier, tmp_path):
         go(classifier, tmp_path, output=str(tmp_path / "mine.yaml"))
 
 
+def test_label_and_probability_below_a_picture_are_apart():
+    assert outputs.caption_of({"label": "cat", "probability": 0.7777}) == "cat: 0.7777"
+    assert outputs.caption_of({"label": "cat"}) == "cat"
+    wrong = {"label": "a" * 20, "probability": 0.5, "truth": "dog"}
+    assert outputs.caption_of(wrong) == "a" * 14 + ": 0.5\n(true: dog)"
+
+
 def test_many_pictures_are_said_in_one_line(tmp_path):
     output = outputs.choose_output(str(tmp_path), False, tmp_path)
     figures = {f"{kind}-{n:04d}": torch.zeros(1, 3, 2, 2) for n in range(32) for kind in ("a", "b")}
