@@ -13,6 +13,7 @@ import ast
 import io
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -120,7 +121,9 @@ def make_app(word: str = "") -> typer.Typer:
 def describe_group(package: PartPackage) -> str:
     """Return a line about a package's commands: the beginning of a system's docstring, up to a colon."""
     if package.outside:
-        return f"Commands of the parts of {package.origin}."
+        return (
+            f"Commands of your parts in {package.distribution or shlex.quote(package.folder.name)}."
+        )
     text = ast.get_docstring(ast.parse((package.folder / "__init__.py").read_text("utf-8")))
     return f"{str(text).partition('.')[0].partition(':')[0]}."
 

@@ -56,6 +56,13 @@ def known(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         monkeypatch.delitem(sys.modules, name)
 
 
+def test_help_names_the_folder_of_commands_in_whole_however_long_its_path_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--help", "--parts", folder) == 0
+    assert "Commands of your parts in 'my parts'." in capsys.readouterr().out
+
+
 def test_there_is_a_skeleton_for_every_kind_of_part() -> None:
     assert set(SUBPACKAGE_OF.values()) == set(KINDS)
 
