@@ -35,6 +35,7 @@ from mpt.seams import (
     Precision,
     gather,
 )
+from mpt.tasks.shared.advice import Advice
 from mpt.tasks.shared.mixing import OTHER, SHARE, mix
 
 MOVED = {"ema": "train.ema.decay"}
@@ -78,6 +79,7 @@ class Classify(Exports):
             precision,
         )
         self.modules: dict[str, nn.Module] = {"net": net}
+        self.advice = Advice()
         self.trainable = {"net": net}
         # Made once: from a list, each would be a blocking copy to the GPU in every step.
         device = compute_device(net)
@@ -164,6 +166,14 @@ class Classify(Exports):
     def evaluate_batch(self, batch: Batch) -> Evidence:
         """Return the logits (b, classes) and the labels (b,)."""
         return {"logits": self.logits(batch["image"]), "labels": batch["label"]}
+
+    def advise(self, figures: Mapping[str, float]) -> list[str]:
+        """Return a warning, once, if there is nothing to tell apart."""
+        message = (
+            f"the data have one class, {self.classes[0]}, and nothing to tell apart: give each class a folder of its "
+            "own in the folder of the data set"
+        )
+        return self.advice.say_once("one", message if len(self.classes) == 1 else None)
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         """Return accuracy and mean cross-entropy over all batches."""
@@ -294,11 +304,6 @@ def build(
         )
     if not data.classes:
         raise DataError("task classify: the data set names no classes; give its spec their names")
-    if len(data.classes) == 1:
-        raise DataError(
-            f"task classify: the data have one class, {data.classes[0]}, and nothing to tell apart: give each class a "
-            "folder of its own in the folder of the data set"
-        )
     channels = data.fields["image"].shape[0]
     for name in ("mean", "std"):
         if len(getattr(settings, name)) not in (1, channels):

@@ -13,7 +13,7 @@ from torch.nn import functional
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_run
 from mpt.engine.step.step import update
-from mpt.errors import ConfigError, DataError
+from mpt.errors import ConfigError
 from mpt.seams import IGNORED, Batch, Run
 from mpt.seams.samples import DataSpec
 from mpt.tasks.classify import Settings, class_weights
@@ -177,8 +177,12 @@ def test_weights_that_mean_nothing_are_refused() -> None:
         parts.classifier(dataset={"name": "digits", "augment": ["MixUp"]})
 
 
-def test_data_of_one_class_are_refused() -> None:
+def test_data_of_one_class_are_warned_of_once() -> None:
     config = load_config(CLASSIFIER)
+    run = build_run(config, torch.device("cpu"), UNCOUNTED)
+    assert run.task.advise({}) == []
     one = dataclasses.replace(UNCOUNTED, classes=("cat",))
-    with pytest.raises(DataError, match="the data have one class, cat, and nothing to tell apart"):
-        build_run(config, torch.device("cpu"), one)
+    run = build_run(config, torch.device("cpu"), one)
+    (said,) = run.task.advise({})
+    assert said.startswith("the data have one class, cat, and nothing to tell apart")
+    assert run.task.advise({}) == []
