@@ -18,7 +18,7 @@ from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run
 from mpt.config.load import load_config
 from mpt.engine.loop.training import Training
-from mpt.errors import CheckpointError, ConfigError, Interrupted
+from mpt.errors import CheckpointError, ConfigError, DataError, Interrupted
 from mpt.planner.server.beside import PlanBeside
 from mpt.report.reading.read_run import read_run
 from mpt.run.checkpoints import checkpoint
@@ -525,6 +525,26 @@ def test_files_that_were_skipped_are_counted_and_named(
     ]
     assert json.loads((path / "summary.json").read_text())["skipped_files"] == 2
     assert "2 (skipped_files.csv)" in (path / "report.md").read_text().replace("\\", "")
+
+
+def test_a_run_whose_first_batch_cannot_be_read_leaves_no_folder(config: Path) -> None:
+    for number in range(12):
+        folder = config.parent / "pictures" / ("train" if number < 8 else "test") / "xy"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(folder / f"{number}.png")
+    bad = config.parent / "pictures" / "train" / "x" / "2.png"
+    root = f"dataset={{name: image_folder, root: {config.parent / 'pictures'}}}"
+    whole = bad.read_bytes()
+    bad.write_bytes(b"no image")
+    with pytest.raises(DataError, match="not an image"):
+        train(config, root, "train.batch_size=8", "train.steps=3")
+    assert not list((config.parent / "runs").iterdir())
+    bad.write_bytes(whole)
+    path = train(config, root, "train.batch_size=8", "train.steps=1")
+    bad.write_bytes(b"no image")
+    with pytest.raises(DataError, match="not an image"):
+        train(config, root, "train.batch_size=8", "train.steps=3", resume="auto")
+    assert checkpoint.load(open_run(path)).step == 1  # what is trained stays
 
 
 def test_two_processes_cannot_write_one_run(config: Path, trained: Path) -> None:

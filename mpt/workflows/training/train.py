@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from mpt.boards.console import Console, Style
 from mpt.config.schema import Config
 from mpt.engine.building.torch_settings import prepare_torch
-from mpt.errors import ConfigError, MemoryBudgetError, MptError
+from mpt.errors import ConfigError, DataError, MemoryBudgetError, MptError
 from mpt.planner.recipes.patch_origin import find_other_cards
 from mpt.run.process.collector import collect_as_usual
 from mpt.run.records.ending import has_report_of, has_summary_of
@@ -89,7 +90,11 @@ def train(
             console.message("dry run: everything builds; nothing was written")
             return None
         directory = found or world.ask(lambda: make_directory(config, runs, console))
-        with written_by(world, directory) as (taken_over, records), Recorder(records) as recorder:
+        with (
+            removed_unbegun(directory, is_new=found is None and world.size == 1),
+            written_by(world, directory) as (taken_over, records),
+            Recorder(records) as recorder,
+        ):
             for note in ([taken_over] if taken_over else []) + (
                 clean_temporaries(directory) if world.is_first else []
             ):
@@ -169,6 +174,21 @@ def open_console(style: Style, total_steps: int, world: World) -> Iterator[Conso
         Console("quiet", total_steps, nowhere) as console,
     ):
         yield console
+
+
+@contextlib.contextmanager
+def removed_unbegun(directory: RunDirectory, *, is_new: bool) -> Iterator[None]:
+    """Remove a new run's folder if its data could not be read before its first step was taken: it holds nothing."""
+    from mpt.run.checkpoints.retention import list_steps
+
+    try:
+        yield
+    except DataError:
+        lines = directory.metrics_path
+        has_lines = lines.is_file() and lines.stat().st_size > 0
+        if is_new and not has_lines and not any(list_steps(directory)):
+            shutil.rmtree(directory.path, ignore_errors=True)
+        raise
 
 
 @contextlib.contextmanager
