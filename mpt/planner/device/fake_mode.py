@@ -185,12 +185,14 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """
         if not args:
             return None
-        if self.is_direct and facts_of(func).changes_each:
-            if not self._are_plain(args) and not self._are_changed(func, args, kwargs):
-                return None
-            # as the kernels do: a backward pass refuses weights that were changed since its forward
-            increment_version(args[0])
-            return Outcome((None,))
+        if facts_of(func).changes_each:
+            is_done = self.is_direct and (
+                self._are_plain(args) or self._are_changed(func, args, kwargs)
+            )
+            if is_done or not self.is_direct:
+                # as the kernels do: a backward pass refuses weights that were changed since its forward
+                increment_version(args[0])
+            return Outcome((None,)) if is_done else None
         key = self._description(func, args, kwargs)  # None if an argument is not plain
         return None if key is None else _outcomes.get(key)
 

@@ -359,6 +359,7 @@ def convolutions(products=None, parallel=False):
     """Wide convolutions and a product; `products` is written by the newer switch for all of them."""
     if products is not None:
         torch.backends.fp32_precision = products
+        torch.backends.cudnn.conv.fp32_precision = products  # torch 2.11's do not follow
     net = nn.Sequential(
         nn.Conv2d(64, 256, 3),
         nn.ReLU(),
