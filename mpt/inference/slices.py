@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import multiprocessing
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -24,6 +23,7 @@ from mpt.errors import ConfigError, RankError
 from mpt.inference.inputs import Sample, sampler_of
 from mpt.inference.opening import in_dtype, infer, open_with_inputs
 from mpt.inference.trained import Trained
+from mpt.run.process.operating_system import ignore_interrupts, interrupts_held_back
 from mpt.seams import Inference
 
 
@@ -54,11 +54,12 @@ def infer_all(trained: Trained, work: Work, devices: Sequence[str]) -> list[Infe
     # a fork of a process that has used a GPU cannot use one
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count - 1, context, ignore_interrupts) as pool:
-        others = [
-            pool.submit(infer_part, work, device, rank, count)
-            for rank, device in enumerate(devices)
-            if rank
-        ]
+        with interrupts_held_back():
+            others = [
+                pool.submit(infer_part, work, device, rank, count)
+                for rank, device in enumerate(devices)
+                if rank
+            ]
         try:
             parts = [
                 list(batches_of(trained, work, 0, count)),
@@ -68,12 +69,11 @@ def infer_all(trained: Trained, work: Work, devices: Sequence[str]) -> list[Infe
             raise RankError(
                 "--nproc: a process that made a part of the outputs was lost; had the machine too little memory?"
             ) from error
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()  # the pool would wait for their parts to be made
+            raise
     return [parts[number % count][number // count] for number in range(sum(map(len, parts)))]
-
-
-def ignore_interrupts() -> None:
-    """Leave Ctrl-C, which reaches all processes, to the first one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def infer_part(work: Work, device: str, rank: int, count: int) -> list[Inference]:

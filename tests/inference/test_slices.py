@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,3 +43,24 @@ def test_batches_come_in_the_order_of_one_process(
     monkeypatch.setattr(slices, "infer_part", lambda work, device, rank, count: part(rank, count))
     trained: Any = None
     assert infer_all(trained, Work((), 1, batches), ["cpu"] * processes) == list(range(batches))
+
+
+def slow(*words: Any) -> list[int]:
+    """Stand for a part that takes long, in a process of its own."""
+    time.sleep(60)
+    return []
+
+
+def test_an_interrupt_does_not_wait_for_the_parts_of_other_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*words: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slices, "batches_of", interrupted)
+    monkeypatch.setattr(slices, "infer_part", slow)
+    trained: Any = None
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        infer_all(trained, Work((), 1, 1), ["cpu", "cpu"])
+    assert time.monotonic() - started < 30
