@@ -117,7 +117,9 @@ def read_lock(path: Path) -> Lock:
             f"mpt plan check: {path} cannot be read: {error.strerror}"
         ) from error
     except ValueError as error:
-        raise ConfigError(f"mpt plan check: {path} is no lock of mpt plan ({error})") from error
+        raise ConfigError(
+            f"mpt plan check: {path} is no lock of mpt plan; write it anew with mpt plan lock"
+        ) from error
     try:
         if values.pop("format") != FORMAT:
             raise ValueError("another format")

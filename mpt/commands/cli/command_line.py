@@ -33,7 +33,7 @@ FURTHER = {
     "mpt infer": "--input {value}",
     "mpt evaluate": "--data {value}",
     "mpt convert": "--output {value}",
-    "mpt report": "--figures {value}",
+    "mpt report": "--figures {value}, or --all for a page over all runs",
 }
 """The option that a word behind a run was likely meant for."""
 WAYS = {
@@ -42,6 +42,7 @@ WAYS = {
     "CONFIG|RUN": "name a YAML file, or a run of `mpt list runs`",
     "A B [KEY=VALUE]": "name two runs, or two configurations",
     "INPUT...": "name files or folders",
+    "LOCK": "name a file that `mpt plan lock` wrote",
 }
 """The remedy if an argument is missing, by how its help calls it."""
 EXAMPLES = "Examples:\n"

@@ -176,6 +176,13 @@ WORDS = [
         "found 2 samples for 3 processes; it is the batch of all of them together",
     ),
     ("import utf16.json", "utf16.json: cannot be read: it is no text; save it as UTF-8"),
+    ("report run other", "write --figures other, or --all for a page over all runs"),
+    ("plan check", "LOCK is missing: name a file that `mpt plan lock` wrote"),
+    ("plan check utf16.json", "utf16.json is no lock of mpt plan"),
+    (
+        "plan check empty.lock",
+        "empty.lock is no lock of mpt plan; write it anew with mpt plan lock",
+    ),
     ("doctor --device xpu", "xpu is asked for, but torch sees no xpu device"),
     ("train @classify_digits --seed x", "mpt train: --seed: found 'x'; allowed: a whole number"),
     (
@@ -208,6 +215,7 @@ def test_what_was_meant_is_said_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pictures").mkdir()
+    (tmp_path / "empty.lock").touch()
     (tmp_path / "utf16.json").write_text('{"learning_rate": 1e-4}', "utf-16")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
