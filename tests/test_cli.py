@@ -260,7 +260,13 @@ def test_every_option_of_every_command_has_a_help_text():
 def test_every_command_of_our_own_shows_examples_that_are_not_wrapped(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     plans = [f"plan {name}" for name in cli.PLAN_COMMANDS]
-    for command in [*cli.COMMANDS, *plans]:
+    systems = [
+        f"{part.package.name} {part.name.replace('_', '-')}"
+        for part in INSTALLED.commands()
+        if not part.package.outside
+    ]
+    assert len(systems) > 15
+    for command in [*cli.COMMANDS, *plans, *systems]:
         assert run(*command.split(), "--help") == 0
         (shown,) = re.findall(r"^  Examples:\n((?:    .+\n)+)", capsys.readouterr().out, re.M)
         lines = [line.strip() for line in shown.splitlines()]

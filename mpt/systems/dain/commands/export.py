@@ -15,6 +15,9 @@ class Command:
 
     Frames are (1, 3, h, w) in [0, 1] of --size, time is (1,). The file is run and compared with float32 here; below
     --gate it is not kept. DAIN and published RIFE (its warp is GridSample) export.
+
+    Examples:
+      mpt dain export RUN network.onnx --size 1280x720
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]

@@ -45,6 +45,10 @@ class Command:
 
     RIFE's flownet.pkl and DAIN's best.pth are taken in the place of a run. Sound is kept. Frames of different scenes
     are not blended. After Ctrl-C the same command continues.
+
+    Examples:
+      mpt dain interpolate RUN clip.mp4 --output smooth.mp4 --factor 4
+      mpt dain interpolate flownet.pkl clip.mp4 --output smooth.mp4 --vram 4GiB
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]

@@ -14,6 +14,9 @@ class Command:
     """Make a file to start DAIN from out of pretrained parts.
 
     Published training starts from PWC-Net's flow and MegaDepth's depth. Train with model.weights=OUT afterwards.
+
+    Examples:
+      mpt dain join-parts parts.safetensors --flow pwc_net.pth.tar
     """
 
     output: Annotated[Path, typer.Argument(metavar="OUT", show_default=False)]

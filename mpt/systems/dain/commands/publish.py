@@ -11,7 +11,11 @@ import typer
 
 @dataclass(frozen=True)
 class Command:
-    """Write a run's weights as the programs of DAIN (best.pth) or RIFE (flownet.pkl) load them."""
+    """Write a run's weights as the programs of DAIN (best.pth) or RIFE (flownet.pkl) load them.
+
+    Examples:
+      mpt dain publish RUN best.pth
+    """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
     """A run's name or folder, or a checkpoint's folder."""

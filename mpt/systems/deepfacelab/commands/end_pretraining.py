@@ -21,6 +21,9 @@ class Command:
     """Make the run that follows a pretraining.
 
     As in DeepFaceLab, weights and the optimizers' state are kept, but a saehd's inter begins anew; at iteration 0.
+
+    Examples:
+      mpt deepfacelab end-pretraining RUN runs/next
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]

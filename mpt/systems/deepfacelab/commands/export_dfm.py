@@ -22,7 +22,11 @@ FACES = 16
 
 @dataclass(frozen=True)
 class Command:
-    """Write a model as one .dfm file for DeepFaceLive."""
+    """Write a model as one .dfm file for DeepFaceLive.
+
+    Examples:
+      mpt deepfacelab export-dfm RUN model.dfm
+    """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
     """A trained run or a checkpoint."""

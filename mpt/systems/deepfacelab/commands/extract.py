@@ -14,6 +14,9 @@ class Command:
     """Find the faces in frames or a video and write them aligned, with DeepFaceLab's metadata.
 
     The same command continues a folder that was begun. Frames without faces are listed in no_faces.txt.
+
+    Examples:
+      mpt deepfacelab extract clip.mp4 faces --facelib facelib
     """
 
     frames: Annotated[Path, typer.Argument(metavar="DIR|VIDEO", show_default=False)]

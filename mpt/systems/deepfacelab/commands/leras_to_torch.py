@@ -14,6 +14,9 @@ class Command:
     """Make a run of a DeepFaceLab model.
 
     Networks, optimizers, options and the iteration are taken over.
+
+    Examples:
+      mpt deepfacelab leras-to-torch workspace/model runs/from-dfl
     """
 
     model_dir: Annotated[Path, typer.Argument(metavar="MODEL_DIR", show_default=False)]

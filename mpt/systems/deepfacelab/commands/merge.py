@@ -50,6 +50,9 @@ class Command:
     """Swap the faces in frames or in a video.
 
     The same command continues with an output that was begun.
+
+    Examples:
+      mpt deepfacelab merge RUN --frames clip.mp4 --aligned faces --output swapped.mp4
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]

@@ -37,6 +37,9 @@ class Command:
     """Swap a face from video to video: extract, train and merge, each with its defaults.
 
     The same command continues where it stopped. Each step can be done again by its own command, in the folder --work.
+
+    Examples:
+      mpt deepfacelab swap src.mp4 dst.mp4 --output swapped.mp4 --facelib facelib
     """
 
     src: Annotated[Path, typer.Argument(metavar="SRC", show_default=False)]

@@ -13,7 +13,11 @@ from mpt.commands.cli.arguments import Runs
 
 @dataclass(frozen=True)
 class Command:
-    """Write a run as a DeepFaceLab model."""
+    """Write a run as a DeepFaceLab model.
+
+    Examples:
+      mpt deepfacelab torch-to-leras RUN workspace/model
+    """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
     """A run or a checkpoint."""

@@ -16,6 +16,9 @@ class Command:
     """Write the masks that a trained XSeg draws into the metadata of aligned faces.
 
     They replace masks that were applied before; polygons stay.
+
+    Examples:
+      mpt deepfacelab xseg-apply faces --xseg RUN
     """
 
     faces: Annotated[Path, typer.Argument(metavar="DIR", show_default=False)]

@@ -17,6 +17,9 @@ class Command:
 
     Writes train.safetensors and test.safetensors, as dataset latents reads them, and train.yaml, which trains a LoRA
     on them. Encoders are not needed after that. Files that were made of the same are kept.
+
+    Examples:
+      mpt diffusion prepare PIPELINE pictures -o data/mine --size 512
     """
 
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE", show_default=False)]

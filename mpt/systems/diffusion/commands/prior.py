@@ -16,6 +16,9 @@ class Command:
     """Make pictures of a class with a pipeline, for `mpt diffusion prepare --prior`.
 
     Each has a seed of its own: what is there already is kept, and a second call continues.
+
+    Examples:
+      mpt diffusion prior PIPELINE "a photo of a dog" -o prior
     """
 
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE", show_default=False)]

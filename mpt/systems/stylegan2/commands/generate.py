@@ -17,6 +17,10 @@ class Command:
     """Draw pictures from a run of stylegan2 or an NVIDIA network pickle (StyleGAN2-ADA, StyleGAN3).
 
     A seed's picture is that of NVIDIA's program: NumPy's normal numbers, G_ema, the network's own mean style.
+
+    Examples:
+      mpt stylegan2 generate ffhq.pkl --seeds 85,100 --noise none
+      mpt stylegan2 generate RUN --seeds 1,5,9 --walk
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN|NETWORK.pkl", show_default=False)]

@@ -17,6 +17,9 @@ class Command:
 
     generate.py, style_mixing.py and train.py --resume of stylegan2-ada-pytorch load the pickle, and gen_images.py of
     stylegan3. It holds no text of theirs: their loader makes the networks by its own classes.
+
+    Examples:
+      mpt stylegan2 publish RUN network.pkl
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]

@@ -22,6 +22,9 @@ class Command:
 
     Batch, rate, R1's weight and averages follow the size as in NVIDIA's `auto`; augmentation is adaptive, and fast at
     first. Blocks of resolutions that the network does not have begin anew.
+
+    Examples:
+      mpt stylegan2 transfer ffhq.pkl --data pictures --size 256 -o transfer.yaml
     """
 
     network: Annotated[Path, typer.Argument(metavar="NETWORK.pkl", show_default=False)]

@@ -39,6 +39,9 @@ class Command:
     """Detect objects in pictures, pairs, folders or videos.
 
     Boxes are in the pixels of the pictures as they are. Writes detections.json, labels/ (YOLO txt) and pictures/.
+
+    Examples:
+      mpt yolofuse detect RUN --input rgb=day --input ir=night --output found
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]

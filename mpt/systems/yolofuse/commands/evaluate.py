@@ -22,6 +22,9 @@ class Command:
     """Measure a detector on its test set.
 
     Prints mAP by class and writes evaluation.json and evaluation.html, with the confusion matrix and the curves.
+
+    Examples:
+      mpt yolofuse evaluate RUN
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]

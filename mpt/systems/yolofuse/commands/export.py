@@ -53,6 +53,10 @@ class Command:
 
     Inputs are the cameras' pictures in [0, 1]; outputs are boxes in pixels and scores, or with --nms the detections.
     OUT ending in .pt or .safetensors holds the weights by the names of Ultralytics' models.
+
+    Examples:
+      mpt yolofuse export RUN detector.onnx --nms
+      mpt yolofuse export RUN detector-int8.onnx --int8 300
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
