@@ -20,6 +20,8 @@ from mpt.report.units import counted, show_figure
 from mpt.run.process.files import write_atomically
 
 MARKERS = "osD^vP"
+MARKS_APART = 0.01
+"""By which share of the axis marks of two modes at one value are apart, so that they do not cover each other."""
 
 
 def write_sweep(folder: Path, sweep: Sweep, *, multiples: bool) -> None:
@@ -148,22 +150,20 @@ def paint(axes: Axes, sweep: Sweep) -> None:
         sweep.margin, sweep.reference.final.mean
     )
     set_scale(axes, [value for value in finals if math.isfinite(value)], wanted=False)
+    points = sweep.baseline.points
+    values = [point.value for point in points]
+    apart = max(max(values) / min(values), 2.0) ** MARKS_APART
     for index, window in enumerate(sweep.windows):
-        # marks of two modes do not cover each other
-        shift = 1.012 ** (index - (len(sweep.windows) - 1) / 2)
+        shift = apart ** (index - (len(sweep.windows) - 1) / 2)
         paint_mode(axes, window, index, shift, 0.0 if sweep.higher_is_better else 1.0)
     axes.axhline(
-        threshold, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle="--", alpha=0.6
+        threshold,
+        color=axes.xaxis.label.get_color(),
+        linewidth=0.9,
+        linestyle="--",
+        alpha=0.6,
+        label=f"{sweep.margin} worse than the best of {sweep.baseline.mode}",
     )
-    axes.annotate(
-        f"{sweep.margin} worse than the best of {sweep.baseline.mode}",
-        (0.995, threshold),
-        xycoords=("axes fraction", "data"),
-        ha="right",
-        va="bottom",
-        fontsize=8,
-    )
-    points = sweep.baseline.points
     labels = {point.value: point.label for point in points}
     axes.xaxis.set_major_locator(FixedLocator(list(labels)))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -171,7 +171,7 @@ def paint(axes: Axes, sweep: Sweep) -> None:
     axes.set_xlabel(sweep.key)
     axes.set_ylabel(sweep.metric)
     write_numbers_out(axes)
-    add_legend(axes, len(sweep.windows))
+    add_legend(axes, len(sweep.windows) + 1)
 
 
 def paint_mode(axes: Axes, window: Window, index: int, shift: float, worse_edge: float) -> None:

@@ -3,12 +3,13 @@
 import math
 
 import pytest
+from matplotlib.figure import Figure
 
 from mpt.errors import ConfigError
 from mpt.report.comparing.comparison import Group
 from mpt.report.comparing.statistics import Margin
 from mpt.report.comparing.sweep import edge, estimate, read_sweep, summit
-from mpt.report.comparison_pages.sweep_page import sweep_lines
+from mpt.report.comparison_pages.sweep_page import paint, sweep_lines
 from mpt.report.reading.run_record import RunRecord
 
 pytestmark = pytest.mark.tier("fast")
@@ -60,6 +61,18 @@ def test_window_edges_and_best_value_of_a_known_curve_are_found(tmp_path):
     # 30 falls to 29 at 2x and to 26 at 4x; linear in between it is 27 at two thirds of the doubling.
     assert fp32.upper_edge.value == pytest.approx(2 * 2 ** (2 / 3))
     assert half.upper_ratio.value < 0.8
+
+
+@pytest.mark.tier("full")
+def test_marks_of_two_modes_and_the_margin_s_label_cover_nothing(tmp_path):
+    modes = {"fp32": groups(tmp_path, parabola(1.0)), "half": groups(tmp_path, parabola(1.0))}
+    axes = Figure(figsize=(11, 4.2), dpi=72).subplots()
+    paint(axes, read_sweep("optimizer.lr", modes, Margin(3.0, relative=False)))
+    first, second = (line for line in axes.lines if line.get_label() in modes)
+    places = [axes.transData.transform(line.get_xydata())[:, 0] for line in (first, second)]
+    assert min(places[1] - places[0]) > 5, "points, the size of a mark"
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert (labels, len(axes.texts)) == (["fp32", "half", "3 worse than the best of fp32"], 0)
 
 
 def test_a_lower_metric_may_be_the_better_one(tmp_path):
