@@ -1,6 +1,7 @@
 """`mpt report` works on any run, without torch."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -17,6 +18,15 @@ def test_the_newest_run_s_report_is_written_and_its_paths_are_said(classifier, t
     assert said == [str(classifier / f"report.{kind}") for kind in ("html", "md", "json")]
     assert json.loads((classifier / "report.json").read_text())["model"] == "small_cnn"
     assert "small_cnn" in (classifier / "report.html").read_text()
+
+
+def test_a_run_that_was_stopped_at_its_very_start_is_not_the_newest(classifier, tmp_path, capsys):
+    (tmp_path / "early" / "checkpoints").mkdir(parents=True)
+    try:
+        report.run(ReportArguments(runs=str(tmp_path)))
+        assert str(classifier / "report.html") in capsys.readouterr().out
+    finally:
+        shutil.rmtree(tmp_path / "early")
 
 
 def test_a_run_that_is_not_there_is_refused(tmp_path):

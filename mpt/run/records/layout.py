@@ -221,13 +221,16 @@ def writing_times(path: Path) -> list[int]:
 
 
 def newest_run(runs_dir: Path) -> RunDirectory:
-    """Return the run that was written to last. Raises CheckpointError if there is none."""
+    """Return the run that was written to last, one that was stopped at its very start only if there is no other.
+
+    Raises CheckpointError if there is none.
+    """
     runs = list_runs(runs_dir)
     if not runs:
         raise CheckpointError(
             f"{runs_dir} holds no run yet: start one with `mpt train CONFIG`, or name one by its path."
         )
-    return runs[-1]
+    return next((run for run in reversed(runs) if run.config_path.is_file()), runs[-1])
 
 
 def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
