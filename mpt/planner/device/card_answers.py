@@ -15,9 +15,12 @@ from typing import Any, Self
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from mpt.planner.facts.gpus import Gpu
+
+CUDA_VERSION, NCCL_VERSION = "12.8", (2, 27, 5)
+"""Releases that a build of torch without CUDA is taken to have."""
 
 _COUNTED = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 _METERS = ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage")
@@ -171,6 +174,15 @@ def _accelerator_answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
     }
 
 
+def _build_answers() -> list[Any]:
+    """Return what a build of torch with CUDA says of itself: scripts ask for it before they use bfloat16."""
+    return [
+        mock.patch.object(torch.version, "cuda", torch.version.cuda or CUDA_VERSION),
+        mock.patch.object(torch.cuda.nccl, "version", return_value=NCCL_VERSION),
+        mock.patch.object(distributed, "is_nccl_available", return_value=True),
+    ]
+
+
 @contextmanager
 def questions_answered(
     gpu: Gpu, target: torch.device, accelerator: torch.device | None = None
@@ -186,4 +198,6 @@ def questions_answered(
             stack.enter_context(mock.patch.multiple(module, **named))
         others = _accelerator_answers(gpu, accelerator or target)
         stack.enter_context(mock.patch.multiple(torch.accelerator, **others))
+        for one in _build_answers():
+            stack.enter_context(one)
         yield

@@ -98,3 +98,24 @@ def of_functions(name: str) -> Any:
         optimizer.step()
 
     return model, optimizer, batch, step
+
+
+def asks_of_the_build() -> Any:
+    """A network in bfloat16 where the build of torch is said to have it, as torch's tutorial on FSDP asks."""
+    is_ready = (
+        torch.version.cuda
+        and torch.cuda.is_bf16_supported()
+        and tuple(map(int, torch.version.cuda.split("."))) >= (11, 0)
+        and torch.distributed.is_nccl_available()
+        and torch.cuda.nccl.version() >= (2, 10)
+    )
+    dtype = torch.bfloat16 if is_ready else torch.float32
+    model = nn.Linear(256, 256, device="cuda", dtype=dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = torch.randn(4, 256, device="cuda", dtype=dtype)
+
+    def step(batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+        optimizer.step()
+
+    return model, optimizer, batch, step

@@ -54,3 +54,9 @@ def test_a_card_that_is_named_and_not_used_is_planned_as_if_it_were(session: Ses
 def test_masks_are_counted_where_no_card_is_named(session: Session) -> None:
     """They were refused for an operator that the stand-in for a card has not."""
     assert plan_of(session, STEPS, "counted_without_a_card", {}).by_category["parameters"]
+
+
+def test_a_build_without_cuda_answers_as_one_with_it(session: Session) -> None:
+    """torchtune was refused for bfloat16, and what asks as torch's tutorial on FSDP does was planned in float32."""
+    plan = plan_of(session, STEPS, "asks_of_the_build", {})
+    assert plan.by_category["parameters"] <= 2 * 256 * 256 + 1024

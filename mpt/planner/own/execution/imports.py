@@ -67,7 +67,10 @@ def libraries_as_ever() -> Iterator[None]:
     """
     execute = SourceFileLoader.exec_module
     asked = (torch.cuda, torch.accelerator)
-    answers = [(one, {name: getattr(one, name) for name in ASKED}) for one in asked]
+    answers: list[tuple[Any, dict[str, Any]]] = [
+        (one, {name: getattr(one, name) for name in ASKED}) for one in asked
+    ]
+    answers.append((torch.version, {"cuda": torch.version.cuda}))
 
     def exec_module(self: SourceFileLoader, module: ModuleType) -> None:
         if is_torch(module.__name__) or not any(folder in str(self.path) for folder in INSTALLED):

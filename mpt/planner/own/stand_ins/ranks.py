@@ -34,8 +34,6 @@ CALLS = (
 )
 ANSWERED = ("init_process_group", "is_initialized", "get_rank", "get_world_size", "get_backend")
 FEWEST = 2
-NCCL_VERSION = 2, 27, 5
-"""The release that a build of torch for CPUs is taken to have; logs and hooks ask for it."""
 
 
 @contextmanager
@@ -74,9 +72,6 @@ def one_of_several(recorder: Recorder | None) -> Iterator[None]:
         shards.keep(c10d._World, ["default_pg"])
         stack.enter_context(mock.patch.multiple(distributed, **answers))
         hooks_called(stack)
-        stack.enter_context(
-            mock.patch.object(torch.cuda.nccl, "version", return_value=NCCL_VERSION)
-        )
         stack.enter_context(
             mock.patch.object(DistributedDataParallel, "__init__", _starts(recorder))
         )
