@@ -84,6 +84,12 @@ IMPOSSIBLE = (
         trick=("gradients_of_each",),
         precision=("norms_in_float32",),
     ),
+    rule(
+        "expected scalar type",
+        network=("encoder", "translator"),
+        trick=("function_gradients",),
+        precision=("autocast", "float16", "island"),
+    ),
     rule("sparse", network=("looked_up",), optimizer=DENSE),
     rule("Sparse", network=("looked_up",), clip=("norm", "norm_for_loop", "largest", "value")),
     rule("Sparse", network=("looked_up",), trick=("gradients_of_each",)),
@@ -107,6 +113,11 @@ IMPOSSIBLE = (
     ),
 )
 REFUSED = (
+    rule(
+        "tensors of one dtype",  # a card's kernels of layer and group norms take no others
+        network=("encoder", "decoder", "tied", "unet", "translator", "passed_on"),
+        precision=("norms_in_float32",),
+    ),
     rule("unsafe to autocast", loss=("probability",), precision=("autocast", "float16", "island")),
     rule("derivative for .*_attention", network=("encoder", "translator"), trick=TWICE),
     rule("two sparse tensors", network=("looked_up",), trick=("product_with_hessian",)),
