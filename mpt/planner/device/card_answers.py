@@ -174,10 +174,14 @@ def _accelerator_answers(gpu: Gpu, target: torch.device) -> dict[str, Any]:
     }
 
 
-def _build_answers() -> list[Any]:
-    """Return what a build of torch with CUDA says of itself: scripts ask for it before they use bfloat16."""
+def _build_answers(gpu: Gpu) -> list[Any]:
+    """Return what a build of torch with CUDA says of itself: scripts ask for it before they use bfloat16.
+
+    One for ROCm has no release of CUDA, and calls its own exchange NCCL.
+    """
+    release = None if gpu.is_amd else torch.version.cuda or CUDA_VERSION
     return [
-        mock.patch.object(torch.version, "cuda", torch.version.cuda or CUDA_VERSION),
+        mock.patch.object(torch.version, "cuda", release),
         mock.patch.object(torch.cuda.nccl, "version", return_value=NCCL_VERSION),
         mock.patch.object(distributed, "is_nccl_available", return_value=True),
     ]
@@ -198,6 +202,6 @@ def questions_answered(
             stack.enter_context(mock.patch.multiple(module, **named))
         others = _accelerator_answers(gpu, accelerator or target)
         stack.enter_context(mock.patch.multiple(torch.accelerator, **others))
-        for one in _build_answers():
+        for one in _build_answers(gpu):
             stack.enter_context(one)
         yield

@@ -127,10 +127,15 @@ class Gpu:
             SEEN[self.name][1] if self.name in SEEN else "interpolated between cards that were seen"
         )
 
+    @property
+    def is_amd(self) -> bool:
+        """Whether it runs under torch's build for ROCm."""
+        return self.name.startswith(("rx", "mi"))
+
     def _estimate(self) -> float:
         if self.name in WITH_ERROR_CORRECTION:
             return self.memory_gib * LEFT_BY_ERROR_CORRECTION
-        if self.name.startswith(("rx", "mi")):
+        if self.is_amd:
             return self.memory_gib * LEFT_BY_AMD
         table = KEPT if self.capability < (10, 0) else KEPT_OF_BLACKWELL
         size = min(max(self.memory_gib, table[0][0]), table[-1][0])

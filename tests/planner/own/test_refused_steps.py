@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import mpt
 from mpt.errors import MptError
 from mpt.planner.client.session import Session
 from scripts.plans.live_bytes import live_bytes
@@ -60,3 +61,8 @@ def test_a_build_without_cuda_answers_as_one_with_it(session: Session) -> None:
     """torchtune was refused for bfloat16, and what asks as torch's tutorial on FSDP does was planned in float32."""
     plan = plan_of(session, STEPS, "asks_of_the_build", {})
     assert plan.by_category["parameters"] <= 2 * 256 * 256 + 1024
+
+
+def test_a_build_for_rocm_has_no_release_of_cuda() -> None:
+    step = mpt.plan_step(refused_steps.asks_of_the_build, gpu="rx7900xtx")
+    assert step.plan.by_category["parameters"] >= 4 * 256 * 256
