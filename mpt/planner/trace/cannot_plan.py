@@ -92,12 +92,14 @@ def reason_of(error: BaseException) -> str:
         return f"the shape of {error.func}'s result depends on tensor values"
     if isinstance(error, UnsupportedOperatorException):
         return f"{error.func} has no shape rule"
-    if any(words in text for words in DEVICES_MEET) and "cuda" not in text:
+    meet = any(words in text for words in DEVICES_MEET)
+    if meet and "cuda" not in text:
         return (
             "tensors of the CPU and of the GPU meet: the model makes one on a device of its own choice "
             "instead of its input's (device=x.device)"
         )
-    if any(words in text.lower() for words in NO_CARD):
+    # a build of torch with CUDA makes a fake tensor on a card that is not there
+    if meet or any(words in text.lower() for words in NO_CARD):
         moves = "the model moves itself to a GPU (.cuda() or a fixed device) instead of following its inputs"
         return f"{moves} ({plain(text)})"
     if operator_without_kernel := re.match(r"Could not run '([^']+)'", text):

@@ -26,7 +26,7 @@ def test_hooks_hold_as_much_as_a_process_of_gloo(kind: str) -> None:
     if kind == "none":
         assert planned == real
     else:  # a thread of gloo lets go of a bucket's products sooner or later, at the latest after all are exchanged
-        assert 0.9 * planned < real <= planned
+        assert 0.8 * planned < real <= planned
 
 
 def test_power_keeps_an_error_as_large_as_the_gradients(session: Session) -> None:
