@@ -29,11 +29,10 @@ import yaml
 
 from mpt.errors import MptError
 from mpt.planner.facts.verdict import judge
-from mpt.planner.server.worker import preload
-from mpt.vision_ops import import_torchvision
 from scripts.plans.published_steps import (
     clone_and_rows,
     error,
+    import_from,
     plan_as_worker,
     plan_at_commits,
     plan_of,
@@ -364,9 +363,7 @@ def main() -> None:
     """Plan the rows of litgpt's tables."""
     options = clone_and_rows(__doc__).parse_args()
     if options.worker:
-        sys.path.insert(0, str(options.clone))
-        preload()
-        import_torchvision("models")
+        import_from(options.clone)
         plan_as_worker(Row, options.rows, plan_row)
         return
     show = show_of(options.clone)

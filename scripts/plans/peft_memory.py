@@ -30,11 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from mpt.errors import MptError
-from mpt.planner.server.worker import preload
-from mpt.vision_ops import import_torchvision
 from scripts.plans.published_steps import (
     clone_and_rows,
     error,
+    import_from,
     plan_as_worker,
     plan_at_commits,
     plan_of,
@@ -232,11 +231,11 @@ def with_settings(clone: Path, commit: str, folder: str) -> str:
 
 def plan_row(row: Row) -> None:
     """Fill in what is planned for a row that is not yet, from the code in the working directory."""
+    if row.planned:
+        return
     arguments = {"tree": str(Path.cwd()), "name": row.name}
-    signal.alarm(0 if row.planned else MOST_SECONDS)
+    signal.alarm(MOST_SECONDS)
     try:
-        if row.planned:
-            return
         if row.task == LANGUAGE:
             plan = plan_of(language_step, arguments | {"length": row.length}, CARD)
         else:
@@ -326,11 +325,9 @@ def page(rows: Sequence[Row]) -> str:
 
 def work(file: Path) -> None:
     """Plan the rows of a file with the code in the working directory."""
-    sys.path.insert(0, str(Path.cwd() / "src"))
     sys.modules["torchao"] = None  # type: ignore[assignment]  # PEFT asks for names of another release
     signal.signal(signal.SIGALRM, give_up)
-    preload()
-    import_torchvision("models")
+    import_from(Path.cwd() / "src")
     plan_as_worker(Row, file, plan_row)
 
 

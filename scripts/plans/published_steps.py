@@ -20,7 +20,9 @@ from mpt.planner.own.execution.source import Source
 from mpt.planner.own.proposals.changes import Changes
 from mpt.planner.own.trace import trace_own
 from mpt.planner.plans.plan import Wish, describe
+from mpt.planner.server.worker import preload
 from mpt.planner.trace.unseen import unseen_on
+from mpt.vision_ops import import_torchvision
 
 
 def plan_of(build: Callable[..., Any], arguments: dict[str, Any], card: str) -> Plan:
@@ -61,6 +63,13 @@ def plan_at_commits(script: str, rows: Sequence[Any], clone: Path) -> list[Any]:
             subprocess.run(call, check=True, cwd=folder)
             found += [type(of_commit[0])(**one) for one in json.loads(file.read_text("utf-8"))]
     return found
+
+
+def import_from(sources: Path) -> None:
+    """Let this process plan steps of the code in a folder, as a planning process does."""
+    sys.path.insert(0, str(sources))
+    preload()
+    import_torchvision("models")
 
 
 def plan_as_worker(kind: type[Any], file: Path, plan_row: Callable[[Any], None]) -> None:

@@ -27,9 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from mpt.errors import MptError
-from mpt.planner.server.worker import preload
-from mpt.vision_ops import import_torchvision
-from scripts.plans.published_steps import clone_and_rows, error, plan_of, summary
+from scripts.plans.published_steps import clone_and_rows, error, import_from, plan_of, summary
 from scripts.plans.segmentation_models import SoftmaxOf2020
 from scripts.provenance import made
 
@@ -295,9 +293,7 @@ def main() -> None:
     rows = [
         Row(**(asdict(row) | known.get((row.config, row.published), {}))) for row in rows_of(clone)
     ]
-    sys.path.insert(0, str(clone))
-    preload()
-    import_torchvision("models")
+    import_from(clone)
     for row in rows:
         plan_row(clone, row)
         print(row.name, row.published, row.planned // MIB, row.today // MIB, row.error, flush=True)
