@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+import torch
 
 import mpt
 from mpt.config.finding.part_packages import IMPORT_HOME, VARIABLE
@@ -28,6 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_expensive = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
         if tier is not None and tier.args == ("fast",) and not is_expensive:
             item.add_marker("fast")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let each test draw the same, whichever ran before it in its process: processes share them out as they come."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 def pytest_collection_finish() -> None:

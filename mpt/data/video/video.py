@@ -157,7 +157,7 @@ def opened(path: Path) -> Iterator[Any]:
 def video_stream(container: Any, path: str | Path) -> Any:
     """Return the first video stream. Raises DataError if there is none."""
     if not container.streams.video:
-        raise DataError(f"{path}: the file has no video stream")
+        raise DataError(f"{path}: not a video: the file has no video stream")
     stream = container.streams.video[0]
     stream.thread_type = "AUTO"
     return stream

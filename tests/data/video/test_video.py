@@ -1,5 +1,5 @@
 import math
-import os
+import random
 import sys
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
@@ -152,8 +152,14 @@ def test_a_turned_video_is_read_upright(tmp_path):
 
 
 def test_what_is_no_video_is_named(tmp_path):
+    with av.open(str(tmp_path / "sound.wav"), "w") as container:
+        tone = container.add_stream("pcm_s16le", rate=8000, layout="mono")
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), "s16", "mono")
+        sound.rate = 8000
+        container.mux(tone.encode(sound))
     for name, content in (
-        ("random.mp4", os.urandom(5000)),
+        ("sound.mp4", (tmp_path / "sound.wav").read_bytes()),
+        ("random.mp4", random.Random(0).randbytes(5000)),
         ("empty.mkv", b""),
         ("text.avi", b"hello" * 100),
     ):
