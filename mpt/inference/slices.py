@@ -95,7 +95,7 @@ def batches_of(trained: Trained, work: Work, first: int, every: int) -> Iterator
                 start,
                 min(work.batch_size, work.count - start),
                 trained.config.seed,
-                work.truncation or 1.0,
+                1.0 if work.truncation is None else work.truncation,
             )
         yield Inference(tiles=tiles.cpu(), outputs=tiles.cpu())
 

@@ -85,6 +85,11 @@ def test_seed_and_truncation_are_the_users(generator, classifier, tmp_path):
     assert samples != truncated
     assert pictures(truncation=1.0) == [samples, samples]
     assert pictures(seed=5)[0] != samples
+
+    def first_ones(truncation):
+        return pixels_of(go(generator, tmp_path, count=2, truncation=truncation) / "samples.png")
+
+    assert not numpy.array_equal(first_ones(0.0), first_ones(1.0))
     with pytest.raises(ConfigError, match=r"task\.truncation: unknown key"):
         go(classifier, tmp_path, truncation=0.5)
 
@@ -92,6 +97,19 @@ def test_seed_and_truncation_are_the_users(generator, classifier, tmp_path):
 def test_a_generator_that_makes_images_from_noise_refuses_inputs(generator, pictures, tmp_path):
     with pytest.raises(ConfigError, match="makes images from noise and takes none"):
         go(generator, tmp_path, input=(str(pictures),))
+
+
+@pytest.mark.parametrize("option", [{"top": 3}, {"pictures": True}, {"skip_bad": True}])
+def test_options_about_inputs_are_refused_where_samples_are_made_from_noise(
+    generator, tmp_path, option
+):
+    with pytest.raises(ConfigError, match="makes samples from noise: leave out --top"):
+        go(generator, tmp_path, **option)
+
+
+def test_the_pictures_of_a_walk_are_refused_without_one(generator, tmp_path):
+    with pytest.raises(ConfigError, match="--frames: the pictures of a walk"):
+        go(generator, tmp_path, frames=3)
 
 
 def test_half_states_size_latency_memory_distance_agreement_and_metric(

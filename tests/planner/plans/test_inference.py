@@ -17,6 +17,7 @@ from mpt.commands import infer
 from mpt.commands.infer import Command as InferArguments
 from mpt.commands.planning import plan_inference
 from mpt.commands.planning.plan_inference import Command as PlanInferArguments
+from mpt.config.finding.shipped import find_shipped
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run
@@ -60,6 +61,14 @@ def test_the_peak_is_that_of_a_real_batch(session: Session) -> None:
     assert tensors == pytest.approx(measured_bytes(config, 64), rel=0.02)
     assert found.fits is None
     assert found.largest_batch is None
+
+
+@pytest.mark.parametrize("name", ["rife_demo", "stylegan2_16", "yolofuse_demo"])
+def test_inference_of_each_system_is_planned(name: str, session: Session) -> None:
+    config = load_config(find_shipped(name))
+    found = session.infer(config, batch_size=2, budget_bytes=6 * 2**30).get()
+    assert found.allocated > found.weight_bytes > 0
+    assert found.largest_batch
 
 
 def test_the_largest_batch_fits_and_the_next_does_not(session: Session) -> None:
