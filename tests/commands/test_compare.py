@@ -238,6 +238,7 @@ def test_a_mode_that_cannot_be_built_is_met_before_anything_is_trained(tmp_path)
     # the first mode is trained at once and needs no check
     assert checked == ["amp-seed-0", "native-seed-0"]
     assert trainer.calls == []
+    assert not list(tmp_path.glob("**/compare-*"))
 
 
 def test_a_mode_that_runs_out_of_memory_when_built_is_a_result_and_what_is_trained_is_not_checked(

@@ -12,11 +12,12 @@ from its checkpoint, and one that diverged left a note. The folder is found agai
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,22 +77,22 @@ def compare(
     counts, most = rounds(
         seeds, max_seeds, until_decided=until_decided or (sides.is_demo and seeds is None)
     )
-    folder = open_folder(sides, output, name, runs)
-    chosen = (
-        choose_jobs(list(sides.configs.values()), counts[-1], jobs)
-        if train is None
-        else Jobs(jobs or 1, "")
-    )
-    told: set[str] = set()
-    if train is None and not quiet:
-        print(describe_start(sides, folder, counts, chosen), flush=True)
-    trainer = Trainer(folder, sides, chosen, train, check)
-    for count in counts:
-        groups = run_sides(trainer, count, told, quiet=quiet)
-        comparison = compare_groups(groups, wanted, most, models_differ=sides.models_differ)
-        if comparison.is_decided:
-            break
-    write_comparison(folder, comparison)
+    with opened_folder(sides, output, name, runs) as folder:
+        chosen = (
+            choose_jobs(list(sides.configs.values()), counts[-1], jobs)
+            if train is None
+            else Jobs(jobs or 1, "")
+        )
+        told: set[str] = set()
+        if train is None and not quiet:
+            print(describe_start(sides, folder, counts, chosen), flush=True)
+        trainer = Trainer(folder, sides, chosen, train, check)
+        for count in counts:
+            groups = run_sides(trainer, count, told, quiet=quiet)
+            comparison = compare_groups(groups, wanted, most, models_differ=sides.models_differ)
+            if comparison.is_decided:
+                break
+        write_comparison(folder, comparison)
     return comparison, folder
 
 
@@ -290,8 +291,33 @@ def describe_run(record: RunRecord) -> str:
     )
 
 
-def open_folder(sides: Sides, output: Path | None, name: str | None, runs: Path) -> Path:
-    """Return the folder of this comparison: the one that holds the same config, else a new one."""
+@contextlib.contextmanager
+def opened_folder(
+    sides: Sides, output: Path | None, name: str | None, runs: Path
+) -> Iterator[Path]:
+    """Yield the folder of this comparison: the one that holds the same config, else a new one.
+
+    One that was made and holds no run yet does not outlast an error.
+    """
+    folder = find_folder(sides, output, name, runs)
+    is_new = not folder.exists()
+    try:
+        (folder / "configs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputOutputError(
+            f"{folder} could not be made: {error.strerror}. Name another one by --output."
+        ) from error
+    write_atomically(folder / BASE_CONFIG, sides.identity)
+    try:
+        yield folder
+    except BaseException:
+        if is_new and {path.name for path in folder.iterdir()} <= {"configs", BASE_CONFIG}:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def find_folder(sides: Sides, output: Path | None, name: str | None, runs: Path) -> Path:
+    """Return where a comparison lies, or will lie."""
     text = sides.identity
     if output is not None:
         folder = output
@@ -314,13 +340,6 @@ def open_folder(sides: Sides, output: Path | None, name: str | None, runs: Path)
             ) == text:
                 break
             number += 1
-    try:
-        (folder / "configs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputOutputError(
-            f"{folder} could not be made: {error.strerror}. Name another one by --output."
-        ) from error
-    write_atomically(folder / BASE_CONFIG, text)
     return folder
 
 

@@ -23,7 +23,7 @@ from mpt.report.comparing.statistics import Margin
 from mpt.report.comparing.sweep import Sweep, read_sweep
 from mpt.report.comparison_pages.sweep_page import write_sweep
 from mpt.report.units import show_figure
-from mpt.workflows.comparing.compare import Trainer, describe_start, open_folder, run_sides
+from mpt.workflows.comparing.compare import Trainer, describe_start, opened_folder, run_sides
 from mpt.workflows.comparing.compare_jobs import Jobs, choose_jobs
 from mpt.workflows.comparing.compare_sides import Sides
 from mpt.workflows.processes.training_process import Check, Train
@@ -165,17 +165,17 @@ def compare_over(
         )
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs: found {jobs}; allowed is 1 or more.")
-    folder = open_folder(swept, output, name, runs)
-    chosen = (
-        choose_jobs(list(swept.configs.values()), count, jobs)
-        if train is None
-        else Jobs(jobs or 1, "")
-    )
-    if train is None and not quiet:
-        print(describe_start(swept, folder, [count], chosen), flush=True)
-    groups = run_sides(Trainer(folder, swept, chosen, train, check), count, set(), quiet=quiet)
-    sweep = read_sweep(swept.over.key, by_mode(swept, groups), wanted)
-    write_sweep(folder, sweep, multiples=swept.over.are_factors)
+    with opened_folder(swept, output, name, runs) as folder:
+        chosen = (
+            choose_jobs(list(swept.configs.values()), count, jobs)
+            if train is None
+            else Jobs(jobs or 1, "")
+        )
+        if train is None and not quiet:
+            print(describe_start(swept, folder, [count], chosen), flush=True)
+        groups = run_sides(Trainer(folder, swept, chosen, train, check), count, set(), quiet=quiet)
+        sweep = read_sweep(swept.over.key, by_mode(swept, groups), wanted)
+        write_sweep(folder, sweep, multiples=swept.over.are_factors)
     return sweep, folder
 
 
