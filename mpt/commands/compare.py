@@ -56,7 +56,7 @@ class Command:
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", show_default="a small classifier")
     ] = None
-    """The configurations, runs or modes."""
+    """The configuration that modes and settings are compared in."""
     variant: Annotated[tuple[str, ...], typer.Option("--variant", metavar="KEY=VALUE")] = ()
     """Compare with the configuration changed so, several settings in quotes; may be given several times."""
     over: Annotated[str | None, typer.Option(metavar="KEY=VALUES")] = None

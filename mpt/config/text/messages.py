@@ -71,7 +71,11 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     )
     if ranked and ranked[0][0] <= max(1, len(word) // 3):
         return ranked[0][1]
-    return None
+    words = {*folded.split("_")}
+    longer = [
+        name for _, name in ranked if words <= {*name.split("_")} or words > {*name.split("_")}
+    ]
+    return longer[0] if len(longer) == 1 else None
 
 
 def describe(node: Node | None) -> str:
@@ -115,6 +119,10 @@ PASSES = (
     "accumulate",
 )
 """Other programs' names of the number of passes that a step consists of."""
+
+
+BASES = ("base", "_base_", "defaults", "extends", "inherit", "include")
+"""Other programs' keys for the file that one is written on top of."""
 
 
 FOLDERS = ("root", "path", "folder", "data_dir", "train_dir")
@@ -175,6 +183,10 @@ def unknown_key(key: str, allowed: Sequence[str], elsewhere: Mapping[str, str]) 
         hint = "; nothing is downloaded: write weights: PATH with a local file (.safetensors, .pth)"
     if key in FOLDERS and "root" not in allowed and {"name", "workers"} <= {*allowed}:
         hint = "; this data set takes no folder: your own pictures are dataset.name=image_folder dataset.root=FOLDER"
+    if key in BASES and "seed" in allowed:
+        hint = (
+            "; a file continues no other: name both, as in `mpt train @classify_digits --with FILE`"
+        )
     if dot and inner and outer in allowed:  # the command line's spelling in a file
         hint = f"; in a file it is written '{outer}: {{{printable(inner)}: ...}}'"
     return f"unknown key '{printable(key)}'; allowed: {', '.join(allowed) or 'no keys'}{hint}"

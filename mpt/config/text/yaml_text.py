@@ -187,13 +187,12 @@ def suggest_file(path: Path) -> str:
         )
     if os.path.lexists(path):
         return ""
-    if path.stem in shipped_files():
+    beside = [*path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    found = {file.stem: file for file in beside if file.suffix in (".yaml", ".yml")}
+    if path.stem in shipped_files() and path.stem not in found:
         return f"; did you mean {MARK}{path.stem}, which comes with mpt?"
     if path.suffix in WEIGHTS:
         return f": weights are no configuration; a run starts from them with model.weights={printable(str(path), 200)}"
-    if not path.parent.is_dir():
-        return ""
-    found = {file.stem: file for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")}
     nearest = get_close_matches(path.stem, found, n=1)
     if nearest:
         return f"; did you mean {printable(str(found[nearest[0]]), 200)}?"

@@ -12,6 +12,12 @@ from mpt.cli import main
 
 WORDS = [
     ("train classify_digits", "did you mean @classify_digits, which comes with mpt?"),
+    ("train @classify_digits optimizer.lr_rate=3", "did you mean 'lr'?"),
+    ("train @classify_digits optimizer.warmup=3", "did you mean 'warmup_steps'?"),
+    (
+        "train @classify_digits base=mine.yaml",
+        "name both, as in `mpt train @classify_digits --with FILE`",
+    ),
     ("train configs/dcgan_amp.yaml", "did you mean @dcgan_amp, which comes with mpt?"),
     (
         "train yolov8n.pt",

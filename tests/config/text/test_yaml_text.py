@@ -223,6 +223,11 @@ def test_what_is_no_file_is_told_and_the_nearest_file_is_named(tmp_path):
         ConfigError, match=r"dcgna\.yaml: no such file; .*; did you mean .*dcgan\.yaml\?$"
     ):
         read_file(tmp_path / "dcgna.yaml")
+    (tmp_path / "vae.yaml").write_text("model: vae")  # a name that mpt has too
+    with pytest.raises(
+        ConfigError, match=r"vae\.yml: no such file; .*; did you mean .*/vae\.yaml\?$"
+    ):
+        read_file(tmp_path / "vae.yml")
     with pytest.raises(ConfigError, match=r"other\.yaml: no such file; a YAML file is expected$"):
         read_file(tmp_path / "other.yaml")
     with pytest.raises(
