@@ -7,7 +7,7 @@ file's dtype on their outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from mpt.errors import CheckpointError
 from mpt.inference.exported import open_exported, open_session
 from mpt.inference.half import halve, networks
 from mpt.precision.shared.choice import DTYPES
+from mpt.seams import MemoryTrick
+from mpt.seams.trick_kinds import fold
 
 FLOAT32_ROUNDING = 1e-3
 """Of outputs in float32, relative: folding an adapter and other kernels change the last bits of a sum. Measured on five
@@ -40,18 +42,21 @@ class Expected:
     allowed: float
 
 
-def expect(called: Calls, dtype: str) -> dict[str, Expected]:
-    """Return the outputs of a run's networks for the inputs they were called with. Their weights are rounded after."""
-    expected = {}
-    for name, (network, inputs, _) in called.items():
-        outputs = outputs_of(network, inputs)
-        allowed = FLOAT32_ROUNDING
-        if dtype in DTYPES:
+def expect(called: Calls, dtype: str, tricks: Iterable[MemoryTrick] = ()) -> dict[str, Expected]:
+    """Return the outputs of a run's networks for the inputs they were called with.
+
+    Their weights are those of a file after it: without what `tricks` have put into them, and rounded.
+    """
+    found = {name: outputs_of(network, inputs) for name, (network, inputs, _) in called.items()}
+    allowed = dict.fromkeys(called, FLOAT32_ROUNDING)
+    if dtype in DTYPES:
+        fold(tricks, {name: network for name, (network, _, _) in called.items()})
+        for name, (network, inputs, _) in called.items():
+            plain = outputs_of(network, inputs)
             halve(network, DTYPES[dtype])
             network.float()
-            allowed += ROUNDINGS * distance(outputs_of(network, inputs), outputs)
-        expected[name] = Expected(inputs, outputs, allowed)
-    return expected
+            allowed[name] += ROUNDINGS * distance(outputs_of(network, inputs), plain)
+    return {name: Expected(called[name][1], found[name], allowed[name]) for name in called}
 
 
 def prove(file: Path, name: str, expected: Mapping[str, Expected], allow: tuple[str, ...]) -> str:

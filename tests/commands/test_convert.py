@@ -284,6 +284,17 @@ def is_folding() -> bool:
     return any(frame.function == "unpack_all" for frame in inspect.stack())
 
 
+@pytest.mark.parametrize("base", ["nf4", "int8"])
+def test_a_packed_base_is_exported_in_half_too(tmp_path, capsys, base):
+    """Rounding is that of the weights in the file, which are unpacked and have the adapters in them."""
+    shape = {"model": {"name": "vae", "image_size": 8}, "name": "codes"}
+    tricks = {"lora": {"rank": 2, "full": []}, "low_bit_base": {"format": base, "keep": []}}
+    data = {**GENERATOR, **shape, "task": None, "memory": tricks}
+    run = save_run(tmp_path, data)  # adapters that are zero add no rounding of their own
+    go(run, tmp_path, to="safetensors", dtype="bfloat16")
+    assert "computes the same as the run" in capsys.readouterr().out
+
+
 def test_a_run_without_adapters_says_so(classifier, tmp_path):
     with pytest.raises(ConfigError, match=r"this run has no adapters \(memory.lora\)"):
         go(classifier, tmp_path, to="kohya", half=False)
