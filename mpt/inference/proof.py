@@ -2,7 +2,7 @@
 
 The run's networks are those that were trained, in float32, with adapters alongside their weights; the file is read back
 as `mpt infer FILE` reads it. The allowed distance is measured: the effect of rounding the run's own weights to the
-file's dtype on their outputs.
+file's dtype on their outputs, and of a graph in half that of rounding the results of its operators.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpt.errors import CheckpointError
 from mpt.inference.exported import open_exported, open_session
 from mpt.inference.half import halve, networks
 from mpt.precision.shared.choice import DTYPES
-from mpt.seams import MemoryTrick
+from mpt.seams import NOTHING, MemoryTrick
 from mpt.seams.trick_kinds import fold
 
 FLOAT32_ROUNDING = 1e-3
 """Of outputs in float32, relative: folding an adapter and other kernels change the last bits of a sum. Measured on five
 networks with adapters as large as their weights (two ResNets, ViT, ConvNeXt, a small CNN): 1.3e-7 to 5.3e-5."""
 ROUNDINGS = 4.0
-"""How many times the distance that rounding the weights makes is still rounding: arithmetic in half adds as much."""
+"""How many times the distance that rounding makes is still rounding: other kernels round in other places."""
 
 Calls = Mapping[str, tuple[nn.Module, tuple[Any, ...], Any]]
 """Network's name -> module, arguments of a call, result (`mpt.inference.half.watch_calls`)."""
@@ -42,10 +43,13 @@ class Expected:
     allowed: float
 
 
-def expect(called: Calls, dtype: str, tricks: Iterable[MemoryTrick] = ()) -> dict[str, Expected]:
+def expect(
+    called: Calls, dtype: str, tricks: Iterable[MemoryTrick] = (), computes: bool = False
+) -> dict[str, Expected]:
     """Return the outputs of a run's networks for the inputs they were called with.
 
-    Their weights are those of a file after it: without what `tricks` have put into them, and rounded.
+    Their weights are those of a file after it: without what `tricks` have put into them, and rounded. A file that
+    `computes` rounds the results of operators too.
     """
     found = {name: outputs_of(network, inputs) for name, (network, inputs, _) in called.items()}
     allowed = dict.fromkeys(called, FLOAT32_ROUNDING)
@@ -55,8 +59,37 @@ def expect(called: Calls, dtype: str, tricks: Iterable[MemoryTrick] = ()) -> dic
             plain = outputs_of(network, inputs)
             halve(network, DTYPES[dtype])
             network.float()
-            allowed[name] += ROUNDINGS * distance(outputs_of(network, inputs), plain)
+            with RoundedResults(DTYPES[dtype]) if computes else NOTHING:
+                rounded = outputs_of(network, inputs)
+            allowed[name] += ROUNDINGS * distance(rounded, plain)
     return {name: Expected(called[name][1], found[name], allowed[name]) for name in called}
+
+
+class RoundedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Rounds the result of every operator to a half dtype, as a graph in it does.
+
+    What does not fit its range stays, for such nodes are kept in float32.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtype = dtype
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call an operator; a view and a change in place are left as they are."""
+        made = func(*args, **(kwargs or {}))
+        if any(one.alias_info is not None for one in func._schema.returns):
+            return made
+        return tree_map_only(Tensor, self.rounded, made)
+
+    def rounded(self, value: Tensor) -> Tensor:
+        """Return a float32 result rounded, anything else as it is."""
+        if value.dtype != torch.float32:
+            return value
+        half = value.to(self.dtype).float()
+        return torch.where(half.isfinite() & ((half != 0) | (value == 0)), half, value)
 
 
 def prove(file: Path, name: str, expected: Mapping[str, Expected], allow: tuple[str, ...]) -> str:

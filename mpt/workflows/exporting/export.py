@@ -109,7 +109,7 @@ def prepare(trained: Trained, called: Calls, form: Form) -> Export:
             f"--inside: task {trained.config.task.name} puts nothing around its networks; leave it out."
         )
     shown = with_whole(task, called) if form.inside else called
-    expected = expect(shown, precision, trained.run.tricks)
+    expected = expect(shown, precision, trained.run.tricks, computes=form.wishes is not None)
     full = trained.run = rebuild(trained, FLOAT32)
     chosen = rebuild_half(trained, form.half) if form.half else full
     modules = {name: module for name, module in networks(chosen.task.modules) if name in called}
