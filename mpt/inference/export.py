@@ -9,14 +9,11 @@ if a runtime is installed.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib.util
 import io
 import json
-import os
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -29,9 +26,10 @@ from torch.utils._pytree import tree_leaves
 
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.inference.exported import KEYS, open_session
+from mpt.inference.graphs.files import add_texts, export_graph
 from mpt.inference.measurement import stored_tensors
 from mpt.precision.shared.float32_modules import Float32Module, cast_floating
-from mpt.run.process.files import write_atomically
+from mpt.run.process.files import partial_file, write_atomically
 from mpt.weights.weights_file import load_weights_file
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -65,17 +63,10 @@ def write_weights(
         stream = io.BytesIO()
         torch.save({"state_dict": tensors, **about}, stream)
         data = stream.getvalue()
-    partial = path.with_name(f".partial-{path.name}")
-    try:
+    with partial_file(path) as partial:
         write_atomically(partial, data)
         compare_tensors(path, tensors, load_weights_file(partial))
-        said = prove(partial)
-        os.replace(partial, path)
-        return said
-    finally:
-        # the cause of the failed write may hinder this too, and was reported
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        return prove(partial)
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
@@ -167,34 +158,26 @@ def write_onnx(
     check_finite(network.state_dict())
     if batch_size is not None:
         inputs = in_batches_of(batch_size, inputs)
-    partial = path.with_name(f".partial-{path.name}")
     with torch.no_grad():
         made = network(*inputs)
     keys = [str(key) for key in made] if isinstance(made, Mapping) else None
     batch = torch.export.Dim("batch")
     shapes = tuple({0: batch} if isinstance(value, Tensor) else None for value in inputs)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter warns of its own parts
-            torch.onnx.export(
+        with partial_file(path) as partial:
+            export_graph(
                 network,
                 inputs,
-                str(partial),
+                partial,
                 dynamo=True,
-                external_data=False,
-                verbose=False,
                 dynamic_shapes=(shapes,) if batch_size is None else None,
                 input_names=names_for(sum(isinstance(value, Tensor) for value in inputs), terms[0]),
                 output_names=list(terms[1]) if isinstance(made, Tensor) else keys,
             )
-        model = onnx.load(str(partial))
-        onnx.helper.set_model_props(model, {**about, **({KEYS: json.dumps(keys)} if keys else {})})
-        onnx.save(model, str(partial))
-        onnx.checker.check_model(str(partial))
-        said = check_onnx(partial, network, inputs)
-        if importlib.util.find_spec("onnxruntime") is not None:
-            said = "; it ".join(filter(None, (said, prove(partial))))
-        os.replace(partial, path)
+            add_texts(partial, {**about, **({KEYS: json.dumps(keys)} if keys else {})})
+            said = check_onnx(partial, network, inputs)
+            if importlib.util.find_spec("onnxruntime") is not None:
+                said = "; it ".join(filter(None, (said, prove(partial))))
     except OSError as error:
         raise InputOutputError(f"{path} could not be written: {error.strerror}.") from error
     except (
@@ -206,10 +189,6 @@ def write_onnx(
         raise ConfigError(
             f"This network cannot be exported to ONNX: {reason}. --to safetensors always works."
         ) from error
-    finally:
-        # the cause of the failed write may hinder this too, and was reported
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
     return said
 
 

@@ -8,7 +8,6 @@ session. It computes in float32.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_run
 from mpt.engine.building.devices import choose_device
 from mpt.errors import CheckpointError, ConfigError
+from mpt.inference.graphs.files import open_graph
 from mpt.inference.half import networks
 from mpt.inference.inputs import fit_of
 from mpt.inference.trained import Trained
@@ -192,11 +192,8 @@ def open_session(path: Path) -> Any:
         raise ConfigError(
             "an .onnx file is run by the package onnxruntime: pip install onnxruntime"
         )
-    runtime = importlib.import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
     try:
-        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return open_graph(path)
     except Exception as error:  # its exceptions have no common class
         raise CheckpointError(
             f"{path}: not an ONNX file, damaged, or not for ONNX Runtime ({str(error).splitlines()[0]})"

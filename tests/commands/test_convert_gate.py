@@ -14,8 +14,9 @@ from mpt.commands import convert
 from mpt.commands.convert import Command as ConvertArguments
 from mpt.config.finding.part_packages import use_parts
 from mpt.errors import ConfigError, DataError, GateError
+from mpt.inference.graphs.files import open_graph
 from mpt.inference.graphs.mixed import beyond_half, to_half
-from mpt.inference.graphs.watched import magnitudes, session
+from mpt.inference.graphs.watched import magnitudes
 from mpt.workflows.exporting import export_gate as gate
 from mpt.workflows.exporting import export_graphs as writing
 from tests.commands.conftest import CLASSIFIER, GENERATOR, save_run
@@ -94,7 +95,7 @@ def test_a_planted_range_of_1e5_stays_float32_and_is_listed(planted: Path, capsy
     assert all(name in page for name in kept)
     image = np.random.default_rng(0).random((3, 1, 16, 16), dtype=np.float32)
     assert np.isfinite(
-        session(path.read_bytes()).run(None, {model.graph.input[0].name: image})[0]
+        open_graph(path.read_bytes()).run(None, {model.graph.input[0].name: image})[0]
     ).all()
 
 
@@ -183,7 +184,7 @@ def test_eight_bits_are_calibrated_on_training_data_and_measured_on_test_data(
 def test_a_fixed_batch_is_fixed_and_takes_any_number_of_samples(classifier: Path) -> None:
     go(classifier, batch=5)
     path = classifier / "classifier.onnx"
-    opened = session(path.read_bytes())
+    opened = open_graph(path.read_bytes())
     assert opened.get_inputs()[0].shape[0] == 5
     from mpt.inference.exported import open_exported
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from mpt.inference.graphs.files import open_graph
+
 Feeds = Mapping[str, np.ndarray[Any, Any]]
 """Input's name -> values of one call."""
 MOST_AT_ONCE = 200
 """Tensors that are asked for in one pass over the inputs: their values are in memory together."""
-
-
-def session(content: bytes) -> Any:
-    """Open a model in ONNX Runtime, on the CPU."""
-    runtime = importlib.import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 def float_tensors(graph: Any) -> set[str]:
@@ -52,7 +45,7 @@ def watch(
         copied.graph.output.extend(
             there.get(name) or onnx.ValueInfoProto(name=name) for name in part
         )
-        opened = session(copied.SerializeToString())
+        opened = open_graph(copied.SerializeToString())
         for one in feeds:
             yield dict(zip(part, opened.run(list(part), dict(one)), strict=True))
 

@@ -145,6 +145,19 @@ def write_atomically(
             raise
 
 
+@contextlib.contextmanager
+def partial_file(path: Path) -> Iterator[Path]:
+    """Give the block a name to write a file under: after it the file has its own, after an error it is gone."""
+    partial = path.with_name(f".partial-{path.name}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        # the cause of a failed write may hinder this too, and was reported
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
 def write_new(path: Path, text: str, way_out: str = "name another file") -> None:
     """Write a file for a user to edit. Raises ConfigError for one that is there, InputOutputError if it cannot be."""
     with failures_explained(path):

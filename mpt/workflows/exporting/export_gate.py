@@ -16,7 +16,8 @@ from mpt.config.checking.precision_names import FLOAT32
 from mpt.data.loading.absent import AbsentDataset
 from mpt.inference.evaluating import Measured, measure
 from mpt.inference.exported import attach
-from mpt.inference.graphs.watched import Feeds, added_errors, errors, session
+from mpt.inference.graphs.files import open_graph
+from mpt.inference.graphs.watched import Feeds, added_errors, errors
 from mpt.inference.half import rebuild
 from mpt.inference.trained import Trained
 from mpt.report.comparing.statistics import Margin
@@ -161,7 +162,7 @@ def judge(
     place: Place, model: Any, before: Measured, gate: Margin, kept: Mapping[str, str], nodes: int
 ) -> Judged:
     """Measure a graph on the test samples."""
-    after = place.measure(session(model.SerializeToString()))
+    after = place.measure(open_graph(model.SerializeToString()))
     metric = place.task.metric
     lost = loss_of(place.task, gate, before.figures[metric], after.figures[metric])
     samples = tested(place)

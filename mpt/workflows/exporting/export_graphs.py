@@ -18,8 +18,9 @@ from torch import Tensor
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, DataError, GateError
 from mpt.inference.graphs.eight_bits import candidates, prepared, to_eight_bits
+from mpt.inference.graphs.files import open_graph, save_graph
 from mpt.inference.graphs.mixed import ALWAYS_FLOAT32, beyond_half, named_nodes, of_modules, to_half
-from mpt.inference.graphs.watched import Feeds, magnitudes, session
+from mpt.inference.graphs.watched import Feeds, magnitudes
 from mpt.report.comparing.statistics import Margin
 from mpt.report.run_page.exported_page import write_page
 from mpt.workflows.exporting.export_gate import (
@@ -72,10 +73,10 @@ def finish(
         kept: dict[str, str] = {}
         if wishes.kind == "float16":
             kept = misfits(model, [example_feeds(model, inputs)], place.trained.config)
-            save(to_half(model, kept), {**texts, **kept_text(kept)}, partial)
+            save_graph(to_half(model, kept), {**texts, **kept_text(kept)}, partial)
         kept_note = f"; {len(kept)} nodes compute in float32: {', '.join(kept)}" if kept else ""
         return f"{prove(partial)}; it was measured by no metric: the run's data are not here{kept_note}"
-    recording = Recording(session(model.SerializeToString()), WATCHED)
+    recording = Recording(open_graph(model.SerializeToString()), WATCHED)
     before = place.measure(None)
     if place.task.metric not in before.figures:
         raise ConfigError(
@@ -108,7 +109,7 @@ def finish(
         "mpt_measured": json.dumps({"metric": judged.metric, "samples": judged.samples, **figures})
     }
     ranges = {"mpt_input_ranges": json.dumps(input_ranges(recording.feeds))}
-    save(
+    save_graph(
         made,
         {**texts, **found, **ranges, **kept_text(judged.kept), "mpt_dtype": wishes.kind},
         partial,
@@ -136,7 +137,7 @@ def quantised(
 ) -> tuple[Any, Judged]:
     """Return the graph in 8 bits, calibrated on training data, and its figures."""
     ready = prepared(model)
-    calibration = Recording(session(model.SerializeToString()), wishes.samples)
+    calibration = Recording(open_graph(model.SerializeToString()), wishes.samples)
     place.measure(calibration, place.trained.train_data)
 
     def write(names: Mapping[str, str]) -> Any:
@@ -171,12 +172,3 @@ def input_ranges(feeds: list[Feeds]) -> dict[str, list[float]]:
 def kept_text(kept: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata on nodes in float32."""
     return {"mpt_kept_float32": json.dumps(dict(kept))} if kept else {}
-
-
-def save(model: Any, texts: Mapping[str, str], path: Path) -> None:
-    """Write a graph with texts, in the place of the one that is there. Raises the checker's errors."""
-    import onnx
-
-    onnx.helper.set_model_props(model, dict(texts))
-    onnx.save(model, str(path))
-    onnx.checker.check_model(str(path))

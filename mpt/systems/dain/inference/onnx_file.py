@@ -10,11 +10,9 @@ by maxima over doubled distances, and pixels are gathered tap by tap.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +25,9 @@ from mpt.config.checking.precision_names import FLOAT32
 from mpt.errors import ConfigError, GateError
 from mpt.inference.export import as_half_network
 from mpt.inference.graphs.eight_bits import quantise_file
+from mpt.inference.graphs.files import export_graph, open_graph
 from mpt.inference.half import rebuild
-from mpt.run.process.files import temporary_name
+from mpt.run.process.files import partial_file
 from mpt.systems.dain.data.procedural_triplets import draw_scene, render
 from mpt.systems.dain.inference.interpolate import kind_of
 from mpt.systems.dain.inference.published import adjust, open_network
@@ -97,19 +96,23 @@ def export_file(wanted: str, output: Path, wishes: Wishes, runs: Path) -> None:
     network = Middle(net.eval().requires_grad_(False))
     pairs = footage(wishes.int8, height, width) if wishes.int8 else [drawn_pair(height, width)]
     time = torch.tensor([0.5])
-    temporary = output.with_name(f"{temporary_name()}.onnx")
-    try:
+    with partial_file(output) as partial:
+        half = as_half_network(network, torch.float16) if wishes.half else network
+        export_graph(
+            half,
+            (*pairs[0], time),
+            partial,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=NAMES,
+            output_names=["middle"],
+        )
+        if wishes.int8 is not None:
+            quantise(partial, pairs)
         with torch.no_grad():
-            half = as_half_network(network, torch.float16) if wishes.half else network
-            write_onnx(half, (*pairs[0], time), temporary)
-            if wishes.int8 is not None:
-                quantise(temporary, pairs)
             wanted_frames = [network(*pair, time) for pair in pairs]
-        judge(temporary, pairs, wanted_frames, wishes.gate)
-        size = temporary.stat().st_size
-        os.replace(temporary, output)
-    finally:
-        temporary.unlink(missing_ok=True)
+        judge(partial, pairs, wanted_frames, wishes.gate)
+        size = partial.stat().st_size
     print(f"wrote {output}: {size / MEBI:.1f} MiB, {width} x {height}, inputs {', '.join(NAMES)}")
 
 
@@ -148,23 +151,6 @@ def footage(path: Path, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def write_onnx(network: nn.Module, example: tuple[Tensor, ...], path: Path) -> None:
-    """Export without the exporter's progress lines."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own exporter
-        program = torch.onnx.export(
-            network,
-            example,
-            dynamo=True,
-            opset_version=OPSET,
-            verbose=False,
-            input_names=NAMES,
-            output_names=["middle"],
-        )
-        assert program is not None
-        program.save(str(path), external_data=False)
-
-
 def quantise(path: Path, pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Replace a file by its 8-bit version, calibrated on the pairs at three times."""
 
@@ -191,8 +177,7 @@ def judge(
     path: Path, pairs: list[tuple[Tensor, Tensor]], wanted: list[Tensor], gate: float
 ) -> None:
     """Print how far the file's frames are from float32's. Raises GateError below the gate."""
-    runtime = importlib.import_module("onnxruntime")
-    opened = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    opened = open_graph(path)
     figures = []
     for (first, last), frame in zip(pairs, wanted, strict=True):
         feeds = dict(

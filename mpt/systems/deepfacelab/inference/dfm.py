@@ -8,13 +8,9 @@ time.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import importlib
 import importlib.util
 import math
-import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +21,8 @@ from torch import Tensor, nn
 
 from mpt.errors import CheckpointError, ConfigError, GateError
 from mpt.inference.export import check_finite
-from mpt.run.process.files import failures_explained
+from mpt.inference.graphs.files import add_texts, export_graph, open_graph
+from mpt.run.process.files import failures_explained, partial_file
 from mpt.systems.deepfacelab.tasks.face_swap import Autoencoder
 
 INPUT = "in_face:0"
@@ -112,35 +109,25 @@ def write_dfm(
         raise ConfigError(
             "a .dfm is written with the package onnx: pip install 'mpt-trainer[onnx]'"
         )
-    import onnx
-
     check_finite(dict(autoencoder.state_dict()))
     autoencoder = autoencoder.cpu()
     swapper = Swapper(quantized(autoencoder) if in_half else autoencoder).eval()
     face = torch.rand(2, size, size, 3, generator=torch.Generator().manual_seed(0))
     seen = face if faces is None else faces.flip(1).permute(0, 2, 3, 1).contiguous()
-    written = path.with_name(f".partial-{path.name}")
     with failures_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with torch.no_grad(), warnings.catch_warnings():
-                # the exporter says that it is the older one: the newer has no opset 12
-                warnings.simplefilter("ignore")
-                torch.onnx.export(
-                    swapper,
-                    (face,),
-                    str(written),
-                    input_names=[INPUT],
-                    output_names=list(OUTPUTS),
-                    opset_version=OPSET,
-                    dynamic_axes={name: {0: "batch"} for name in (INPUT, *OUTPUTS)},
-                    dynamo=False,
-                )
-            if about:
-                described = onnx.load(str(written))
-                onnx.helper.set_model_props(described, dict(about))
-                onnx.save(described, str(written))
-            onnx.checker.check_model(str(written))
+        with partial_file(path) as written:
+            export_graph(
+                swapper,
+                (face,),
+                written,
+                input_names=[INPUT],
+                output_names=list(OUTPUTS),
+                opset_version=OPSET,
+                dynamic_axes={name: {0: "batch"} for name in (INPUT, *OUTPUTS)},
+                dynamo=False,  # the newer exporter has no opset 12
+            )
+            add_texts(written, about or {})
             tolerance = HALF_TOLERANCE if in_half else TOLERANCE
             checked = compare(
                 written, path.name, Swapper(autoencoder).eval(), seen, tolerance, faces is not None
@@ -150,10 +137,6 @@ def write_dfm(
                     f"{path.name}: its swaps of {checked.faces} faces are {checked.psnr:.1f} dB from float32's, and "
                     f"--gate asks for {gate:g}; it was not kept"
                 )
-            os.replace(written, path)
-        finally:
-            with contextlib.suppress(OSError):
-                written.unlink(missing_ok=True)
     return checked
 
 
@@ -164,9 +147,7 @@ def compare(
     """Return the difference of outputs; CheckpointError if it is too large."""
     if importlib.util.find_spec("onnxruntime") is None:
         return None
-    session = importlib.import_module("onnxruntime").InferenceSession(
-        str(path), providers=["CPUExecutionProvider"]
-    )
+    session = open_graph(path)
     difference, error = 0.0, 0.0
     for faces in (face, face[:1]):
         made = session.run(None, {INPUT: faces.numpy()})

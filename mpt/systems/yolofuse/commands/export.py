@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import io
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,9 +17,10 @@ from mpt.commands.cli.arguments import Runs
 from mpt.config.checking.precision_names import FLOAT32
 from mpt.engine.state.moving_averages import evaluated_module
 from mpt.errors import ConfigError
+from mpt.inference.graphs.files import add_texts
 from mpt.inference.half import rebuild
 from mpt.inference.trained import open_trained
-from mpt.run.process.files import failures_explained, write_atomically
+from mpt.run.process.files import failures_explained, partial_file, write_atomically
 from mpt.systems.yolofuse.commands.shared.detection import yolo_detector
 from mpt.systems.yolofuse.commands.shared.fewer_bits import (
     compare_measured,
@@ -36,7 +35,6 @@ from mpt.systems.yolofuse.commands.shared.onnx_file import (
     add_suppression,
     check_plain,
     check_suppression,
-    describe,
     example,
     interface_of,
     texts_of,
@@ -111,32 +109,26 @@ def run(command: Command) -> None:
         best = task.settings.most_detections if task.answers_once else None
         exported = Stacked(network, [len(picture[0]) for picture in pictures], best)
         pictures = [torch.cat(pictures, 1)]
-    partial = command.output.with_name(f".partial-{command.output.name}")
     outputs, dtype = (
         names.outputs,
         "int8" if command.int8 else "float16" if command.half else "float32",
     )
-    try:
-        with failures_explained(command.output):
-            is_free = write_plain(partial, exported, names, pictures)
-            print(check_plain(partial, exported, names, pictures, is_free))
-            if command.nms:
-                add_suppression(partial, task)
-                outputs = ("detections",)
-                print(check_suppression(partial, task, pictures))
-            if chosen:
-                before = measured(partial, names, trained, run, task)
-                if command.int8:
-                    quantise(partial, names, trained, run, task, command.int8)
-                else:
-                    write_half(partial, exported, names, pictures)
-                after = measured(partial, names, trained, run, task)
-                compare_measured(before, after, dtype, len(trained.test_data), command.gate)
-            describe(partial, texts_of(trained, task, dtype, outputs, is_free))
-            os.replace(partial, command.output)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with failures_explained(command.output), partial_file(command.output) as partial:
+        is_free = write_plain(partial, exported, names, pictures)
+        print(check_plain(partial, exported, names, pictures, is_free))
+        if command.nms:
+            add_suppression(partial, task)
+            outputs = ("detections",)
+            print(check_suppression(partial, task, pictures))
+        if chosen:
+            before = measured(partial, names, trained, run, task)
+            if command.int8:
+                quantise(partial, names, trained, run, task, command.int8)
+            else:
+                write_half(partial, exported, names, pictures)
+            after = measured(partial, names, trained, run, task)
+            compare_measured(before, after, dtype, len(trained.test_data), command.gate)
+        add_texts(partial, texts_of(trained, task, dtype, outputs, is_free))
     sides = (
         "batch and sides are free"
         if is_free

@@ -24,13 +24,13 @@ from mpt.engine.state.evaluation import without_bad
 from mpt.errors import DataError, GateError
 from mpt.inference.export import as_half_network
 from mpt.inference.graphs.eight_bits import quantise_file
+from mpt.inference.graphs.files import open_graph
 from mpt.inference.trained import Trained
 from mpt.seams import Batch, Dataset, Run
 from mpt.systems.yolofuse.commands.shared.onnx_file import (
     STACKED,
     Interface,
     call,
-    session,
     write_plain,
 )
 from mpt.systems.yolofuse.metrics.shared.suppression import Suppression
@@ -78,7 +78,7 @@ class Measured:
 def measured(path: Path, names: Interface, trained: Trained, run: Run, task: Detect) -> Measured:
     """Return a file's size, mAP on the run's test set and milliseconds per sample."""
     return Measured(
-        path.stat().st_size, measure_file(session(path), names, run, task, trained.test_data)
+        path.stat().st_size, measure_file(open_graph(path), names, run, task, trained.test_data)
     )
 
 

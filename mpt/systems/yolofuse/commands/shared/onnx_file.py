@@ -7,10 +7,7 @@ Ultralytics (classes, stride, size, channels).
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +21,7 @@ from torch.nn import functional
 from mpt.engine.state.moving_averages import evaluated_module
 from mpt.errors import CheckpointError, ConfigError
 from mpt.inference.exported import description
+from mpt.inference.graphs.files import export_graph, open_graph
 from mpt.inference.trained import Trained
 from mpt.seams import Run
 from mpt.systems.yolofuse.data.shared.scene_dataset import CHANNELS
@@ -136,29 +134,16 @@ def _write(
     pictures: list[Tensor],
     shape: Mapping[int, Any],
 ) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns of its own parts
-        torch.onnx.export(
-            network.eval(),
-            tuple(pictures),
-            str(path),
-            input_names=list(names.inputs),
-            output_names=list(names.outputs),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-            opset_version=OPSET,
-            dynamic_shapes=(tuple(dict(shape) for _ in pictures),),
-        )
-
-
-def describe(path: Path, texts: Mapping[str, str]) -> None:
-    """Keep texts in a file's metadata."""
-    import onnx
-
-    model = onnx.load(str(path))
-    onnx.helper.set_model_props(model, dict(texts))
-    onnx.save(model, str(path))
+    export_graph(
+        network.eval(),
+        tuple(pictures),
+        path,
+        input_names=list(names.inputs),
+        output_names=list(names.outputs),
+        dynamo=True,
+        opset_version=OPSET,
+        dynamic_shapes=(tuple(dict(shape) for _ in pictures),),
+    )
 
 
 def texts_of(
@@ -205,16 +190,6 @@ def trtexec_line(path: Path, names: Interface, pictures: list[Tensor], is_free: 
     return f"trtexec --onnx={path} {' '.join(shapes)} --fp16 --saveEngine={path.with_suffix('.engine')}"
 
 
-def session(file: Path | bytes) -> Any:
-    """Open a file or its content in ONNX Runtime, on the CPU."""
-    runtime = importlib.import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    return runtime.InferenceSession(
-        str(file) if isinstance(file, Path) else file, options, providers=["CPUExecutionProvider"]
-    )
-
-
 def call(opened: Any, names: Sequence[str], pictures: list[Tensor]) -> list[np.ndarray[Any, Any]]:
     """Return a file's outputs."""
     feeds = {name: picture.numpy() for name, picture in zip(names, pictures, strict=True)}
@@ -225,7 +200,7 @@ def check_plain(
     path: Path, network: nn.Module, names: Interface, pictures: list[Tensor], is_free: bool
 ) -> str:
     """Compare boxes and scores with the network's, at other batches and sides too. Raises CheckpointError."""
-    opened = session(path)
+    opened = open_graph(path)
     pixels = score = 0.0
     samples = [pictures, [picture[:1] for picture in pictures]]
     if is_free:
@@ -336,7 +311,7 @@ def check_suppression(path: Path, task: Detect, pictures: list[Tensor]) -> str:
     model = onnx.load(str(path))
     limit = next(one for one in model.graph.initializer if one.name == "nms_least")
     limit.CopyFrom(onnx.numpy_helper.from_array(np.array([least], np.float32), "nms_least"))
-    made = torch.from_numpy(call(session(model.SerializeToString()), task.cameras, pictures)[0])
+    made = torch.from_numpy(call(open_graph(model.SerializeToString()), task.cameras, pictures)[0])
     total = lost = 0
     for sample, rows in enumerate(expected):
         rows, own = rows[rows[:, 4] > 0], made[made[:, 0] == sample][:, 1:]
