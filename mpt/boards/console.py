@@ -111,11 +111,6 @@ class Console:
         self.percent = -1
         """The terminal's title."""
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether nobody can read the output any more."""
-        return self.rows.is_lost if self.style == "json" else self.stream.is_lost
-
     def __enter__(self) -> Console:
         if self.style == "auto" and self.stream.isatty():
             from rich.console import Console as RichConsole

@@ -39,10 +39,9 @@ MULTIPLE = 8
 
 @dataclass(frozen=True)
 class HalfChoice:
-    """A half dtype for a device, and its treatment there."""
+    """A half dtype for a device, and a sentence on its treatment there."""
 
     dtype: str
-    is_native: bool
     statement: str
 
 
@@ -59,19 +58,17 @@ def choose_half(wanted: str | None, device: torch.device) -> HalfChoice:
         needed = (8, 0) if dtype == "bfloat16" else (7, 0)
         name = f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor})"
         if (major, minor) >= needed:
-            return HalfChoice(dtype, True, f"{dtype}: {name} has tensor cores for it.")
+            return HalfChoice(dtype, f"{dtype}: {name} has tensor cores for it.")
         return HalfChoice(
             dtype,
-            False,
             f"{dtype}: {name} has no tensor cores for it, so memory is saved and time is hardly.",
         )
     if device.type != "cpu":
-        return HalfChoice(wanted or "float16", True, f"{wanted or 'float16'} on {device.type}.")
+        return HalfChoice(wanted or "float16", f"{wanted or 'float16'} on {device.type}.")
     fast = cpu_has_fast_bfloat16()
     if wanted == "float16":
         return HalfChoice(
             wanted,
-            False,
             "float16, as --dtype asks. This CPU has no native float16 arithmetic: the weights are held in float16 and "
             "converted for each operation, which is slower than float32.",
         )
@@ -79,12 +76,10 @@ def choose_half(wanted: str | None, device: torch.device) -> HalfChoice:
     if fast:
         return HalfChoice(
             "bfloat16",
-            True,
             f"This CPU has no native float16; {instead}, which it multiplies natively.",
         )
     return HalfChoice(
         "bfloat16",
-        False,
         f"This CPU has no native half arithmetic; {instead}: the weights are held in two bytes, and each operation "
         "converts them, so memory is saved and time is not.",
     )

@@ -42,8 +42,6 @@ WAY_ON = "Go on from the last checkpoint with --resume"
 class Fault:
     """The reason for which all ranks end."""
 
-    finder: int
-    """The rank that reports it."""
     lost: int | None
     """The rank it happened to, if that is known."""
     text: str
@@ -185,7 +183,7 @@ class Watch:
 
     def write_fault(self, lost: int | None, text: str, code: int) -> bool:
         """Write a fault that all ranks end for; return whether it is the first."""
-        own = json.dumps(asdict(Fault(self.place.rank, lost, text, code)))
+        own = json.dumps(asdict(Fault(lost, text, code)))
         first = self.store.compare_set(FAULT, "", own).decode()
         self.fault = Fault(**json.loads(first))
         return bool(first == own)
@@ -209,7 +207,7 @@ class Watch:
                         f"{self.describe(0)} {end}, and with it the store that the processes meet at",
                     )
                 print(f"error: {text}. {WAY_ON}", file=sys.stderr, flush=True)
-                self.fault = Fault(self.place.rank, lost, text, RankError.exit_code)
+                self.fault = Fault(lost, text, RankError.exit_code)
             return self.fault
 
     def record(self, fault: Fault) -> None:

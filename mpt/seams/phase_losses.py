@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from mpt.errors import ConfigError
-from mpt.seams import NOTHING, Batch, Loss, MemoryTrick, Phase, Run
+from mpt.seams import NOTHING, Batch, Loss, Phase, Run
 from mpt.seams.logged import Figures
 
 
@@ -88,11 +88,6 @@ def arithmetic_of(run: Run) -> AbstractContextManager[Any]:
     """Return the context of any forward, in training or not: the precision mode's and stable forms."""
     own = run.precision.forward()
     return own if run.stable_forms is NOTHING else entered([own, run.stable_forms])
-
-
-def memory_forward(tricks: Sequence[MemoryTrick]) -> AbstractContextManager[Any]:
-    """Return the tricks' contexts of one forward as one."""
-    return entered([trick.forward() for trick in tricks])
 
 
 def entered(contexts: Iterable[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:

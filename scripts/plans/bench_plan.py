@@ -183,10 +183,10 @@ def time_modes(options: argparse.Namespace) -> dict[str, Any]:
 
 def trace_recipes(options: argparse.Namespace) -> Seconds:
     """Return the mean seconds of a recipe's one trace under a fake mode. The first also fills torch's caches."""
-    from mpt.planner.device.fake_mode import TorchFakeMode
     from mpt.planner.server import worker
     from mpt.planner.step import run_fake
     from mpt.planner.trace.unseen import unseen_on
+    from tests.planner.torch_fake_mode import TorchFakeMode
 
     worker.preload()
     config, gpu = load_config(options.config, options.overrides), find_gpu(options.gpu)

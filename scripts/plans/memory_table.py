@@ -39,7 +39,7 @@ from mpt.planner.trace.replay import replay
 from mpt.precision.shared.module_state import module_state
 from mpt.run.process.memory_meter import measure_step
 from mpt.seams import Batch, DataSpec, FieldSpec, Run
-from mpt.seams.phase_losses import memory_forward
+from mpt.seams.phase_losses import entered
 
 START, END = "<!-- tables by scripts/plans/memory_table.py -->", "<!-- end of tables -->"
 CPU = torch.device("cpu")
@@ -175,7 +175,7 @@ def saved_bytes(run: Run, batch: Batch) -> int:
         with (
             run.precision.forward(),
             saved_tensors_hooks(pack, lambda tensor: tensor),
-            memory_forward(run.tricks),
+            entered(trick.forward() for trick in run.tricks),
         ):
             # most tasks compute all at once
             pending = iter(phase.losses(part)) if pending is None else pending

@@ -131,7 +131,7 @@ def test_an_output_that_cannot_be_written_ends_the_talking_and_not_the_training(
         console.row(ROW)
         console.advance(3)
         console.warning("a warning")
-        assert console.is_lost
+        assert console.stream.is_lost
 
 
 def test_rows_for_programs_end_where_nobody_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_rows_for_programs_end_where_nobody_reads_them(monkeypatch: pytest.Monke
     with Console("json", 1200) as console:
         console.row(ROW)
         console.row(ROW)
-        assert console.is_lost
+        assert console.rows.is_lost
 
 
 def test_without_a_standard_error_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

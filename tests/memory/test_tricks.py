@@ -31,7 +31,7 @@ from mpt.memory.travelling.host_blocks import HostBlocks
 from mpt.optim.shared.schedules import set_learning_rates
 from mpt.run.checkpoints.state import pack, unpack
 from mpt.seams import Run
-from mpt.seams.phase_losses import memory_forward
+from mpt.seams.phase_losses import entered
 from tests.engine import parts
 from tests.memory import mechanism
 
@@ -184,7 +184,7 @@ def test_offloading_leaves_only_small_tensors_and_weights_behind() -> None:
         return packed
 
     trick.pack = spy  # type: ignore[attr-defined]
-    with memory_forward(run.tricks):
+    with entered(trick.forward() for trick in run.tricks):
         loss = next(iter(phase.losses(batch)))
     weights = {p.untyped_storage()._cdata for p in run.task.net.parameters()}
     assert sum(t.nbytes for t in left if t.untyped_storage()._cdata not in weights) == 0
@@ -236,7 +236,7 @@ def test_pinned_blocks_are_powers_of_two_and_stay() -> None:
 def test_on_a_cpu_offloading_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     run = parts.classifier(memory={"offload_activations": 0.0})
-    with memory_forward(run.tricks):
+    with entered(trick.forward() for trick in run.tricks):
         next(iter(run.phases[0].losses(parts.batch())))
     assert run.tricks[0].saved == []  # type: ignore[attr-defined]
 
@@ -640,7 +640,7 @@ def test_a_forward_that_is_given_up_is_freed(memory: dict[str, Any]) -> None:
     alive: list[weakref.ref[Tensor]] = []
     for stage in run.task.net.stages:
         stage.register_forward_hook(lambda _m, _a, out: alive.append(weakref.ref(out)))
-    with memory_forward(run.tricks):
+    with entered(trick.forward() for trick in run.tricks):
         loss = next(iter(run.phases[0].losses(parts.batch())))
     assert len(alive) == 3
     del loss

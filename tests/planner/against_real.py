@@ -27,6 +27,7 @@ from mpt.planner.trace.trace import live_peak
 from mpt.seams import DataSpec
 from tests.planner.configs import DIGITS, UNET, VIT, make, photos
 from tests.planner.cpu_truth import profile_peak, trace_real
+from tests.planner.torch_fake_mode import TorchFakeMode
 
 O1, O2 = {"mode": "O1", "dtype": "bfloat16"}, {"mode": "O2", "dtype": "bfloat16"}
 RESNET, MOBILENET, DENSENET = (
@@ -135,7 +136,7 @@ def compare_modes(settings: Settings, is_deep: bool) -> dict[str, Any]:
     """Return whether plans under the planner's fake mode and under torch's own hold the same bytes at each moment."""
     config, data, batch_size = prepare(settings, is_deep)
     seen = []
-    for mode in (fake_mode.LeanFakeMode, fake_mode.TorchFakeMode):
+    for mode in (fake_mode.LeanFakeMode, TorchFakeMode):
         run_fake.LeanFakeMode = mode  # type: ignore[misc]
         trace = trace_config(config, data, batch_size, find_gpu("rtx3060"), None).trace
         seen.append(([(one.size, one.category) for one in trace.storages], trace.events))

@@ -23,11 +23,12 @@ from mpt.planner.device import (
     outcomes,
     routes,
 )
-from mpt.planner.device.fake_mode import LeanFakeMode, TorchFakeMode
+from mpt.planner.device.fake_mode import LeanFakeMode
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.step import run_fake
 from mpt.planner.trace.recorder import Recorder
 from tests.planner.configs import DIGITS, VIT, make
+from tests.planner.torch_fake_mode import TorchFakeMode
 
 HALF, FULL = torch.float16, torch.float32
 

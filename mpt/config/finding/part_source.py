@@ -117,7 +117,7 @@ def read_source(
     if not any(node.name == wanted for node in classes):
         return None
     declared = _execute(tree, path, module_name, wanted)
-    literals = read_literals(tree, LITERALS)
+    literals = read_literals(tree)
     check_literals(path, literals, declared)
     notes = dict(_option_notes()) if wanted == SETTINGS else {}
     for base in declared.__mro__[1:]:
@@ -247,8 +247,8 @@ def _is_plain_assignment(node: ast.stmt, known: Mapping[str, Any]) -> bool:
     return all(part.id in known for part in ast.walk(node.value) if isinstance(part, ast.Name))
 
 
-def read_literals(tree: ast.Module, wanted: Sequence[str]) -> dict[str, Any]:
-    """Return the values of top-level assignments to the wanted names."""
+def read_literals(tree: ast.Module) -> dict[str, Any]:
+    """Return the values of top-level assignments to the names of `LITERALS`."""
     found: dict[str, Any] = {}
     for node in tree.body:
         targets = (
@@ -260,7 +260,7 @@ def read_literals(tree: ast.Module, wanted: Sequence[str]) -> dict[str, Any]:
         )
         for target in targets:
             value = getattr(node, "value", None)
-            if isinstance(target, ast.Name) and target.id in wanted and value is not None:
+            if isinstance(target, ast.Name) and target.id in LITERALS and value is not None:
                 try:
                     found[target.id] = ast.literal_eval(value)
                 except ValueError as error:

@@ -69,9 +69,6 @@ class VideoInfo:
     height: int
     frame_rate: Fraction
     """Frames per second, on average."""
-    frame_count: int | None
-    """None if the header does not say; from the duration if only that is known, so not exact."""
-    has_audio: bool
 
 
 @dataclass(frozen=True)
@@ -84,11 +81,6 @@ class Frame:
     duration: Fraction
     """Seconds for which the file shows it; 0 if it does not say."""
 
-    @property
-    def seconds(self) -> float:
-        """The time as a number."""
-        return float(self.time)
-
 
 def describe_video(path: str | Path) -> VideoInfo:
     """Return the header's fields and the size of the first frame. Raises DataError for an unreadable video."""
@@ -99,13 +91,7 @@ def describe_video(path: str | Path) -> VideoInfo:
             raise DataError(f"{path}: the video has no frame that can be decoded")
         _, height, width = first.image.shape
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
-        return VideoInfo(
-            width,
-            height,
-            Fraction(rate),
-            _count(container, stream, rate),
-            bool(container.streams.audio),
-        )
+        return VideoInfo(width, height, Fraction(rate))
 
 
 def read_frames(path: str | Path, first: int = 0, stop: int | None = None) -> Iterator[Tensor]:

@@ -92,7 +92,6 @@ class Result:
     """Share of values that are not zero and would be in float16."""
     subnormal: float
     """Share of values that float16 holds with fewer bits."""
-    zeros: float
     count: int
     sample: Tensor
     inputs: tuple[Tensor, ...] = ()
@@ -283,7 +282,6 @@ class Counted:
 
     largest: float = 0.0
     non_finite: int = 0
-    zeros: int = 0
     below: int = 0
     """Not zero, and zero in float16."""
     weak: int = 0
@@ -306,7 +304,6 @@ class Counted:
             zeros, below = int(count(values == 0)), int(count(values < SMALLEST / 2))
             self.weak += int(count(values < SMALLEST_NORMAL)) - below
             self.below += below - zeros
-            self.zeros += zeros
 
 
 def measure(value: Tensor, *, inputs: tuple[Tensor, ...], **about: Any) -> Result:
@@ -323,7 +320,6 @@ def measure(value: Tensor, *, inputs: tuple[Tensor, ...], **about: Any) -> Resul
         non_finite=counted.non_finite,
         underflow=counted.below / count,
         subnormal=counted.weak / count,
-        zeros=counted.zeros / count,
         count=count,
         sample=sample_of(value),
         inputs=inputs,

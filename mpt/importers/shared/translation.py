@@ -75,10 +75,10 @@ class Translation:
         except (TypeError, ValueError):
             self.leave(name, value, "its value is not understood")
 
-    def move_all(self, names: Mapping[str, str], convert: Convert = SAME) -> None:
+    def move_all(self, names: Mapping[str, str]) -> None:
         """Set several of ours, each from one of theirs."""
         for name, path in names.items():
-            self.move(name, path, convert)
+            self.move(name, path)
 
     def leave(self, name: str, value: Any, why: str) -> None:
         """Note a setting without a counterpart, with the remedy."""

@@ -443,19 +443,6 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return True
 
 
-class TorchFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Torch's own mode in place of LeanFakeMode, to compare the two."""
-
-    def view(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take no view at once."""
-
-    def number(self, func: Any, args: Sequence[Any]) -> None:
-        """Answer for no number at once."""
-
-    def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Answer nothing at once."""
-
-
 def _learnt(func: Any, entry: Any) -> Outcome | None:
     """Return the entry of torch's cache for an operator's results, if that is plain."""
     if not isinstance(entry, fake_tensor._DispatchCacheValidEntry) or func.is_view:

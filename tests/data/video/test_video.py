@@ -64,15 +64,9 @@ def write(path: Path, frames: Iterable[torch.Tensor], rate: float = 10, **option
 def test_a_video_made_by_pyav_is_described_and_read(tmp_path):
     write_with_sound(tmp_path / "in.mp4")
     info = describe_video(tmp_path / "in.mp4")
-    assert (info.width, info.height, info.frame_rate, info.frame_count, info.has_audio) == (
-        96,
-        64,
-        10,
-        20,
-        True,
-    )
+    assert (info.width, info.height, info.frame_rate) == (96, 64, 10)
     frames = list(read_timed_frames(tmp_path / "in.mp4"))
-    assert [round(frame.seconds, 3) for frame in frames] == [index / 10 for index in range(20)]
+    assert [float(frame.time) for frame in frames] == [index / 10 for index in range(20)]
     levels = [float(frame.image.float().mean()) for frame in frames]
     assert all(abs(level - 10 * index) < 3 for index, level in enumerate(levels))
     part = list(read_frames(tmp_path / "in.mp4", 5, 8))
@@ -112,7 +106,8 @@ def test_the_sound_goes_along_unchanged(tmp_path):
     doubled = [frame for frame in read_frames(tmp_path / "in.mp4") for _ in range(2)]
     write(tmp_path / "out.mp4", doubled, 20, audio_from=tmp_path / "in.mp4")
     info = describe_video(tmp_path / "out.mp4")
-    assert (info.frame_rate, info.frame_count, info.has_audio) == (20, 40, True)
+    assert info.frame_rate == 20
+    assert len(list(read_frames(tmp_path / "out.mp4"))) == 40
     sounds = []
     for name in ("in.mp4", "out.mp4"):
         with av.open(str(tmp_path / name)) as container:
@@ -224,7 +219,7 @@ def test_parts_are_joined_frame_for_frame_whatever_times_their_format_keeps(tmp_
     joined = list(read_timed_frames(tmp_path / f"joined.{ending}"))
     apart = [image for part in parts for image in read_frames(part)]
     assert all(torch.equal(frame.image, image) for frame, image in zip(joined, apart, strict=True))
-    assert [frame.seconds for frame in joined] == pytest.approx(
+    assert [float(frame.time) for frame in joined] == pytest.approx(
         [number / 10 for number in range(18)], abs=2e-3
     )
 

@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.profiler import record_function
 
 from mpt.planner.device import direct_results, dispatch_rules
-from mpt.planner.device.fake_mode import LeanFakeMode, TorchFakeMode
+from mpt.planner.device.fake_mode import LeanFakeMode
+from tests.planner.torch_fake_mode import TorchFakeMode
 
 
 def test_a_range_of_the_profiler_takes_none_of_torch_s_rules_for_shapes(

@@ -109,7 +109,8 @@ def draw_scene(
             heat = heat * (1 - cover) + glow * cover
     for _ in range(2):
         x, y, radius = *(side * draw(2)).tolist(), side * (0.031 + 0.052 * float(draw(1)))
-        heat = _mix(heat, disc(side, x, y, radius), 0.9)
+        cover = disc(side, x, y, radius)
+        heat = heat * (1 - cover) + 0.9 * cover
         x, y, width, height = (
             *(side * draw(2)).tolist(),
             *(side * (0.042 + 0.083 * draw(2))).tolist(),
@@ -132,10 +133,6 @@ def draw_scene(
 def _axes(side: int) -> tuple[Tensor, Tensor]:
     axis = torch.arange(side) + 0.5
     return axis[None, :], axis[:, None]
-
-
-def _mix(picture: Tensor, cover: Tensor, value: float) -> Tensor:
-    return picture * (1 - cover) + value * cover
 
 
 def person(side: int, x: float, y: float, width: float, height: float) -> Tensor:

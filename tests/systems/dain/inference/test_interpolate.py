@@ -184,8 +184,7 @@ def test_a_video_keeps_its_sound_and_an_interrupted_one_goes_on(tmp_path, net):
     summary = run_through(source, target, net, output)
     output.finish()
     assert (summary.resumed, summary.written) == (2 * SEGMENT, 8)
-    info = describe_video(out)
-    assert (info.frame_rate, info.frame_count) == (20, 2 * count)
+    assert describe_video(out).frame_rate == 20
     shown = [float(frame.float().mean()) for frame in read_frames(out)]
     wanted = [min(2.0 * number, 4.0 * (count - 1)) for number in range(2 * count)]
     assert all(abs(one - other) < 3 for one, other in zip(shown, wanted, strict=True))

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from mpt import cli
-from mpt.data.video.video import describe_video
+from mpt.data.video.video import describe_video, read_frames
 from mpt.data.video.video_writer import VideoWriter
 from mpt.inference.trained import open_trained
 from mpt.systems.deepfacelab.data.faces.face_files import list_faces, open_image
@@ -138,7 +138,8 @@ def test_a_video_becomes_a_video(place, tmp_path):
     shutil.copytree(place / "runs", tmp_path / "runs")
     assert merge(tmp_path, tmp_path / "out.mp4", "--mask", "dst", frames="in.mp4") == 0
     info = describe_video(tmp_path / "out.mp4")
-    assert (info.frame_count, info.width, float(info.frame_rate)) == (3, 320, 10)
+    assert (info.width, float(info.frame_rate)) == (320, 10)
+    assert len(list(read_frames(tmp_path / "out.mp4"))) == 3
     # counted from 1, though the faces are counted from 0
     first = read(tmp_path / "out-frames" / "00001.png")
     assert (np.abs(first - read(place / "frames" / "00000.png")).max(-1) > 24).sum() > 100
@@ -159,7 +160,7 @@ def test_masks_of_the_merged_frames_are_written_too_as_pictures_or_a_video(place
     change = np.abs(read(out / "00000.png") - read(place / "frames" / "00000.png")).max(-1)
     assert (change[mask == 0] == 0).all()
     assert not read(tmp_path / "masks-frames" / "90000.png").any()
-    assert describe_video(masks).frame_count == 4
+    assert len(list(read_frames(masks))) == 4
     assert merge(place, out, "--mask-output", out) == 2
     assert "is where the frames go" in capsys.readouterr().err
 

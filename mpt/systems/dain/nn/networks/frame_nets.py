@@ -21,19 +21,18 @@ class KernelTrunk(nn.Sequential):
 
     multiple = 32
 
-    def __init__(
-        self, inputs: int = 6, widths: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
-    ) -> None:
-        layers: list[nn.Module] = [nn.Conv2d(inputs, widths[0], 3, padding=1), nn.ReLU()]
-        before = widths[0]
-        for width in widths[1:]:
+    def __init__(self) -> None:
+        first, *widths = 16, 32, 64, 128, 256, 512
+        layers: list[nn.Module] = [nn.Conv2d(6, first, 3, padding=1), nn.ReLU()]
+        before = first
+        for width in widths:
             layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
             before = width
-        for width in (widths[-1], *widths[-2:0:-1]):
+        for width in reversed(widths):
             layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()]
             layers += [nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)]
             before = width
-        layers += [nn.Conv2d(before, widths[0], 3, padding=1), nn.ReLU()]
+        layers += [nn.Conv2d(before, first, 3, padding=1), nn.ReLU()]
         super().__init__(*layers)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -319,15 +319,13 @@ def read_polygons(value: Any, name: str) -> tuple[Polygon, ...]:
     return tuple(sorted(found, key=lambda polygon: not polygon.includes))
 
 
-def read_numbers(
-    value: Any, shape: tuple[int, ...], most: float = MOST_COORDINATE
-) -> np.ndarray[Any, Any] | None:
-    """Return numbers of a shape, none of them beyond `most`; None for anything else."""
+def read_numbers(value: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any] | None:
+    """Return numbers of a shape, none of them beyond `MOST_COORDINATE`; None for anything else."""
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
         return None
-    return array if array.shape == shape and (np.abs(array) <= most).all() else None
+    return array if array.shape == shape and (np.abs(array) <= MOST_COORDINATE).all() else None
 
 
 def read_landmarks(value: Any, name: str) -> Points:

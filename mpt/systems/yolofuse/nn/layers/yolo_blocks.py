@@ -91,7 +91,7 @@ class C2f(nn.Module):
 class C3k(nn.Module):
     """Two 1x1 branches, a chain of two bottlenecks on one, merged by a third 1x1."""
 
-    def __init__(self, inputs: int, outputs: int, repeats: int = 2, shortcut: bool = True) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         hidden = outputs // 2
         self.cv1, self.cv2, self.cv3 = (
@@ -99,7 +99,7 @@ class C3k(nn.Module):
             Conv(inputs, hidden),
             Conv(2 * hidden, outputs),
         )
-        self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut) for _ in range(repeats)))
+        self.m = nn.Sequential(*(Bottleneck(hidden, hidden) for _ in range(2)))
 
     def forward(self, x_bchw: Tensor) -> Tensor:
         """Return the block's output."""
@@ -117,15 +117,14 @@ class C3k2(C2f):
         repeats: int = 1,
         deep: bool = False,
         ratio: float = 0.5,
-        shortcut: bool = True,
     ) -> None:
         self.deep = deep
-        super().__init__(inputs, outputs, repeats, shortcut, ratio)
+        super().__init__(inputs, outputs, repeats, True, ratio)
 
     def link(self, shortcut: bool) -> nn.Module:
         """Return one block of the chain."""
         if self.deep:
-            return C3k(self.width, self.width, 2, shortcut)
+            return C3k(self.width, self.width)
         return Bottleneck(self.width, self.width, shortcut, 0.5)
 
 
