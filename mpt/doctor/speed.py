@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 
 from mpt.accelerator import synchronize
 from mpt.data.loading.loader import Loader, to_device
@@ -36,23 +36,11 @@ def examine_speed(run: Run, loader: Loader) -> Section:
         if step >= WARM_UP:
             for name, value in parts.items():
                 seconds[name].append(value)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    own = {name: value for name, value in medians.items() if name not in ("data", "whole step")}
-    whole = medians["whole step"]
     train = run.config.train
     steps = train.steps or max(1, round((train.epochs or 0) * loader.steps_per_epoch))
     section.tables["run"] = [{"steps": steps, "batch size": train.batch_size}]
-    for name, value in medians.items():
-        section.tables.setdefault("step", []).append(
-            {"part": name, "milliseconds": round(1e3 * value, 3)}
-        )
-    parts_said = ", ".join(f"{name} {show_seconds(value)}" for name, value in own.items())
-    section.add(
-        "ok",
-        "step",
-        f"{show_seconds(whole)} for {run.config.train.batch_size} samples: {parts_said}",
-    )
-    data, workers = medians["data"], loader.workers
+    medians = add_step(section, seconds, train.batch_size, ("data", "whole step"))
+    whole, data, workers = medians["whole step"], medians["data"], loader.workers
     text = f"fetching a batch takes {show_seconds(data)}" + (
         f" with {workers} workers" if workers else " in the loop"
     )
@@ -68,6 +56,25 @@ def examine_speed(run: Run, loader: Loader) -> Section:
     else:
         section.add("ok", "data", text)
     return section
+
+
+def add_step(
+    section: Section,
+    seconds: Mapping[str, list[float]],
+    batch_size: int | None,
+    unsaid: Container[str] = ("whole step",),
+) -> dict[str, float]:
+    """Report the parts of a step by their medians over some steps, and return these."""
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    section.tables["step"] = [
+        {"part": name, "milliseconds": round(1e3 * value, 3)} for name, value in medians.items()
+    ]
+    parts = (
+        f"{name} {show_seconds(value)}" for name, value in medians.items() if name not in unsaid
+    )
+    samples = f" for {batch_size} samples" if batch_size else ""
+    section.add("ok", "step", f"{show_seconds(medians['whole step'])}{samples}: {', '.join(parts)}")
+    return medians
 
 
 def _time_parts(run: Run, stream: Iterator[Batch], step: int) -> dict[str, float]:

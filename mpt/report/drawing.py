@@ -8,6 +8,7 @@ since a run's name may hold a dollar sign. `Figure` is used without pyplot: no g
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
@@ -138,15 +139,8 @@ def as_svg(figure: Figure, name: str) -> str:
     # Ids of groups repeat from plot to plot; ids that are referred to carry the salt already.
     text = re.sub(r'<g id="[^"]*">', "<g>", text)
     width = round(figure.get_figwidth() * PIXELS_PER_INCH)
-    about = f'role="img" aria-label="{escape_attribute(name)}" style="max-width: {width}px"'
+    about = f'role="img" aria-label="{html.escape(name)}" style="max-width: {width}px"'
     return text.replace("<svg", f"<svg {about}", 1)
-
-
-def escape_attribute(text: str) -> str:
-    """Escape text for an attribute's value."""
-    return (
-        text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
-    )
 
 
 def mark_bytes(axes: Axes, most: float) -> None:

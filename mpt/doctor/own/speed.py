@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from mpt.accelerator import synchronize
 from mpt.doctor.findings import Section
 from mpt.doctor.own.step import SEED, OwnSubject
-from mpt.doctor.speed import SLOW_DATA, STEPS, WARM_UP
+from mpt.doctor.speed import SLOW_DATA, STEPS, WARM_UP, add_step
 from mpt.engine.building.build import seed_everything
 from mpt.planner.own.execution.factory import call_factory, find_factory
 from mpt.planner.own.execution.script import Ended
@@ -49,20 +48,10 @@ def _timed(subject: OwnSubject) -> Section:
         seconds = measured(made, subject.device)
     finally:
         made.stop()
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    for name, value in medians.items():
-        section.tables.setdefault("step", []).append(
-            {"part": name, "milliseconds": round(1e3 * value, 3)}
-        )
-    whole = medians.pop("whole step")
-    said = ", ".join(f"{name} {show_seconds(value)}" for name, value in medians.items())
-    count = subject.batch_size
-    section.add(
-        "ok", "step", f"{show_seconds(whole)}{f' for {count} samples' if count else ''}: {said}"
-    )
+    medians = add_step(section, seconds, subject.batch_size)
     data = medians.get("data")
     if data is not None:
-        is_slow = data > SLOW_DATA * whole
+        is_slow = data > SLOW_DATA * medians["whole step"]
         advice = (
             "more workers of the DataLoader, smaller files, or a set that fits in memory"
             if is_slow

@@ -18,6 +18,7 @@ import math
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -81,9 +82,9 @@ def share_below(limit: float, sources: Collection[Sequence[float]]) -> float:
 
     Each source counts the same.
     """
-    width = bell_width(tuple(ratio for ratios in sources for ratio in ratios))
+    bell = statistics.NormalDist(0, bell_width(tuple(chain.from_iterable(sources))))
     return statistics.fmean(
-        statistics.fmean(_below((limit - ratio) / width) for ratio in ratios) for ratios in sources
+        statistics.fmean(bell.cdf(limit - ratio) for ratio in ratios) for ratios in sources
     )
 
 
@@ -107,7 +108,3 @@ def published_ratios() -> dict[str, list[float]]:
 def bell_width(ratios: tuple[float, ...]) -> float:
     """Return Silverman's width of a kernel for that many values."""
     return 0.9 * statistics.stdev(ratios) / math.pow(len(ratios), 0.2)
-
-
-def _below(deviations: float) -> float:
-    return (1 + math.erf(deviations / math.sqrt(2))) / 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import covariance
 
 from scipy.special import stdtrit
 
@@ -34,16 +35,6 @@ def spread(values: Sequence[float]) -> Spread:
     mean = math.fsum(values) / len(values)
     deviation = math.sqrt(covariance(values, values)) if len(values) > 1 else math.nan
     return Spread(len(values), mean, deviation, min(values), max(values))
-
-
-def covariance(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the sample covariance (divided by n - 1)."""
-    count = len(first)
-    mean_first, mean_second = math.fsum(first) / count, math.fsum(second) / count
-    products = (
-        (one - mean_first) * (other - mean_second) for one, other in zip(first, second, strict=True)
-    )
-    return math.fsum(products) / (count - 1)
 
 
 def difference_interval(

@@ -27,14 +27,15 @@ It does not correct for many modes compared at once: each verdict is a claim of 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import covariance
 from typing import Literal
 
 from mpt.errors import ConfigError
 from mpt.report.comparing.intervals import (
     LEVEL,
-    covariance,
     difference_interval,
     fieller_interval,
     student_quantile,
@@ -390,12 +391,6 @@ def seeds_to_decide(
         reach = student_quantile(1 - LEVEL, count - 1) + student_quantile(1 - missed, count - 1)
         return reach * deviation / math.sqrt(count) <= distance
 
-    few, many = len(first), len(first) + 1
-    while not decides(many):
-        few, many = many, many * 2
-        if many > MOST_SEEDS:
-            return None
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if decides(middle) else (middle, many)
-    return many
+    counts = range(MOST_SEEDS + 1)
+    wanted = bisect_left(counts, True, lo=len(first) + 1, key=decides)
+    return wanted if wanted in counts else None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mpt.errors import ConfigError
-from mpt.report.comparing.comparison import Group, check_comparable, check_test_sets
+from mpt.report.comparing.groups import Group, check_comparable, check_test_sets
 from mpt.report.comparing.intervals import LEVEL, Spread, spread, student_quantile
 from mpt.report.comparing.resolution import resolution_of
 from mpt.report.comparing.statistics import Margin, judge

@@ -22,7 +22,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from mpt.config.differences import find_differences
+from mpt.config.differences import find_differences, flatten
 from mpt.report.reading.log_values import curves, number, section
 from mpt.report.reading.read_run import read_run
 from mpt.report.reading.run_record import RunRecord
@@ -267,7 +267,7 @@ def show_fact(value: Any) -> str:
 def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return a run's environment as rows: of a resume only its command and the changes."""
     first = {key: value for key, value in environment.items() if key != "resumes"}
-    rows = flatten(first)
+    rows = as_rows(first)
     resumes = environment.get("resumes")
     for index, resume in enumerate(resumes if isinstance(resumes, list) else [], 1):
         if not isinstance(resume, Mapping):
@@ -296,20 +296,15 @@ def show_command(command: Any) -> str:
     return shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
 
 
-def flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def as_rows(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return a nested mapping as rows of dotted names."""
-    rows: list[tuple[str, str]] = []
-    for key, value in mapping.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            rows.extend(flatten(value, f"{name}."))
-        elif name == "command":
-            rows.append((name, show_command(value)))
-        elif isinstance(value, list):
-            rows.append((name, ", ".join(str(item) for item in value)))
-        else:
-            rows.append((name, str(value)))
-    return rows
+
+    def show(name: str, value: Any) -> str:
+        if name == "command":
+            return show_command(value)
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+    return [(name, show(name, value)) for name, value in flatten(mapping).items()]
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:

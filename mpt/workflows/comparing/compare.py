@@ -25,7 +25,8 @@ from pathlib import Path
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError
 from mpt.foreign.files import LARGEST_RECORD_BYTES, read_json, read_text
-from mpt.report.comparing.comparison import Comparison, Group, compare_groups, group_runs
+from mpt.report.comparing.comparison import Comparison, compare_groups
+from mpt.report.comparing.groups import Group, group_runs
 from mpt.report.comparing.sequential import FEWEST, looks
 from mpt.report.comparing.statistics import Margin
 from mpt.report.comparison_pages.comparison_page import write_comparison

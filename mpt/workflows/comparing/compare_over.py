@@ -17,7 +17,7 @@ from mpt.config.checking.precision_names import FLOAT32
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
-from mpt.report.comparing.comparison import Group
+from mpt.report.comparing.groups import Group
 from mpt.report.comparing.sequential import FEWEST
 from mpt.report.comparing.statistics import Margin
 from mpt.report.comparing.sweep import Sweep, read_sweep

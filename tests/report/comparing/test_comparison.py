@@ -9,7 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from mpt.errors import ConfigError, InputOutputError
-from mpt.report.comparing.comparison import Group, compare_groups, group_runs
+from mpt.report.comparing.comparison import compare_groups
+from mpt.report.comparing.groups import Group, group_runs
 from mpt.report.comparing.statistics import Margin
 from mpt.report.comparison_pages.comparison_page import say_spread, write_comparison
 from mpt.report.comparison_pages.comparison_plots import (

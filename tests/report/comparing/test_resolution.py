@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from mpt.report.comparing.comparison import compare_groups, group_runs
+from mpt.report.comparing.comparison import compare_groups
+from mpt.report.comparing.groups import group_runs
 from mpt.report.comparing.resolution import of_classes, of_samples
 from mpt.report.comparing.statistics import Margin, judge
 from mpt.report.reading.read_run import read_run

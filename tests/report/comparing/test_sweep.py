@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from mpt.errors import ConfigError
-from mpt.report.comparing.comparison import Group
+from mpt.report.comparing.groups import Group
 from mpt.report.comparing.statistics import Margin
 from mpt.report.comparing.sweep import edge, estimate, read_sweep, summit
 from mpt.report.comparison_pages.sweep_page import paint, sweep_lines
