@@ -157,11 +157,16 @@ def keeping(precision: Precision, modules: Sequence[nn.Module]) -> Iterator[int]
 
 
 def own_methods(kind: type) -> dict[str, FunctionType]:
-    """Return the public methods alongside forward by which a module's class can be entered; torch's own have none."""
+    """Return the public methods alongside forward by which a module's class can be entered.
+
+    torch's own have none, and those of mixins are no entries: memory tricks ask for weights by them.
+    """
     found: dict[str, FunctionType] = {}
     for owner in kind.__mro__:
         if owner.__module__.startswith("torch."):
             break
+        if Mixin in owner.__bases__:
+            continue
         for name, value in vars(owner).items():
             if (
                 isinstance(value, FunctionType)

@@ -72,6 +72,18 @@ def test_recomputing_stages_changes_no_bit():
     assert torch.equal(plain, weights_after(*build(memory={"recompute": "all"})))
 
 
+@pytest.mark.parametrize(
+    ("mode", "kept"), [("bf16-pure", []), ("O2", []), ("bf16-pure", ["*decoder_src"])]
+)
+def test_a_decoder_that_travels_as_a_whole_trains_as_one_that_stays(mode, kept):
+    """A mode casts at a module's methods; those of the trick return weights, which have to stay what they are."""
+    plain, travelling = (
+        weights_after(*build(mode, memory, precision={"keep_fp32": kept}))
+        for memory in (None, {"stream_weights": {"min_kibibytes": 0}})
+    )
+    assert torch.equal(plain, travelling)
+
+
 def test_micro_batches_add_up():
     torch.testing.assert_close(
         weights_after(*build()), weights_after(*build(memory={"micro_batch": 1})), atol=1e-5, rtol=0
