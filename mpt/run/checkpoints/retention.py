@@ -137,8 +137,9 @@ def clean_temporaries(run: RunDirectory) -> list[str]:
     """Remove unfinished files of a killed writer, with a note. Call only while holding the run's lock."""
     notes = []
     with failures_explained(run.path):
-        for folder in (run.path, run.checkpoints):
-            for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
+        for folder in (run.path, run.checkpoints, run.samples):
+            is_own = folder.is_dir() and (folder == run.path or not folder.is_symlink())
+            for name in sorted(os.listdir(folder)) if is_own else []:
                 target = folder / name.removeprefix(REPLACED).rpartition("-")[0]
                 if name.startswith(REPLACED) and not os.path.lexists(target):
                     os.rename(folder / name, target)

@@ -315,10 +315,23 @@ def test_what_a_killed_save_left_is_cleaned_at_the_next_start_and_invisible_unti
     left = run.checkpoints / ".tmp-0123456789abcdef"
     shutil.copytree(run.checkpoint_path(1), left)
     (run.path / ".tmp-fedcba9876543210").write_text("half a config")
+    run.samples.mkdir(exist_ok=True)
+    (run.samples / ".tmp-00112233aabbccdd").write_text("half a picture")
     assert load(run).step == 1
-    assert len(clean_temporaries(run)) == 2
+    assert len(clean_temporaries(run)) == 3
     assert temporaries(run) == []
     assert clean_temporaries(run) == []
+    assert list(run.samples.iterdir()) == []
+
+
+def test_nothing_is_cleaned_behind_a_link_in_the_place_of_samples(run, tmp_path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ".tmp-0123456789abcdef").write_text("of another program")
+    run.samples.rmdir()
+    run.samples.symlink_to(elsewhere)
+    assert clean_temporaries(run) == []
+    assert len(list(elsewhere.iterdir())) == 1
 
 
 def test_a_link_planted_where_checkpoints_go_is_not_followed(run, tmp_path) -> None:
