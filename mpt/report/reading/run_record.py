@@ -118,6 +118,12 @@ class RunRecord:
         return bool(self.summary.get("higher_is_better", last.get("higher_is_better", True)))
 
     @property
+    def figures(self) -> dict[str, float]:
+        """The last evaluation's figures by name; empty if there was none."""
+        last = section(self.evaluations[-1], "metrics") if self.evaluations else {}
+        return {name: number(value) for name, value in last.items()}
+
+    @property
     def final(self) -> float:
         """The metric's last value; NaN if there is none."""
         if "final" in self.summary:
