@@ -185,6 +185,8 @@ def write_onnx(
         onnx.checker.ValidationError,
         RuntimeError,
     ) as error:
+        if (interrupt := interrupt_in(error)) is not None:
+            raise interrupt from None
         reason = describe_cause(error)
         raise ConfigError(
             f"This network cannot be exported to ONNX: {reason}. --to safetensors always works."
@@ -201,6 +203,13 @@ def in_batches_of(count: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return value[torch.arange(count) % len(value)]
 
     return tuple(map(resized, inputs))
+
+
+def interrupt_in(error: BaseException | None) -> BaseException | None:
+    """Return the interrupt behind an error: handlers of torch fail on modules that it left half imported."""
+    while error is not None and isinstance(error, Exception):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def describe_cause(error: BaseException) -> str:

@@ -35,6 +35,27 @@ def test_why_an_export_failed_is_told_by_its_first_cause_without_colours():
     assert export.describe_cause(wrapped) == "ValueError: no loops"
 
 
+def test_an_interrupt_that_breaks_the_exporters_own_imports_is_no_failed_export(
+    classifier, tmp_path, monkeypatch
+):
+    """As in torch 2.13: its handler asks for torch._dynamo.exc, which Ctrl-C has left half imported."""
+    pytest.importorskip("onnxscript", reason="the exporter needs it")
+
+    def interrupted(*words, **settings):
+        try:
+            try:
+                raise KeyboardInterrupt
+            except torch.no_such_module.UserError:
+                pass
+        except AttributeError as error:
+            raise torch.onnx.errors.OnnxExporterError("Failed.") from error
+
+    monkeypatch.setattr(torch.onnx, "export", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go(classifier, tmp_path, to="onnx", half=False)
+    assert not list(classifier.glob("*partial*"))
+
+
 @pytest.mark.parametrize("kind", ["pt", "safetensors"])
 def test_weights_are_half_but_for_normalisations(classifier, tmp_path, capsys, kind):
     go(classifier, tmp_path, to=kind)

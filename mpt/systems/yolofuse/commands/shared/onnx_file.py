@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from mpt.engine.state.moving_averages import evaluated_module
 from mpt.errors import CheckpointError, ConfigError
+from mpt.inference.export import interrupt_in
 from mpt.inference.exported import description
 from mpt.inference.graphs.files import export_graph, open_graph
 from mpt.inference.trained import Trained
@@ -118,6 +119,8 @@ def write_plain(path: Path, network: nn.Module, names: Interface, pictures: list
         try:
             _write(path, network, names, pictures, shape)
         except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
+            if (interrupt := interrupt_in(error)) is not None:
+                raise interrupt from None
             if shape is free:
                 continue
             raise ConfigError(
