@@ -30,11 +30,12 @@ from mpt.inference.evaluating import measure_in_half, measure_trained
 from mpt.inference.exported import is_export, read_about
 from mpt.inference.opening import open_with_inputs
 from mpt.inference.other_data import open_folder
+from mpt.inference.outputs import made
 from mpt.inference.slices import choose_devices
 from mpt.inference.trained import Trained
 from mpt.report.run_page.evaluated_page import Evaluated, figure_rows, write_page
 from mpt.run.checkpoints.choice import read_wish
-from mpt.run.process.files import failures_explained, free_path
+from mpt.run.process.files import free_path
 from mpt.run.records.recorder import last_test_set
 from mpt.seams import Dataset
 
@@ -87,14 +88,27 @@ def run(arguments: Command) -> None:
         which=read_wish(best=arguments.best, newest=arguments.newest, step=arguments.step),
     )
     data = choose_data(trained, arguments)
-    folder = make_folder(arguments, trained, exported)
+    folder = choose_folder(arguments, trained, exported)
+    with made(folder):
+        found = evaluated(arguments, trained, data, exported)
+        if arguments.json:
+            print(json.dumps(found.to_record(), indent=1, allow_nan=False))
+        else:
+            show(found)
+        write_files(found, folder, data)  # last: what was measured is printed on a full disk too
+    if not arguments.json:
+        open_console().print(f"page {folder / 'evaluation.html'}")
+
+
+def evaluated(arguments: Command, trained: Trained, data: Dataset, exported: bool) -> Evaluated:
+    """Measure as the arguments say."""
     size = arguments.batch_size or trained.config.train.batch_size
     begun = time.perf_counter()
     if arguments.half:
         measured = measure_in_half(trained, data, size, arguments.dtype)
     else:
         measured = [measure_trained(trained, data, size)]
-    found = Evaluated(
+    return Evaluated(
         name=str(arguments.run or trained.directory.path),
         step=trained.loaded.step,
         data=arguments.data or f"the test set of {trained.config.dataset.name}",
@@ -109,13 +123,6 @@ def run(arguments: Command) -> None:
         if arguments.data or exported
         else last_test_set(trained.directory, trained.loaded.step) or "",
     )
-    if arguments.json:
-        print(json.dumps(found.to_record(), indent=1, allow_nan=False))
-    else:
-        show(found)
-    write_files(found, folder, data)  # last: what was measured is printed on a full disk too
-    if not arguments.json:
-        open_console().print(f"page {folder / 'evaluation.html'}")
 
 
 def choose_data(trained: Trained, arguments: Command) -> Dataset:
@@ -134,8 +141,8 @@ def choose_data(trained: Trained, arguments: Command) -> Dataset:
         ) from error
 
 
-def make_folder(arguments: Command, trained: Trained, exported: bool) -> Path:
-    """Make the folder that is written into, a new one unless it was named. Raises InputOutputError."""
+def choose_folder(arguments: Command, trained: Trained, exported: bool) -> Path:
+    """Return the folder that is written into, a new one unless it was named. Raises InputOutputError."""
     if arguments.output is not None:
         folder = Path(arguments.output)
         if (folder / "evaluation.json").exists():
@@ -146,8 +153,6 @@ def make_folder(arguments: Command, trained: Trained, exported: bool) -> Path:
         root = trained.loaded.path.parent if exported else Path(trained.directory.path)
         stem = trained.loaded.path.stem if exported else f"step-{trained.loaded.step:08d}"
         folder = free_path(root / "evaluations" / stem)
-    with failures_explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

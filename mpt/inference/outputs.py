@@ -22,6 +22,7 @@ from mpt.config.text.messages import few
 from mpt.data.pictures.images import grid_of, write_grid
 from mpt.errors import ConfigError, InputOutputError
 from mpt.foreign.text import csv_cell
+from mpt.run.process.files import REMEDIES
 from mpt.seams import Batch, Inference
 
 ROWS_SHOWN, LONGEST_SHOWN = 10, 40
@@ -104,7 +105,8 @@ def made(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputOutputError(f"--output: cannot make {folder}: {error.strerror}") from error
+        reason = REMEDIES.get(error.errno or 0, error.strerror)
+        raise InputOutputError(f"--output: cannot make {folder}: {reason}") from error
     try:
         yield
     except BaseException:

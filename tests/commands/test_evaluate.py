@@ -193,3 +193,17 @@ def test_bad_files_are_not_counted_among_the_samples_and_are_said(
     capsys.readouterr()
     convert(ConvertArguments(str(path), to="onnx", output=str(tmp_path / "x.onnx")))
     assert "on 9 test samples" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_interrupt_while_measuring_leaves_no_empty_folder(
+    classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next evaluation of the step would take another name for it."""
+
+    def interrupted(*words: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mpt.commands.evaluate.measure_trained", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(EvaluateArguments(run=str(classifier), device="cpu"))
+    assert not (classifier / "evaluations").exists()
