@@ -148,20 +148,28 @@ def of_own_class(kind="Picture", batch=64):
 class Recurring(nn.Module):
     """Layers with places that are left out, as x-transformers has them."""
 
-    def __init__(self):
+    def __init__(self, blocks):
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(SIZE), None, None])
         self.layer = nn.Linear(SIZE, SIZE)
+        made = [nn.Sequential(nn.Linear(SIZE, SIZE), nn.GELU()) for _ in range(blocks)]
+        self.blocks = nn.ModuleList([*made[:3], None, *made[3:]])
 
     def forward(self, given):
-        return self.layer(self.norms[0](given))
+        rows = self.layer(self.norms[0](given))
+        for block in self.blocks:
+            rows = rows if block is None else block(rows)
+        return rows
 
 
-def with_places_left_out():
-    """A network that has such a list."""
-    model = Recurring().to(device)
+def with_places_left_out(blocks=0):
+    """A network that has such lists."""
+    model = Recurring(blocks).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step():
-        model(torch.rand(8, SIZE, device=device)).sum().backward()
+        optimizer.zero_grad()
+        model(torch.rand(64 * SIZE, SIZE, device=device)).sum().backward()
+        optimizer.step()
 
     return step

@@ -12,10 +12,11 @@ from tests.planner.own import library_steps
 from tests.planner.own.own_plans import plan_of
 
 WEIGHT = 4 * library_steps.SIZE**2
+STEPS = Path(library_steps.__file__)
 
 
 def planned(session: Session, name: str, **options: object) -> Plan:
-    return plan_of(session, Path(library_steps.__file__), name, options)
+    return plan_of(session, STEPS, name, options)
 
 
 @pytest.mark.parametrize("keeps_start", [True, False])
@@ -55,3 +56,14 @@ def test_tensors_of_a_library_s_class_are_planned_as_tensors(session: Session, k
 
 def test_lists_of_layers_may_have_places_that_are_left_out(session: Session) -> None:
     assert planned(session, "with_places_left_out").by_category["parameters"] > WEIGHT
+    source = {
+        "where": str(STEPS),
+        "function": "with_places_left_out",
+        "folder": str(STEPS.parents[3]),
+    }
+    # such a list of blocks ended the plan; a loop over it would meet the place that is left out
+    ways = session.plan_own(source, {"blocks": 5}, with_changes=True).get().ways
+    lines = [line for way in ways for line in way.lines if "checkpoint" in line]
+    blocks = "[*model.blocks[0:3], model.blocks[4], model.blocks[5]]"
+    assert lines
+    assert all(one.startswith(f"for block in {blocks}:") for one in lines), lines

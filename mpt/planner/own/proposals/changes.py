@@ -173,7 +173,10 @@ def find_recomputed(
         for name, module in root.named_modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and _has_like_blocks(module):
                 path = f"{key}.{name}" if name else key
-                if not any(id(one) in rewriting or changes_its_input(one) for one in module):
+                # without a place that is left out (None), which has no forward pass to recompute
+                if not any(
+                    one is None or id(one) in rewriting or changes_its_input(one) for one in module
+                ):
                     take(lists, path, module)
                     continue
                 for child, part in module.named_children():
