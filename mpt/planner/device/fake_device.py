@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from mpt.planner.device import efficient_zeros
 from mpt.planner.device.device_guard import DeviceGuard
 
 DEVICE = "fgpu"
@@ -78,6 +79,7 @@ def register() -> int:
     if _libraries:
         return 0
     _start_autograd()
+    efficient_zeros.register()
     torch.utils.backend_registration._setup_privateuseone_for_python_backend(
         DEVICE, backend_module=_device_module(), device_guard=DeviceGuard()
     )
