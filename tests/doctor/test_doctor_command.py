@@ -19,7 +19,8 @@ from mpt.config.load import load_config
 from mpt.doctor.findings import Section
 from mpt.doctor.machine.environment import try_dtype
 from mpt.doctor.measuring.instrument import observed
-from mpt.doctor.numerics.numerics_section import exponents_of, note_small_gradients
+from mpt.doctor.numerics.numerics_section import note_small_gradients
+from mpt.doctor.numerics.numerics_tables import exponents_of
 from mpt.errors import ConfigError, NonFiniteError
 from mpt.report.run_page.numerics_map import map_numerics
 from mpt.workflows.examining.examination import BEGINNING, Wish, examine_parts

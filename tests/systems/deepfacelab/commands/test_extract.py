@@ -8,7 +8,8 @@ from PIL import Image
 
 from mpt import cli
 from mpt.systems.deepfacelab.commands.shared import apply_xseg, extract_faces
-from mpt.systems.deepfacelab.data.faces.face_files import describe, find_metadata, open_image
+from mpt.systems.deepfacelab.data.faces.face_files import describe, open_image
+from mpt.systems.deepfacelab.data.faces.face_metadata import find_metadata
 from mpt.systems.deepfacelab.data.faces.face_writing import (
     FoundFace,
     encode_face,

@@ -9,9 +9,8 @@ import pytest
 from mpt.systems.deepfacelab.data.faces.face_files import describe
 from mpt.systems.deepfacelab.data.faces.face_geometry import face_matrix
 from mpt.systems.deepfacelab.inference import merging
+from mpt.systems.deepfacelab.inference.merge_settings import Drawn, MergeSettings
 from mpt.systems.deepfacelab.inference.merging import (
-    Drawn,
-    MergeSettings,
     Motion,
     choose_mask,
     cut_face,

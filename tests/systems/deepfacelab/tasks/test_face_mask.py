@@ -16,8 +16,8 @@ from mpt.config.load import load_config
 from mpt.engine.building.build import build_run
 from mpt.engine.step.step import update
 from mpt.errors import DataError
-from mpt.systems.deepfacelab.data.faces.face_files import read_polygons
 from mpt.systems.deepfacelab.data.faces.face_masks import Polygon
+from mpt.systems.deepfacelab.data.faces.face_metadata import read_polygons
 from mpt.systems.deepfacelab.data.faces.mask_faces import describe_masks
 from mpt.systems.deepfacelab.data.labelled_faces import PaintedFaces, Settings, build, painted
 from mpt.systems.deepfacelab.data.leras.leras_pickle import write_arrays

@@ -9,13 +9,9 @@ import numpy as np
 
 from mpt.engine.building.devices import choose_device
 from mpt.errors import DataError
-from mpt.systems.deepfacelab.data.faces.face_files import (
-    FaceFile,
-    list_faces,
-    open_image,
-    read_metadata,
-)
+from mpt.systems.deepfacelab.data.faces.face_files import FaceFile, list_faces, open_image
 from mpt.systems.deepfacelab.data.faces.face_geometry import face_matrix
+from mpt.systems.deepfacelab.data.faces.face_metadata import read_metadata
 from mpt.systems.deepfacelab.data.faces.face_writing import (
     Picture,
     encode_mask,

@@ -1,9 +1,9 @@
 """Read aligned faces from disk: DeepFaceLab's JPGs with their metadata, its faceset.pak, and plain images with masks.
 
-DeepFaceLab keeps a pickled dict in each JPG's APP15 segment: the face type, 68 landmarks in the picture, and possibly
-its owner's painting: an XSeg mask, which is an encoded image, or polygons. It is read by `restricted_pickle`, never
-unpickled. A faceset.pak is a version, a pickled list of settings, offsets and the JPGs one after another; its settings
-are before the JPGs' own. Without metadata, a folder must hold `masks/NAME.png` for each image.
+A JPG's metadata (`face_metadata`) are the face type, 68 landmarks in the picture, and possibly its owner's painting: an
+XSeg mask, which is an encoded image, or polygons. A faceset.pak is a version, a pickled list of settings, offsets and
+the JPGs one after another; its settings are before the JPGs' own. Without metadata, a folder must hold
+`masks/NAME.png` for each image.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from mpt.data.pictures.decoding import turn_of
 from mpt.errors import DataError
 from mpt.foreign.files import LARGEST_PICTURE_BYTES, open_foreign, read_bytes
 from mpt.systems.deepfacelab.data.faces.face_geometry import (
-    NUMBERS,
     PADDING,
     TYPES,
     Matrix,
@@ -39,23 +38,22 @@ from mpt.systems.deepfacelab.data.faces.face_masks import (
     draw_hull,
     draw_polygons,
 )
+from mpt.systems.deepfacelab.data.faces.face_metadata import (
+    ENUMERATIONS,
+    read_face_type,
+    read_landmarks,
+    read_mask,
+    read_metadata,
+    read_numbers,
+    read_polygons,
+)
 from mpt.systems.deepfacelab.data.faces.resampling import cut, resize
 from mpt.systems.deepfacelab.data.leras.restricted_pickle import read_pickle
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 MOST_PIXELS = 4096 * 4096
-MOST_COORDINATE = 1 << 16
-"""The largest coordinate of a landmark or a corner of a polygon: drawing takes as many steps."""
-METADATA_MARKER = 0xEF
 LARGEST_SETTINGS_BYTES = 1 << 28
 """Of a pack: a few kilobytes for each face, and its painted mask."""
-ENUMERATIONS = (
-    ("samplelib.Sample", "SampleType"),
-    ("facelib.FaceType", "FaceType"),
-    ("facelib", "FaceType"),
-    ("core.imagelib.SegIEPolys", "SegIEPolyType"),
-)
-"""DeepFaceLab's enumerations that occur in metadata; they are read as numbers."""
 
 
 @dataclass(frozen=True)
@@ -256,108 +254,6 @@ def with_metadata(
         source_filename=filename if isinstance(filename, str) else None,
         source_landmarks=read_numbers(content.get("source_landmarks"), (68, 2)),
         source_matrix=read_numbers(content.get("image_to_face_mat"), (2, 3)),
-    )
-
-
-def read_metadata(data: bytes, name: str) -> dict[str, Any] | None:
-    """Return a JPG's metadata, None if it has none. DataError for anything else than a dict."""
-    segment = find_metadata(data, name)
-    if segment is None:
-        return None
-    content = read_pickle(segment, name, DataError, ENUMERATIONS)
-    if not isinstance(content, dict):
-        raise DataError(
-            f"{name}: its metadata are a {type(content).__name__}, not a dict; extract the face again"
-        )
-    return content
-
-
-def read_face_type(value: Any, name: str) -> str:
-    """Return a type's name in metadata, given by name or number; a full face if none is reported."""
-    named = NUMBERS.get(value, str(value)) if isinstance(value, int) else str(value or "full_face")
-    if named not in TYPES:
-        raise DataError(
-            f"{name}: its face type is {named[:80]!r}; extract the face again as one of {', '.join(TYPES)}"
-        )
-    return named
-
-
-def read_mask(value: Any, name: str) -> bytes | None:
-    """Return the encoded image that a painted mask is, whatever it is kept in."""
-    if value is None or isinstance(value, bytes):
-        return value or None
-    if isinstance(value, np.ndarray) and value.dtype == np.uint8:
-        return value.tobytes() or None
-    raise DataError(
-        f"{name}: its XSeg mask is a {type(value).__name__}, not an encoded image; apply the mask again"
-    )
-
-
-def read_polygons(value: Any, name: str) -> tuple[Polygon, ...]:
-    """Return the polygons of metadata, those of three points or more.
-
-    The including ones come first, as DeepFaceLab sorts them.
-    """
-    polys = value.get("polys") if isinstance(value, dict) else value
-    if polys is None:
-        return ()
-    found = []
-    for entry in polys if isinstance(polys, list | tuple) else [None]:
-        kind, points = (
-            (entry.get("type"), entry.get("pts")) if isinstance(entry, dict) else (None, None)
-        )
-        if isinstance(entry, list | tuple) and len(entry) == 2:
-            kind, points = entry
-        try:
-            array = np.asarray(points, dtype=np.float64).reshape(-1, 2)
-        except (TypeError, ValueError):
-            array = np.full((1, 2), np.nan)
-        if kind not in (0, 1) or not (np.abs(array) <= MOST_COORDINATE).all():
-            raise DataError(f"{name}: its polygons (seg_ie_polys) are none; draw them again")
-        if len(array) >= 3:
-            found.append(Polygon(kind == 1, array))
-    return tuple(sorted(found, key=lambda polygon: not polygon.includes))
-
-
-def read_numbers(value: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any] | None:
-    """Return numbers of a shape, none of them beyond `MOST_COORDINATE`; None for anything else."""
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        return None
-    return array if array.shape == shape and (np.abs(array) <= MOST_COORDINATE).all() else None
-
-
-def read_landmarks(value: Any, name: str) -> Points:
-    """Return 68 finite points (x, y), or raise DataError."""
-    points = read_numbers(value, (68, 2))
-    if points is None:
-        raise DataError(
-            f"{name}: its metadata hold no 68 landmarks within {MOST_COORDINATE} pixels; extract the face again"
-        )
-    return points
-
-
-def find_metadata(data: bytes, name: str) -> bytes | None:
-    """Return the APP15 segment of a JPG, None if there is none; DataError when the file ends too early."""
-    if data[:2] != b"\xff\xd8":
-        raise DataError(
-            f"{name}: is no JPG (it starts with {data[:2].hex() or 'nothing'}); remove it or extract it again"
-        )
-    position = 2
-    while position + 4 <= len(data) and data[position] == 0xFF:
-        marker = data[position + 1]
-        if marker == 0xFF:
-            position += 1
-            continue
-        (length,) = struct.unpack(">H", data[position + 2 : position + 4])
-        if marker in (0xDA, 0xD9):
-            return None
-        if marker == METADATA_MARKER and position + 2 + length <= len(data):
-            return data[position + 4 : position + 2 + length]
-        position += 2 + max(length, 2)
-    raise DataError(
-        f"{name}: the JPG is cut off or damaged at byte {min(position, len(data))}; extract it again"
     )
 
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from mpt.errors import DataError
 from mpt.run.process.files import write_atomically
-from mpt.systems.deepfacelab.data.faces.face_files import find_metadata
 from mpt.systems.deepfacelab.data.faces.face_geometry import (
     Points,
     face_matrix,
     invert,
     transform_points,
 )
+from mpt.systems.deepfacelab.data.faces.face_metadata import find_metadata
 from mpt.systems.deepfacelab.data.faces.opencv import opencv
 from mpt.systems.deepfacelab.data.leras.leras_pickle import write_plain
 

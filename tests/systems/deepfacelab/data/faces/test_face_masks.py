@@ -9,12 +9,8 @@ from PIL import Image
 
 from mpt.errors import DataError
 from mpt.systems.deepfacelab.data.faces import face_masks
-from mpt.systems.deepfacelab.data.faces.face_files import (
-    describe,
-    list_faces,
-    read_mask,
-    read_polygons,
-)
+from mpt.systems.deepfacelab.data.faces.face_files import describe, list_faces
+from mpt.systems.deepfacelab.data.faces.face_metadata import read_mask, read_polygons
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
