@@ -5,12 +5,14 @@ The training itself is `mpt.workflows.training.train`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,16 +24,31 @@ from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.text.yaml_text import printable
 from mpt.engine.building.torch_settings import prepare_rank, prepare_torch
-from mpt.errors import ConfigError
+from mpt.errors import ConfigError, Interrupted
 from mpt.parallel.place import check_batch, read_place
 from mpt.planner.recipes.patch_origin import find_strange_patches
-from mpt.run.records.layout import find_run, list_runs
+from mpt.run.records.layout import THROWN_AWAY, find_run, list_runs
+from mpt.run.records.temporary import temporary_folder
 from mpt.run.records.used_parts import missing_parts_explained
 from mpt.workflows.training import train as workflow
 from mpt.workflows.training.retry import Retry
 
 if TYPE_CHECKING:
     from mpt.parallel.world import World
+
+SMOKE: dict[str, Any] = {
+    "epochs": None,
+    "log_every": 1,
+    "evaluate_every": 0,
+    "early_stopping": None,
+    "sample_every": 0,
+    "checkpoint_every": 0,
+    "plan_memory": False,
+    "on_end": None,
+    "tensorboard": False,
+    "boards": [],
+}
+"""Changes of a smoke run to the settings of `train`, in addition to the number of steps."""
 
 
 @dataclass(frozen=True)
@@ -147,18 +164,38 @@ def train_or_try(config: Config, arguments: Command, world: World | None) -> Non
 
 
 def try_everything(config: Config, arguments: Command, steps: int, world: World | None) -> None:
-    """Run a few steps of everything, and say so on the first rank."""
-    from mpt.commands.training.smoke import smoke
+    """Run N steps of everything a run does, in a folder that is thrown away, and say so on the first rank.
 
-    def attempt(
-        config: Config, *, runs: str, resume: str | None, stop_after: int | None = None
-    ) -> Path | None:
-        return train(
-            config, dataclasses.replace(arguments, runs=runs, resume=resume), stop_after, world
+    Trains in two halves with a resume between them, then infers. Raises the errors of a real run.
+    """
+    from mpt.commands import infer
+
+    short = dataclasses.replace(
+        config, train=config.train.model_copy(update={"steps": steps, **SMOKE})
+    )
+    is_first = world is None or world.is_first
+    with temporary_folder(THROWN_AWAY) as own:
+        folder = str(own) if world is None else world.tell(str(own))
+        begin, go_on = (
+            dataclasses.replace(arguments, runs=folder, resume=resume) for resume in (None, "auto")
         )
-
-    smoke(config, steps, arguments.device, attempt, world)
-    if (world is None or world.is_first) and not (arguments.quiet or arguments.json):
+        try:
+            if steps > 1:
+                train(short, begin, steps // 2, world)
+            path = train(short, go_on if steps > 1 else begin, None, world)
+        except Interrupted as stop:  # the run was saved in the folder that goes now
+            raise Interrupted(
+                "smoke: interrupted; nothing of it is kept", stop.exit_code - 128
+            ) from stop
+        if is_first:
+            output = str(Path(folder) / "out")
+            with contextlib.redirect_stdout(io.StringIO()):
+                infer.run(
+                    infer.Command(
+                        run=str(path), output=output, runs=folder, device=arguments.device
+                    )
+                )
+    if is_first and not (arguments.quiet or arguments.json):
         done = (
             f"{steps} steps trained, saved, resumed, evaluated"
             if steps > 1

@@ -89,7 +89,7 @@ def ours(path: Path, landmarks: Any, drawn: list[Any]) -> dict[str, Callable[[],
 
     from mpt.systems.deepfacelab.data.faces.face_files import describe
     from mpt.systems.deepfacelab.inference.frames import Frames, Merging, merge_frames, write_frame
-    from mpt.systems.deepfacelab.inference.merge_settings import MergeSettings
+    from mpt.systems.deepfacelab.inference.merge_options import MergeSettings
 
     torch.set_num_threads(1)
     face = dataclasses.replace(describe(FIXTURES / "full.jpg"), source_landmarks=landmarks)

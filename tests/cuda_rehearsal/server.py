@@ -32,7 +32,6 @@ LOADED = (
     "mpt.commands.convert",
     "mpt.commands.infer",
     "mpt.commands.plan",
-    "mpt.commands.training.smoke",
     "mpt.commands.train",
     "mpt.inference.half",
     "mpt.planner.server.beside",

@@ -20,7 +20,7 @@ from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run as train
 from mpt.commands.train import write_words
 from mpt.engine.building.torch_settings import prepare_rank
-from mpt.engine.loop.alike import digest_files, digest_samples
+from mpt.engine.loop.rank_agreement import digest_files, digest_samples
 from mpt.errors import RankError
 from mpt.parallel.launch import set_environment
 from mpt.parallel.meeting import connect

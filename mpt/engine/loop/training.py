@@ -16,9 +16,9 @@ from mpt.boards.boards import Boards
 from mpt.boards.console import Console
 from mpt.data.loading.fingerprint import Fingerprint, combine
 from mpt.data.loading.loader import Loader, prefetch
+from mpt.engine.loop.plan_notice import PlanNotice
 from mpt.engine.loop.rank_times import RankTimes
 from mpt.engine.loop.saving import CheckpointSaver
-from mpt.engine.loop.told_plan import ToldPlan
 from mpt.engine.recovery.collapse import ADVICE, CollapseWatch
 from mpt.engine.recovery.ladder import move_again
 from mpt.engine.recovery.out_of_memory import MemoryLadder
@@ -74,7 +74,7 @@ class Training:
             Rule(self.train.early_stopping, run.task) if self.train.early_stopping else None
         )
         self.plateau = run.task if isinstance(run.task, Plateau) else None
-        self.told_plan = ToldPlan(run.config, run.device.type, directory.plan_path)
+        self.plan_notice = PlanNotice(run.config, run.device.type, directory.plan_path)
         self.journal = Journal(recorder, console, self.progress, boards)
         self.ladder = MemoryLadder(run, self.journal)
         self.watches = {phase.name: ScaleWatch(phase.name) for phase in run.phases}
@@ -225,7 +225,7 @@ class Training:
         self.note_collapse(signs)
         if (spill := self.spill_watch.look(seconds)) is not None:
             self.journal.warn(spill[0], "spill", **spill[1])
-        if (plan := self.told_plan.take()) is not None:
+        if (plan := self.plan_notice.take()) is not None:
             self.journal.say(plan)
 
     def measured_memory(self) -> dict[str, Any]:

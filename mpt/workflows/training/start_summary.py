@@ -1,7 +1,7 @@
 """A training's description of itself before its first step: data, networks, optimizers and rates, precision.
 
 Everything is read off the built run: nothing is computed, so that the first step comes no later. Memory and time on a
-GPU are planned in a process during the training and logged once they are known (`mpt.engine.loop.told_plan`).
+GPU are planned in a process during the training and logged once they are known (`mpt.engine.loop.plan_notice`).
 """
 
 from __future__ import annotations

@@ -53,15 +53,15 @@ def train(
     prepare_torch(config)
     from mpt import accelerator
     from mpt.engine.building.start_notes import untested_classes
-    from mpt.engine.loop.alike import check_alike
     from mpt.engine.loop.assembly import build_explained, open_training, supply
+    from mpt.engine.loop.rank_agreement import check_alike
     from mpt.engine.loop.resume import begin, find_run_to_resume, make_directory
     from mpt.parallel.world import ALONE
     from mpt.run.checkpoints.retention import clean_temporaries
     from mpt.run.records.recorder import Recorder
     from mpt.seams.task_members import require_hook
-    from mpt.workflows.training.ceiling import set_ceiling
-    from mpt.workflows.training.first_look import look_first
+    from mpt.workflows.training.data_warnings import look_first
+    from mpt.workflows.training.memory_ceiling import set_ceiling
     from mpt.workflows.training.start_summary import summarize
 
     world = world or ALONE
@@ -317,7 +317,7 @@ def finish(training: Training, reports: bool) -> None:
 
 
 def page_to_tell(directory: RunDirectory) -> Path | None:
-    """Return the report's page, None if the run's folder is thrown away (`mpt.commands.training.smoke`)."""
+    """Return the report's page, None if the run's folder is thrown away (`mpt train --smoke`)."""
     return (
         None
         if directory.path.parent.name.startswith(THROWN_AWAY)

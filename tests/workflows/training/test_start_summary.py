@@ -9,7 +9,7 @@ import torch
 
 from mpt.config.load import load_config
 from mpt.engine.loop.assembly import build_explained, supply
-from mpt.engine.loop.told_plan import ToldPlan
+from mpt.engine.loop.plan_notice import PlanNotice
 from mpt.planner.recipes.patch_origin import MARK
 from mpt.workflows.training.start_summary import count, summarize
 from mpt.workflows.training.train import strange_cards
@@ -76,8 +76,8 @@ def test_a_plan_is_told_once_when_it_is_there(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     config = load_config({"model": "small_cnn"})
     # nothing is planned there: nothing is looked for
-    assert ToldPlan(config, "cpu", path).path is None
-    told = ToldPlan(config, "cuda", path)
+    assert PlanNotice(config, "cpu", path).path is None
+    told = PlanNotice(config, "cuda", path)
     assert told.take() is None
     gib = 2**30
     plan = {

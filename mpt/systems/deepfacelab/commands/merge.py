@@ -38,7 +38,7 @@ from mpt.systems.deepfacelab.inference.frames import (
     write_frame,
 )
 from mpt.systems.deepfacelab.inference.masks import Enhance, Segment, load_enhancer, load_segment
-from mpt.systems.deepfacelab.inference.merge_settings import NETWORK_MASKS, MergeSettings
+from mpt.systems.deepfacelab.inference.merge_options import NETWORK_MASKS, MergeSettings
 from mpt.systems.deepfacelab.inference.planning import largest_batch
 
 BATCH_SIZE = 8

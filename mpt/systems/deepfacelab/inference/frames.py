@@ -29,7 +29,7 @@ from mpt.systems.deepfacelab.data.faces.face_files import FaceFile, open_image
 from mpt.systems.deepfacelab.data.faces.opencv import opencv
 from mpt.systems.deepfacelab.inference.filters import to_levels
 from mpt.systems.deepfacelab.inference.masks import Enhance, Picture, Segment
-from mpt.systems.deepfacelab.inference.merge_settings import Drawn, MergeSettings
+from mpt.systems.deepfacelab.inference.merge_options import Drawn, MergeSettings
 from mpt.systems.deepfacelab.inference.merging import (
     STILL,
     Motion,

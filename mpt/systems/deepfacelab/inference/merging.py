@@ -40,7 +40,7 @@ from mpt.systems.deepfacelab.inference.filters import (
     to_levels,
 )
 from mpt.systems.deepfacelab.inference.masks import Enhance, Segment
-from mpt.systems.deepfacelab.inference.merge_settings import Colours, Drawn, MaskMode, MergeSettings
+from mpt.systems.deepfacelab.inference.merge_options import Colours, Drawn, MaskMode, MergeSettings
 
 MASK_SCALE = 4
 NOISE = np.float32(1 / 255)

@@ -18,7 +18,7 @@ from mpt.systems.deepfacelab.inference.frames import (
     merge_frames,
     motions_of,
 )
-from mpt.systems.deepfacelab.inference.merge_settings import MergeSettings
+from mpt.systems.deepfacelab.inference.merge_options import MergeSettings
 from tests.systems.deepfacelab.pixels import arrays
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

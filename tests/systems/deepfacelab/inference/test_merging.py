@@ -9,7 +9,7 @@ import pytest
 from mpt.systems.deepfacelab.data.faces.face_files import describe
 from mpt.systems.deepfacelab.data.faces.face_geometry import face_matrix
 from mpt.systems.deepfacelab.inference import merging
-from mpt.systems.deepfacelab.inference.merge_settings import Drawn, MergeSettings
+from mpt.systems.deepfacelab.inference.merge_options import Drawn, MergeSettings
 from mpt.systems.deepfacelab.inference.merging import (
     Motion,
     choose_mask,

@@ -9,7 +9,7 @@ from mpt.config.sizes import format_bytes
 from mpt.run.records.ending import read_json_object
 
 
-class ToldPlan:
+class PlanNotice:
     """Looks for a run's plan at each log line until it is there, if one is made."""
 
     def __init__(self, config: Config, device: str, path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
-from mpt.workflows.training.first_look import look_first
+from mpt.workflows.training.data_warnings import look_first
 
 pytestmark = pytest.mark.tier("fast")
 
