@@ -154,3 +154,32 @@ def in_any_order(count=40, is_seeded=False, has_generator=False):
         return rows
 
     return _trained(forward)
+
+
+def chosen_weights(by="scatter", width=1536, is_known=True):
+    """As many weights as an order says are trained: the places of a mask of more than 1 MiB."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    weight = torch.randn(width, width, device=device)
+    order = torch.randperm(width * width)[: 4 * width].to(device)
+    if by == "scatter":
+        mask = torch.zeros(width, width).to(device, torch.bool).view(1, -1)
+        mask = mask.scatter_(1, order[None], torch.ones_like(order[None], dtype=torch.bool))
+        mask = mask.view(width, width)
+    else:
+        mask = torch.zeros(width, width, device=device)
+        mask.view(-1)[order] = 1
+    if not is_known:
+        mask = mask.bool()
+        mask |= torch.rand_like(weight) > 0.5
+    places = torch.where(mask == 1)
+    trained = nn.Parameter(torch.zeros(len(places[0]), device=device))
+    optimizer = torch.optim.SGD([trained], 0.1)
+
+    def step():
+        optimizer.zero_grad()
+        changed = weight.clone()
+        changed[places] += trained
+        (torch.randn(8, width, device=device) @ changed).square().mean().backward()
+        optimizer.step()
+
+    return step

@@ -101,3 +101,12 @@ def test_samples_that_a_mask_selects_are_as_many_as_are_drawn(session: Session) 
     whole = 256 * 64 * 256 * 4
     assert 8 * whole / 16 < plan.by_category["activations"] < 8 * whole / 4
     assert any("the tensors would need" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("by", ["scatter", "index"])
+def test_a_large_mask_has_the_places_that_were_written(session: Session, by: str) -> None:
+    """All places of one of more than 1 MiB were taken, and PEFT's SHiRA was refused."""
+    plan = plan_of(session, STEPS, "chosen_weights", {"by": by})
+    assert plan.by_category["parameters"] == 4 * 4 * 1536
+    other = plan_of(session, STEPS, "chosen_weights", {"by": by, "is_known": False})
+    assert other.by_category["parameters"] == 4 * 1536**2

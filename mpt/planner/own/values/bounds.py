@@ -62,6 +62,7 @@ from mpt.planner.own.values.largest import (
 from mpt.planner.own.values.shared_masks import SharedMasks
 from mpt.planner.own.values.updates import is_in_update
 from mpt.planner.own.values.value_loops import ValueLoops
+from mpt.planner.own.values.written_places import WrittenPlaces
 from mpt.planner.trace.cannot_plan import line_of
 
 KNOWN_VALUES = 64
@@ -131,6 +132,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """Values that are known since the step was built, and of numbers that it writes out and moves to the card."""
         self.numbers_of = DifferentNumbers()
         self.shared = SharedMasks(self.numbers_of, self.values.read, shares)
+        self.written = WrittenPlaces()
         self.is_built = False
         """Before, a mode of its own follows the values; if data are trusted, it does all the time."""
         self.loops = ValueLoops(waits)
@@ -215,6 +217,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """
         value = self.values.read(mask) if self.trusts_data else None
         count = self.shared.count(mask) if value is None else int(numpy.count_nonzero(value))
+        count = self.written.most(mask) if count is None else count
         if count is None:
             places: Tensor = self._bound(most_places(mask))
             if self.trusts_data:
@@ -289,6 +292,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         self.numbers_of.follow(func, args, result)
         self.bounded.follow(func, args, result)
         self.shared.follow(func, args, result)
+        self.written.follow(func, args, result)
         return result
 
     def number(self, tensor: Tensor) -> Any:

@@ -34,5 +34,10 @@ class ByMemory(Generic[T]):
         number = self._live.number_of(tensor)
         return None if number is None else self._values[number]
 
+    def drop(self, tensor: Tensor) -> None:
+        """Keep nothing of a tensor's memory any more."""
+        if self.of(tensor) is not None:
+            self._live.bury(tensor)
+
     def _drop(self, number: int) -> None:
         self._values.pop(number, None)
