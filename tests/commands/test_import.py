@@ -10,6 +10,7 @@ from mpt.commands.import_config import Command as ImportArguments
 from mpt.commands.import_config import run
 from mpt.config.load import load_config
 from mpt.errors import ConfigError
+from tests.importers.translated import check_translation
 
 TRANSFORMERS = """
 {"output_dir": "out", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "max_steps": 2000,
@@ -214,18 +215,10 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
 def test_settings_keep_their_meaning_and_what_has_no_counterpart_is_a_comment(
     name: str, text: str, settings: dict[str, Any], lines: list[str], tmp_path: Path
 ) -> None:
-    source, output = tmp_path / name, tmp_path / "out.yaml"
+    source = tmp_path / name
     source.write_text(text)
     model = None if "model.name" in settings else "small_cnn"
-    run(ImportArguments(source, output=str(output), model=model))
-    written = output.read_text()
-    read = yaml.safe_load(written)
-    for path, value in settings.items():
-        section, _, key = path.partition(".")
-        assert (read[section][key] if key else read[section]) == value, path
-    for line in lines:
-        assert line in written
-    load_config(output)
+    check_translation(source, settings, lines, model)
 
 
 def test_a_command_line_is_translated_from_its_words(

@@ -4,12 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from mpt.commands.import_config import Command as ImportArguments
-from mpt.commands.import_config import run
-from mpt.config.load import load_config
 from mpt.importers.shared.recognising import translate_file
+from tests.importers.translated import check_translation
 
 KOHYA = """
 [train]
@@ -68,17 +65,9 @@ CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
 def test_settings_keep_their_meaning_and_what_has_no_counterpart_is_a_comment(
     name: str, text: str, settings: dict[str, Any], lines: list[str], tmp_path: Path
 ) -> None:
-    source, output = tmp_path / name, tmp_path / "out.yaml"
+    source = tmp_path / name
     source.write_text(text)
-    run(ImportArguments(source, output=str(output), model="small_cnn"))
-    written = output.read_text()
-    read = yaml.safe_load(written)
-    for path, value in settings.items():
-        section, _, key = path.partition(".")
-        assert (read[section][key] if key else read[section]) == value, path
-    for line in lines:
-        assert line in written
-    load_config(output)
+    check_translation(source, settings, lines, "small_cnn")
 
 
 def test_a_file_of_lightning_with_settings_of_the_same_names_is_not_taken_for_one(

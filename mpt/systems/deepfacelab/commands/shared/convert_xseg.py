@@ -35,12 +35,11 @@ from mpt.systems.deepfacelab.commands.shared.model_folder import (
     model_files,
     refuse_later,
     restore_others,
-    returned_iteration,
     write_file,
     write_options,
 )
 from mpt.systems.deepfacelab.commands.shared.model_switch import replacing
-from mpt.systems.deepfacelab.data.leras.model_data import FURTHER_STEPS, extend_history, plain
+from mpt.systems.deepfacelab.data.leras.model_data import FURTHER_STEPS, continued, plain
 from mpt.systems.deepfacelab.nn.facelib.xseg import SIDE, WIDTH, XSeg
 from mpt.systems.deepfacelab.nn.weights.facelib_weights import (
     fill_network,
@@ -219,27 +218,13 @@ def model_data(
 ) -> dict[str, Any]:
     """Return `XSeg_data.dat`: the one that came with the run with the changes, or a new one."""
     base = kept.read_data() if kept else None
-    content: dict[str, Any] = base or {
-        "iter": 1,
-        "options": dict(DEFAULTS),
-        "loss_history": [],
-        "sample_for_preview": None,
-        "choosed_gpu_indexes": None,
-    }
-    options, settings = dict(content["options"]), config.to_data()
+    options, settings = dict(base["options"] if base else DEFAULTS), config.to_data()
     for option, (section, key) in OPTIONS.items():
         value = settings[section].get(key)
         before = options.get(option)
         if value is not None and (before is None or plain(before) != value):
             options[option] = type(before)(value) if isinstance(before, np.generic) else value
-    kept_history = content.get("loss_history")
-    history = list(kept_history) if isinstance(kept_history, list) else []
-    return {
-        **content,
-        "iter": returned_iteration(step),
-        "options": options,
-        "loss_history": extend_history(history, step, logged_losses(directory)),
-    }
+    return continued(base, options, step, logged_losses(directory))
 
 
 def logged_losses(directory: RunDirectory) -> list[tuple[int, list[float]]]:

@@ -135,14 +135,9 @@ def model_files(folder: Folder) -> list[Path]:
     )
 
 
-def returned_iteration(step: int) -> int:
-    """Return the iteration that a run of this step has in DeepFaceLab, which takes a model at 0 for a new one."""
-    return max(step, 1)
-
-
 def refuse_later(model: str, iterations: int, step: int, otherwise: str) -> None:
     """Raise CheckpointError for a model, named in words, that is further trained than the run that would replace it."""
-    if iterations > returned_iteration(step):
+    if iterations > max(step, 1):  # at 0 DeepFaceLab takes a model for a new one
         raise CheckpointError(
             f"{model} at iteration {iterations}, which is later than this run's {step}; {otherwise}"
         )

@@ -38,15 +38,14 @@ from mpt.systems.deepfacelab.commands.shared.model_folder import (
     model_prefix,
     refuse_later,
     restore_others,
-    returned_iteration,
     write_file,
     write_options,
 )
 from mpt.systems.deepfacelab.commands.shared.model_switch import replacing
 from mpt.systems.deepfacelab.data.leras.model_data import (
     QUICK96,
+    continued,
     default_options,
-    extend_history,
     plain,
     update_options,
 )
@@ -207,24 +206,12 @@ def model_data(
     settings = config.to_data()
     base = kept.read_data() if kept else None
     if base is None:
-        content: dict[str, Any] = {
-            "iter": 1,
-            "options": default_options(settings),
-            "loss_history": [],
-        }
-        content |= {"sample_for_preview": None, "choosed_gpu_indexes": None}
+        options = default_options(settings)
     elif kept is not None and kept.is_quick:
-        content = {
-            **base,
-            "options": {**base["options"], "batch_size": settings["train"]["batch_size"]},
-        }
+        options = {**base["options"], "batch_size": settings["train"]["batch_size"]}
     else:
-        content = {**base, "options": update_options(base["options"], settings)}
-    content["iter"] = returned_iteration(step)
-    kept_history = content.get("loss_history")
-    history = list(kept_history) if isinstance(kept_history, list) else []
-    content["loss_history"] = extend_history(history, step, logged_losses(directory))
-    return content
+        options = update_options(base["options"], settings)
+    return continued(base, options, step, logged_losses(directory))
 
 
 def logged_losses(directory: RunDirectory) -> list[tuple[int, list[float]]]:

@@ -185,16 +185,21 @@ def default_options(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return update_options(options, config)
 
 
-def extend_history(
-    history: list[Any], iterations: int, losses: list[tuple[int, list[float]]]
-) -> list[Any]:
-    """Return a loss history of one entry per iteration, [source, destination] or an XSeg's [loss], grown to
-    `iterations`.
+def continued(
+    content: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+    step: int,
+    losses: list[tuple[int, list[float]]],
+) -> dict[str, Any]:
+    """Return a model's `_data.dat` after a run: the one that came with it, or a new one, with options and history.
 
-    `losses` are logged (step, entry): a logged figure counts for each step since the one before it.
+    DeepFaceLab takes a model at iteration 0 for a new one. Its loss history has an entry per iteration, [source,
+    destination] or an XSeg's [loss]; `losses` are logged (step, entry), and count for each step since the one before.
     """
-    grown = list(history[:iterations])
-    for step, entry in losses:
-        missing = min(step, iterations) - len(grown)
-        grown += [list(entry) for _ in range(missing)]
-    return grown
+    begun = content or {"sample_for_preview": None, "choosed_gpu_indexes": None}
+    kept = begun.get("loss_history")
+    history = kept[:step] if isinstance(kept, list) else []
+    for logged, entry in losses:
+        missing = min(logged, step) - len(history)
+        history += [list(entry) for _ in range(missing)]
+    return {**begun, "iter": max(step, 1), "options": dict(options), "loss_history": history}
