@@ -72,9 +72,6 @@ def preload() -> None:
     """Hide real GPUs, and import the modules of every plan, while the command still reads its configuration."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from mpt.planner.device import dispatch_rules
-
-    dispatch_rules.shorten()
     import mpt.planner.plans.plan  # noqa: F401
 
 
