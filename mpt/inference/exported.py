@@ -288,9 +288,20 @@ def run_in_batches(session: Any, feeds: Mapping[str, Any]) -> list[Any]:
     shape = session.get_inputs()[0].shape
     batch, count = shape[0] if shape else None, len(next(iter(feeds.values())))
     if not isinstance(batch, int) or batch == count:
-        return list(session.run(None, dict(feeds)))
+        return computed(session, feeds)
     pieces = []
     for start in range(0, count, batch):
         rows = [min(row, count - 1) for row in range(start, start + batch)]
-        pieces.append(session.run(None, {name: value[rows] for name, value in feeds.items()}))
+        pieces.append(computed(session, {name: value[rows] for name, value in feeds.items()}))
     return [numpy.concatenate(parts)[:count] for parts in zip(*pieces, strict=True)]
+
+
+def computed(session: Any, feeds: Mapping[str, Any]) -> list[Any]:
+    """Return a session's outputs. Raises CheckpointError if ONNX Runtime cannot compute one of the nodes."""
+    try:
+        return list(session.run(None, dict(feeds)))
+    except Exception as error:  # its exceptions have no common class
+        if not type(error).__module__.startswith("onnxruntime"):
+            raise
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"ONNX Runtime cannot compute this graph: {reason}") from error

@@ -21,7 +21,7 @@ from mpt.commands.convert import Command as ConvertArguments
 from mpt.commands.infer import Command as InferArguments
 from mpt.data.pictures.decoding import decode_bytes
 from mpt.errors import CheckpointError, ConfigError
-from mpt.inference.exported import described_fit, refuse_absent_networks
+from mpt.inference.exported import described_fit, refuse_absent_networks, run_in_batches
 from mpt.inference.inputs import read_image
 from mpt.seams.task import Task
 
@@ -220,3 +220,16 @@ def test_a_generator_s_onnx_file_makes_the_samples_that_were_asked_for(
     low, high = json.loads(about["mpt_image_range"])
     assert made.min() >= low
     assert made.max() <= high
+
+
+def test_a_node_that_onnx_runtime_cannot_compute_is_told_in_a_line() -> None:
+    pytest.importorskip("onnxruntime")
+    from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
+
+    def run(names: Any, feeds: Any) -> Any:
+        raise RuntimeException("6 : no kernel for MLFloat16\nmore")
+
+    slot = SimpleNamespace(name="x", shape=["batch", 2])
+    session = SimpleNamespace(get_inputs=lambda: [slot], run=run)
+    with pytest.raises(CheckpointError, match="cannot compute this graph: 6 : no kernel"):
+        run_in_batches(session, {"x": numpy.zeros((1, 2))})

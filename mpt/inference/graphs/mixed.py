@@ -51,6 +51,15 @@ ALWAYS_FLOAT32 = frozenset(
 """Positions, normalisations and operators that are defined for float32 alone."""
 
 
+SCATTERING = ("ScatterND", "ScatterElements")
+
+
+def is_float32(node: Any) -> bool:
+    """Return whether an operator stays float32: ONNX Runtime sums into places in it alone."""
+    sums = any(one.name == "reduction" and one.s != b"none" for one in node.attribute)
+    return node.op_type in ALWAYS_FLOAT32 or (sums and node.op_type in SCATTERING)
+
+
 def beyond_half(graph: Any, sizes: Mapping[str, float]) -> dict[str, str]:
     """Return node -> why it does not fit float16, by the largest values of its tensors."""
     found = {}
@@ -113,7 +122,7 @@ class HalfGraph:
         from onnx import TensorProto, helper
 
         for node in list(self.graph.node):
-            is_kept = node.name in self.kept or node.op_type in ALWAYS_FLOAT32 or has_graph(node)
+            is_kept = node.name in self.kept or is_float32(node) or has_graph(node)
             for place, name in enumerate(node.input):
                 if name in self.floats:
                     node.input[place] = self.converted(name, not is_kept)

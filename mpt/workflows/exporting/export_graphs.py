@@ -19,7 +19,7 @@ from mpt.config.schema import Config
 from mpt.errors import ConfigError, DataError, GateError
 from mpt.inference.graphs.eight_bits import candidates, prepared, to_eight_bits
 from mpt.inference.graphs.files import open_graph, save_graph
-from mpt.inference.graphs.mixed import ALWAYS_FLOAT32, beyond_half, named_nodes, of_modules, to_half
+from mpt.inference.graphs.mixed import beyond_half, is_float32, named_nodes, of_modules, to_half
 from mpt.inference.graphs.watched import Feeds, magnitudes
 from mpt.report.comparing.statistics import Margin
 from mpt.report.run_page.exported_page import write_page
@@ -94,7 +94,7 @@ def finish(
         )
     elif wishes.kind == "float16":
         kept = misfits(model, recording.feeds, place.trained.config)
-        nodes = [node.name for node in model.graph.node if node.op_type not in ALWAYS_FLOAT32]
+        nodes = [node.name for node in model.graph.node if not is_float32(node)]
         write: Callable[[Mapping[str, str]], Any] = lambda names: to_half(model, names)  # noqa: E731
         made, judged = search(
             place, model, write, kept, nodes, recording.feeds[:1], before, wishes.gate
