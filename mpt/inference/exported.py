@@ -140,6 +140,8 @@ def open_exported(
     state: dict[str, Any] = {}
     if path.suffix == ".onnx":
         use_session(path, run.task, names, whole=about.get("mpt_inside") == "true")
+        if isinstance(run.task, Exports):
+            run.task.take_graph_texts(about)
     else:
         take_weights(path, run.task, names)
         state = {

@@ -74,6 +74,13 @@ class Exports(Task):
         """Return extra metadata for the exported file."""
         return {}
 
+    def graph_texts(self, network: nn.Module) -> dict[str, str]:
+        """Return metadata for a file of a network's graph: what the task makes the graph's inputs of."""
+        return {}
+
+    def take_graph_texts(self, texts: Mapping[str, str]) -> None:
+        """Restore that from the metadata of such a file."""
+
     def whole(self, network: nn.Module) -> nn.Module | None:
         """Return an exported network with pre- and postprocessing inside: images in [0, 1] in, probabilities out.
 

@@ -128,7 +128,8 @@ def write_graphs(export: Export, path: Path, form: Form) -> Iterator[str]:
     task = export.chosen.task
     for name, module in export.modules.items():
         file, inputs = files[name], export.called[name][1]
-        terms, own = export_terms(task), {**export.about, "mpt_networks": name}
+        beside = task.graph_texts(module) if isinstance(task, Exports) else {}
+        terms, own = export_terms(task), {**export.about, **beside, "mpt_networks": name}
         if form.inside:
             module, terms, own = (
                 inside_of(task, module),

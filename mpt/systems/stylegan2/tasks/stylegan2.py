@@ -11,6 +11,7 @@ Source: Karras et al. 2020 (StyleGAN2), section 3 and appendix B; Karras et al. 
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import GenerativeOptions, Options
 from mpt.data.pictures.seeds import mix
+from mpt.errors import CheckpointError
 from mpt.losses.shared import adversarial
 from mpt.nn.generative_mlp import Judgement
 from mpt.seams import Batch, DataSpec, Evidence, Loss, Phase, Precision, log
@@ -35,6 +37,8 @@ MOVED = {"ema_kimg": "train.ema.half_life_kimg", "ema_rampup": "train.ema.rampup
 ADA_INTERVAL = 4
 SAMPLE_CHUNK = 32
 NOISE = 2
+FIXED_NOISE = "mpt_fixed_noise"
+"""The metadata's name of the noise of a network that has its own."""
 """Told apart from the seeds of latents and runs."""
 
 
@@ -307,6 +311,28 @@ class StyleGan2(gan.Gan):
             return super().evaluate_samples(first, count)
         finally:
             self.varies_noise = False
+
+    def graph_texts(self, network: nn.Module) -> dict[str, str]:
+        """Return a generator's fixed noise, float32 in base64: a graph takes noise as an input."""
+        noise = network.synthesis.fixed_noise if isinstance(network, Generator) else None
+        if noise is None:
+            return {}
+        return {FIXED_NOISE: b64encode(noise.cpu().float().numpy().tobytes()).decode()}
+
+    def take_graph_texts(self, texts: Mapping[str, str]) -> None:
+        """Take the fixed noise of a graph, into the average too: it is what samples are drawn from."""
+        for network in self.modules.values():
+            noise = network.synthesis.fixed_noise if isinstance(network, Generator) else None
+            if noise is None:
+                continue
+            try:
+                kept = bytearray(b64decode(texts[FIXED_NOISE]))
+                noise.copy_(torch.frombuffer(kept, dtype=torch.float32))
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"the graph's metadata lack its fixed noise ({FIXED_NOISE}), or it is of another size; write the "
+                    "file anew with mpt convert"
+                ) from error
 
     def _noise(self, numbers: Sequence[int], device: torch.device) -> Tensor:
         synthesis = self.gen.synthesis

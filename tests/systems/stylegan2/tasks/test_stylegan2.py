@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mpt.commands import convert
+from mpt.commands.convert import Command as ConvertArguments
 from mpt.engine.state.evaluation import apart_from_training, evaluate_batches, infer
 from mpt.engine.state.moving_averages import follow_step
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
-from mpt.errors import ConfigError
+from mpt.errors import CheckpointError, ConfigError
+from mpt.inference.exported import open_exported
+from mpt.inference.inputs import infer_one
+from mpt.inference.trained import open_trained
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import open_run
 from mpt.seams import loss_scales
 from mpt.systems.stylegan2.nn.shared.stylegan2_layers import Convolution
 from mpt.systems.stylegan2.tasks.stylegan2 import Settings, StyleGan2, draw_noise
 from mpt.tasks.shared.samples import METRIC_SEED
+from tests.commands.conftest import save_run
 from tests.tasks.generative import STYLEGAN2, build, make_batch, take_step, weights
 
 ADAPTIVE = {"metric_samples": 8, "preview_count": 4, "ada_target": 0.6, "ada_kimg": 1.0}
@@ -374,3 +383,39 @@ def test_a_network_with_fixed_noise_is_shown_with_it_and_judged_with_noise_for_e
     assert torch.equal(task.generate(task.sampler.latents(4, 0)), task.sampler.sample(4, 0))
     fixed = task.gen.synthesis.fixed_noise
     assert torch.equal(task._noise(range(2), fixed.device), fixed.expand(2, -1))
+
+
+def test_a_graph_has_the_fixed_noise_that_its_inputs_are_made_of(tmp_path: Path) -> None:
+    """The task that is built for the file has noise of its own, drawn anew, and its pictures would be others."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason="ONNX files are written and run with it")
+    data = {
+        "model": {**STYLEGAN2, "published": True},
+        "dataset": {"name": "shapes", "size": 16},
+        "train": {"batch_size": 4, "steps": 1, "ema": 0.9},
+        "name": "noisy",
+    }
+    run = save_run(tmp_path, data)
+    directory = open_run(run)
+    state = checkpoint.load(directory).state
+    for network in state["modules"].values():
+        for name, value in network.items():
+            if name.endswith("noise_strength"):
+                value.fill_(1.0)
+            elif name.endswith("fixed_noise"):  # as of a published network
+                value.normal_(generator=torch.Generator().manual_seed(7))
+    checkpoint.save(directory, 2, state, keep_last=1)
+    file = tmp_path / "noisy.onnx"
+    convert.run(ConvertArguments(run=str(run), output=str(file), to="onnx", gate="900%", samples=2))
+    made, plain = [], "task.truncation=1"
+    for opened in (
+        open_exported(file, "cpu", (plain,), ()),
+        open_trained(str(run), tmp_path, "cpu", ("precision=fp32", plain)),
+    ):
+        tiles = infer_one(opened, (None, 3)).tiles
+        assert tiles is not None
+        made.append(tiles)
+    torch.testing.assert_close(made[0], made[1], atol=1e-4, rtol=0)
+    task = open_trained(str(run), tmp_path, "cpu").run.task
+    with pytest.raises(CheckpointError, match="lack its fixed noise"):
+        task.take_graph_texts({})
