@@ -13,7 +13,6 @@ as a GPU would compute it (`mpt.doctor.measuring.half_arithmetic`), with CUDA's 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 import sys
@@ -36,6 +35,7 @@ from mpt.doctor.numerics.numerics_section import examine_with_stable_reference
 from mpt.doctor.numerics.subject import Subject, as_on_a_gpu
 from mpt.engine.building.build import build_datasets
 from mpt.workflows.examining.examination import examine_data_of
+from scripts.command_line import described
 from scripts.doctor import sound_models, stranger_data, stranger_models
 from scripts.doctor.planted_faults import PLANTED, SOUND
 from scripts.provenance import made
@@ -288,9 +288,7 @@ def false_alarms() -> Iterator[str]:
 
 def main() -> None:
     """Print the tables and the counts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument(
         "names", nargs="*", help="planted blocks, networks or folders; all and the sound by default"
     )

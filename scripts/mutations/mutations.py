@@ -16,7 +16,6 @@ the test's are the same, a survivor of all chosen tests while their files are. `
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime
 import hashlib
@@ -37,6 +36,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from scripts.command_line import described
 from scripts.mutations.mutations_group import Trial, try_group
 from scripts.mutations.mutations_swap import changed_functions
 from scripts.mutations.mutations_tests import TestsOf
@@ -559,9 +559,7 @@ def torch_version() -> str:
 
 def main() -> None:
     """Run, and print or write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument(
         "--jobs", type=int, default=1, help="mutations that are tested at the same time"
     )

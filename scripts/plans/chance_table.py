@@ -11,7 +11,6 @@ Nothing is planned here: plans are those of the named pages, and of `scripts/pla
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from mpt.planner.facts.verdict import PUBLISHED, published_ratios, share_below
+from scripts.command_line import described
 from scripts.provenance import made
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,9 +180,7 @@ def page() -> str:
 
 def main() -> None:
     """Write the page, or what is learnt from."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("-o", "--output", type=Path)
     task.add_argument("--save", action="store_true")

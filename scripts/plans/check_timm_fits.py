@@ -13,7 +13,6 @@ fitted. Rows are planned in the order of a drawn sample and kept, so that more c
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -38,6 +37,7 @@ from mpt.planner.plans.plan import Wish, describe
 from mpt.planner.server.worker import preload
 from mpt.planner.trace.unseen import unseen_on
 from mpt.vision_ops import import_torchvision
+from scripts.command_line import described
 from scripts.plans.check_timm_times import GPU, Row, read
 from scripts.provenance import made
 
@@ -344,9 +344,7 @@ thirds of the card in both layouts.
 
 def main() -> None:
     """Plan a sample of the rows, and print or save the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("contiguous", type=Path)
     parser.add_argument("channels_last", type=Path)
     parser.add_argument("answers", type=Path, help="JSON lines, which are added to")

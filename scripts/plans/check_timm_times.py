@@ -10,7 +10,6 @@ have are left out.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import statistics
 import sys
@@ -29,6 +28,7 @@ from mpt.planner.server.worker import find_data, preload
 from mpt.planner.step.run_fake import trace_config
 from mpt.planner.trace.time_model import Work
 from mpt.vision_ops import import_torchvision
+from scripts.command_line import described
 from scripts.provenance import made
 
 GPU = "rtx3090"
@@ -169,9 +169,7 @@ def report(found: Sequence[Found]) -> str:
 
 def main() -> None:
     """Plan all rows and print, or save, the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("contiguous", type=Path)
     parser.add_argument("channels_last", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="write a page in Markdown")

@@ -12,7 +12,6 @@ change that `mpt plan` offers. Of more than two accumulated batches two are trac
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from mpt.planner.recipes.own_step import source_of_function
 from mpt.planner.trace.unseen import unseen_on
 from mpt.systems.diffusion.nn.shared.library import import_diffusers
 from mpt.systems.diffusion.nn.shared.text_encoders import import_transformers
+from scripts.command_line import described
 from scripts.provenance import made
 
 diffusers, transformers = import_diffusers("scripts"), import_transformers()
@@ -176,9 +176,7 @@ def rows() -> Iterator[Row]:
 
 def main() -> None:
     """Plan every row, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True)
     output = parser.parse_args().output
     found = []

@@ -11,7 +11,6 @@ rows that there are.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -27,6 +26,7 @@ from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import load_calibration
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.facts.verdict import sure_share
+from scripts.command_line import described
 from scripts.provenance import made
 
 GPU = "rtx3060"
@@ -125,9 +125,7 @@ def row(label: str, recipe: str, found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Plan every row, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True)
     output = parser.parse_args().output
     kept = output.with_suffix(".rows.json")

@@ -6,7 +6,6 @@ nice -n 19 python scripts/plans/low_bit_table.py -o docs/benchmarks/low_bit_base
 
 from __future__ import annotations
 
-import argparse
 import platform
 import statistics
 import sys
@@ -22,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import mpt
 from mpt.memory.low_bit.formats import FORMATS
 from mpt.memory.low_bit.packed_linear import pack
+from scripts.command_line import described
 from scripts.provenance import made
 
 BATCH, RANK = 8, 8
@@ -121,9 +121,7 @@ def measured() -> Iterator[str]:
 
 def main() -> None:
     """Plan, measure, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")

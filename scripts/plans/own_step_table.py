@@ -10,7 +10,6 @@ process of its own, since the fake device stays registered. Sections of the page
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import platform
 import sys
@@ -23,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.command_line import described
 from scripts.plans.live_bytes import live_bytes
 from scripts.provenance import made
 
@@ -248,9 +248,7 @@ def write_page(rows: dict[str, dict[str, Any]], left_out: list[str]) -> str:
 
 def main() -> None:
     """Measure each step and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()

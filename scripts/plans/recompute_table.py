@@ -15,7 +15,6 @@ peak and time with each operator run by itself, as `per: tensor` runs them (`aot
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -42,6 +41,7 @@ from mpt.planner.plans.plan import trace_placed
 from mpt.planner.server.worker import find_data
 from mpt.planner.trace.replay import replay
 from mpt.seams import DataSpec, FieldSpec, Task
+from scripts.command_line import described
 from scripts.plans.memory_table import saved_bytes
 
 START, END = (
@@ -305,9 +305,7 @@ def flops_of(node: torch.fx.Node) -> int:
 
 def main() -> None:
     """Measure, print, and replace the tables in the file where one is named."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("--only", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--gpu", default="rtx3060")
     parser.add_argument(

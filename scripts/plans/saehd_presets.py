@@ -10,7 +10,6 @@ first of `SMALLEST` that is sure to fit is taken. The article's step is planned 
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,6 +34,7 @@ from mpt.report.units import show_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+from scripts.command_line import described  # noqa: E402
 from scripts.plans.saehd_article_step import article  # noqa: E402
 from scripts.plans.saehd_memory import CONFIG, RECIPES, cells_of, heading_of  # noqa: E402
 
@@ -131,9 +131,7 @@ def patched(patch: dict[str, Any]) -> Any:
 
 def main() -> None:
     """Write or check all that is said."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument(
         "--check",
         action="store_true",

@@ -12,7 +12,6 @@ the largest sum of live tensors, in the allocator's 512 bytes; nothing is fitted
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -31,6 +30,7 @@ from mpt.planner.own.trace import trace_own
 from mpt.planner.trace.replay import replay
 from mpt.planner.trace.trace import with_workspaces
 from mpt.planner.trace.unseen import unseen_on
+from scripts.command_line import described
 from scripts.provenance import made
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,9 +152,7 @@ def percent(planned: int, measured: int) -> float:
 
 def main() -> None:
     """Plan all rows, of which those in --work are there already, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("runs") / "segmentation_memory.json")
     options = parser.parse_args()

@@ -13,7 +13,6 @@ github.com/NVlabs/stylegan2-ada-pytorch). So allocated memory is compared. Nothi
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from mpt.planner.trace.replay import replay
 from mpt.planner.trace.unseen import unseen_on
 from mpt.seams import DataSpec, FieldSpec
 from mpt.systems.stylegan2.nn.shared import stylegan2_layers
+from scripts.command_line import described
 from scripts.provenance import made
 
 MIB = 2**20
@@ -142,9 +142,7 @@ def page(found: dict[str, list[Any]]) -> str:
 
 def main() -> None:
     """Plan all rows, of which those in --work are there already, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("runs") / "stylegan2_memory.json")
     options = parser.parse_args()

@@ -7,7 +7,6 @@ surface more weight, so a pair that is reversed changes which one is in front, a
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from mpt.systems.dain.commands.interpolate import network_of
 from mpt.systems.dain.data.procedural_triplets import DrawnTriplets, Settings
 from mpt.systems.dain.metrics.shared.depth_order import order_kept
 from mpt.systems.dain.nn.dain import Dain
+from scripts.command_line import described
 from scripts.provenance import made
 from scripts.quality.generative_table import ROOT, write_between
 
@@ -52,9 +52,7 @@ def shares(exact: Tensor, other: Tensor) -> list[Tensor]:
 
 def main() -> None:
     """Write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("run")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     arguments = parser.parse_args()

@@ -11,7 +11,6 @@ Euler's method, and the network is in bfloat16 there.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import platform
@@ -34,6 +33,7 @@ from mpt.systems.diffusion.nn.shared.library import import_diffusers
 from mpt.systems.diffusion.nn.shared.library_networks import LibraryDenoiser, wrap
 from mpt.systems.diffusion.nn.shared.published_shapes import SHAPES
 from mpt.systems.diffusion.tasks.shared import sampling
+from scripts.command_line import described
 from scripts.provenance import made
 
 DRAWS, SIDE, TOKENS, WIDTH = 2, 16, 16, 64
@@ -262,9 +262,7 @@ def objective_of(shape: str, dtype: torch.dtype) -> Objective:
 
 def main() -> None:
     """Measure, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True)
     output = parser.parse_args().output
     torch.set_num_threads(1)

@@ -11,13 +11,13 @@ there is something left to learn, once per seed and teacher.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.command_line import described
 from scripts.quality.generative_table import COMMAND, ROOT, write_between
 
 DOCUMENT = ROOT / "docs" / "benchmarks" / "yolofuse.md"
@@ -33,9 +33,7 @@ HEAD = (
 
 def main() -> None:
     """Train what is not there yet and rewrite the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs") / "distillation")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--read", action="store_true")

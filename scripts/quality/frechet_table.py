@@ -14,7 +14,6 @@ and by --seeds 0 alone.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import mpt
 from mpt.errors import MptError
+from scripts.command_line import described
 from scripts.quality.generative_table import PLAN, ROOT, Entry, stamp, write_between
 
 DOCUMENT = ROOT / "docs" / "benchmarks" / "frechet.md"
@@ -45,9 +45,7 @@ SLOW = {"dcgan": 6, "stylegan2": 60}
 
 def main() -> None:
     """Train and examine what is missing, and write the table after each round."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, default=Path("runs") / "frechet.jsonl")
     parser.add_argument("--only", nargs="*", default=[entry.name for entry in PLAN])

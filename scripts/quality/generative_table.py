@@ -13,7 +13,6 @@ on with after an interruption. The tables stand between markers in the document;
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.command_line import described
 from scripts.provenance import made
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,9 +89,7 @@ MARGIN = {"negative_elbo": "2%", "frechet_distance": "50%"}
 
 def main() -> None:
     """Run the plan and rewrite the table of the device."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, default=Path("runs") / "generative")
     parser.add_argument("--only", nargs="*", default=[entry.name for entry in PLAN])

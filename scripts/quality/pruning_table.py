@@ -12,13 +12,13 @@ second table is planned: a step of each configuration at its published size on a
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.command_line import described
 from scripts.provenance import made
 from scripts.quality.generative_table import COMMAND, ROOT, stamp, write_between
 
@@ -64,9 +64,7 @@ PUBLISHED = {"`@dain_vimeo`": ("dain_vimeo", ())}
 
 def main() -> None:
     """Train and prune what is missing, plan, and write both tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs") / "pruning")
     parser.add_argument("--only", nargs="*", default=list(PLAN), choices=list(PLAN))
     parser.add_argument("--measured", action="store_true", help="leave the table of plans as it is")

@@ -11,7 +11,6 @@ has each mode's window and the ratios of its edge and best rate to float32's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.command_line import described
 from scripts.provenance import made
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "rates.md"
@@ -139,9 +139,7 @@ def answer(sweeps: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     """Train what is not there and print the table, or write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument(
         "--folder", type=Path, required=True, help="where the comparisons lie, or are trained"
     )

@@ -10,7 +10,6 @@ compared with that of the whole frame at the same scale, in grey levels of 8 bit
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import numpy as np
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.command_line import described
 from scripts.provenance import made
 from scripts.quality.generative_table import COMMAND, ROOT, write_between
 
@@ -40,9 +40,7 @@ MEBI = 2**20
 
 def main() -> None:
     """Make the frames and write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--weights", default="weights as in the file", help="the weights in words")
     parser.add_argument(

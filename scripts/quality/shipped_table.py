@@ -9,7 +9,6 @@ processes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.command_line import described
 from scripts.provenance import made
 from scripts.quality.generative_table import COMMAND, ROOT, between, write_between
 
@@ -90,9 +90,7 @@ def train(name: str, changes: list[str]) -> str:
 
 def main() -> None:
     """Make the tables that are asked for and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("--plans", action="store_true")
     parser.add_argument("--demos", nargs="*", default=[], metavar="NAME")
     parser.add_argument(

@@ -10,7 +10,6 @@ needed. Rows that were planned are kept in --work, so that a second call continu
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from mpt.planner.facts.calibration import load_calibration
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.recipes.presets import usable_bytes
 from mpt.systems.stylegan2.commands.transfer import Command, configuration
+from scripts.command_line import described
 from scripts.provenance import made
 from scripts.quality.generative_table import ROOT, write_between
 
@@ -54,9 +54,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
 
 def main() -> None:
     """Plan every row and write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs") / "stylegan2_transfers.json")
     work = parser.parse_args().work
     found: dict[str, Any] = json.loads(work.read_text("utf-8")) if work.is_file() else {}

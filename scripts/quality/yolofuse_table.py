@@ -13,7 +13,6 @@ The picture docs/pictures/yolofuse_detections.png is made of the run of mid with
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.command_line import described
 from scripts.quality.generative_table import COMMAND, ROOT, between, write_between
 
 DOCUMENT = ROOT / "docs" / "benchmarks" / "yolofuse.md"
@@ -49,9 +49,7 @@ HEAD = (
 
 def main() -> None:
     """Train what is asked for and rewrite the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs") / "yolofuse")
     parser.add_argument("--only", nargs="*", default=[*FUSIONS, "compare"])
     parser.add_argument("--read", action="store_true")
