@@ -134,21 +134,11 @@ def input_scale(height: int, width: int) -> float:
     return longest / max(64, 640 if longest >= 1280 else longest / 2)
 
 
-def choose(boxes: Boxes, scale: float, only_apart: bool = False) -> list[tuple[int, int, int, int]]:
-    """Return boxes of the picture, largest first, their lower edge a tenth further down.
-
-    `only_apart` leaves out those that touch the next larger one.
-    """
+def choose(boxes: Boxes, scale: float) -> list[tuple[int, int, int, int]]:
+    """Return boxes of the picture, largest first, their lower edge a tenth further down."""
     found = []
     for left, top, right, bottom in boxes * scale:
         if min(right - left, bottom - top) >= SMALLEST:
             found.append((int(left), int(top), int(right), int(bottom + (bottom - top) * 0.1)))
     found.sort(key=lambda box: (box[2] - box[0]) * (box[3] - box[1]), reverse=True)
-    if only_apart:
-        for index in range(len(found) - 1, 0, -1):
-            one, larger = found[index], found[index - 1]
-            across = min(one[2], larger[2]) - max(one[0], larger[0])
-            down = min(one[3], larger[3]) - max(one[1], larger[1])
-            if across >= 0 and down >= 0:
-                found.pop(index)
     return found

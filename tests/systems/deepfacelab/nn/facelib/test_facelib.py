@@ -53,9 +53,6 @@ def test_s3fd_finds_deepfacelabs_boxes(name):
     np.testing.assert_array_equal(boxes, stored[f"s3fd_{name}_refined"])
     scale = s3fd.input_scale(*stored[f"s3fd_{name}_u8"].shape[:2])
     np.testing.assert_array_equal(s3fd.choose(boxes, scale), stored[f"s3fd_{name}_faces"])
-    np.testing.assert_array_equal(
-        s3fd.choose(boxes, scale, only_apart=True), stored[f"s3fd_{name}_faces_no_intersects"]
-    )
 
 
 def test_no_box_is_no_face():
