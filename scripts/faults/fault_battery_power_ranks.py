@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
@@ -19,12 +18,14 @@ from scripts.faults.fault_battery_power import (
     watch_operations,
     write_states,
 )
-from scripts.faults.fault_battery_ranks import SIZE, begin_together, train_together
+from scripts.faults.fault_battery_ranks import (
+    SIZE,
+    begin_together,
+    resume_and_compare,
+)
 from scripts.faults.fault_battery_runs import (
     Battery,
     Verdict,
-    check_run,
-    failure_of,
     lines_of,
     weights_of,
 )
@@ -103,13 +104,8 @@ def after_power_loss_of_ranks(battery: Battery, place: Path, number: int, is_las
     lay_out(read_state(battery.folder / "power" / "ranks", number), runs)
     if is_last and weights_of(runs / "run") != battery.weights_of_shards:
         return "lost", "the last checkpoint of a training that had ended"
-    for rank, ended in enumerate(train_together(battery, place, runs, [*SHARDED, "--resume"], {})):
-        if bad := failure_of(ended, (0,)):
-            return ("lost" if bad[0] == "silent" else bad[0]), f"rank {rank}, --resume: {bad[1]}"
-    reference = replace(
-        battery, weights={4: battery.weights_of_shards}, lines={"train": battery.lines["shards"]}
-    )
-    return check_run(reference, runs, "train")
+    words = [*SHARDED, "--resume"]
+    return resume_and_compare(battery, place, words, battery.weights_of_shards, "shards")
 
 
 def rank_power_cases(battery: Battery) -> list[tuple[object, ...]]:

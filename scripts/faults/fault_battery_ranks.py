@@ -106,12 +106,18 @@ def rank_at_operation(
         expected += (128 + detail, -detail) if action == SIGNAL else ()
         if bad := failure_of(ended, expected):
             return bad[0], f"rank {number}: {bad[1]}"
-    for number, ended in enumerate(train_together(battery, place, runs, ["--resume"], {})):
+    return resume_and_compare(battery, place, ["--resume"], battery.weights_of_ranks, "ranks")
+
+
+def resume_and_compare(
+    battery: Battery, place: Path, words: list[str], weights: str, lines: str
+) -> Verdict:
+    """Resume both ranks and compare with the run of them that was never stopped."""
+    runs = place / "runs"
+    for rank, ended in enumerate(train_together(battery, place, runs, words, {})):
         if bad := failure_of(ended, (0,)):
-            return ("lost" if bad[0] == "silent" else bad[0]), f"rank {number}, --resume: {bad[1]}"
-    reference = replace(
-        battery, weights={4: battery.weights_of_ranks}, lines={"train": battery.lines["ranks"]}
-    )
+            return ("lost" if bad[0] == "silent" else bad[0]), f"rank {rank}, --resume: {bad[1]}"
+    reference = replace(battery, weights={4: weights}, lines={"train": battery.lines[lines]})
     return check_run(reference, runs, "train")
 
 

@@ -61,6 +61,13 @@ class Adapted(nn.Module):
         )
         return output + (scale - 1) * plain + scale * (self.lora_factor * added)
 
+    def adapt_linear(self, output: Tensor, input: Tensor) -> Tensor:
+        """Return a Linear layer's output with the adapter's in it, (..., out)."""
+        if self.lora_a is None or self.lora_b is None:
+            return output
+        added = functional.linear(functional.linear(input, self.lora_a), self.lora_b)
+        return self.adapt(output, added, (-1,))
+
     @torch.no_grad()
     def merged(self) -> Tensor:
         """Return the weight with the adapter in it, in float32."""
@@ -89,12 +96,7 @@ class AdaptedLinear(nn.Linear, Adapted):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output and the adapter's, (..., out)."""
-        output = super().forward(input)
-        if self.lora_a is None or self.lora_b is None:
-            return output
-        return self.adapt(
-            output, functional.linear(functional.linear(input, self.lora_a), self.lora_b), (-1,)
-        )
+        return self.adapt_linear(super().forward(input), input)
 
 
 class AdaptedPacked(PackedLinear, Adapted):
@@ -104,12 +106,7 @@ class AdaptedPacked(PackedLinear, Adapted):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output and the adapter's, (..., out)."""
-        output = super().forward(input)
-        if self.lora_a is None or self.lora_b is None:
-            return output
-        return self.adapt(
-            output, functional.linear(functional.linear(input, self.lora_a), self.lora_b), (-1,)
-        )
+        return self.adapt_linear(super().forward(input), input)
 
 
 class AdaptedConv2d(nn.Conv2d, Adapted):
