@@ -150,8 +150,9 @@ def find_recomputed(
 
     `updated`: identities of the weights that are trained. `rewriting`: of networks that change a list that they are
     given (`mpt.planner.own.proposals.rewritten`). Networks that can do it themselves; lists of like blocks,
-    such as `model.layers`: of nested ones the outermost counts, and those whose blocks are single layers or only hold
-    others are left out. In networks without any, like blocks that are attributes, and long Sequentials of layers.
+    such as `model.layers`: of nested ones the outermost counts, those whose blocks are single layers are left out, and
+    of lists without like blocks in lists, those that are like each other. In networks without any, like blocks that are
+    attributes, and long Sequentials of layers.
     """
     lists: dict[str, nn.Module] = {}
     blocks: dict[str, nn.Module] = {}
@@ -182,6 +183,10 @@ def find_recomputed(
                 for child, part in module.named_children():
                     if _can_be_recomputed(part) and id(part) not in rewriting:
                         take(blocks, f"{path}.{child}", part)
+        for name, module in root.named_modules():
+            for inner, part in _blocks_in_pairs(module).items():
+                if id(part) not in rewriting:
+                    take(blocks, f"{key}.{name}.{inner}" if name else f"{key}.{inner}", part)
         if not seen.isdisjoint(map(id, root.modules())):
             continue
         for name, module in root.named_modules():
@@ -219,6 +224,21 @@ def _like_children(module: nn.Module) -> list[str]:
     }
     counts = Counter(blocks.values())
     return [name for name, kind in blocks.items() if counts[kind] >= FEWEST_BLOCKS]
+
+
+def _blocks_in_pairs(layers: nn.Module) -> dict[str, nn.Module]:
+    """Return the blocks of a list of lists, such as an attention and a feed-forward network for each layer."""
+    if not isinstance(layers, nn.ModuleList):
+        return {}
+    found = {
+        f"{place}.{name}": part
+        for place, layer in layers.named_children()
+        if isinstance(layer, nn.ModuleList | nn.ModuleDict)
+        for name, part in layer.named_children()
+        if _can_be_recomputed(part) and not isinstance(part, nn.ModuleList | nn.ModuleDict)
+    }
+    counts = Counter(map(type, found.values()))
+    return {path: part for path, part in found.items() if counts[type(part)] >= FEWEST_BLOCKS}
 
 
 def recompute_call(network: nn.Module) -> str:

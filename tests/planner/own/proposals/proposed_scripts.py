@@ -54,8 +54,18 @@ optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 """
 ADAMW = "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)\ncriterion = nn.CrossEntropyLoss()\n"
 
+IN_PAIRS = NET.replace(
+    "Block(width) for _", "nn.ModuleList([Block(width), Block(width)]) for _"
+).replace(
+    """for layer in self.layers:
+            x, _ = layer(x, 0.5, mask=mask)""",
+    """for first, second in self.layers:
+            x = first(x, 0.5, mask=mask)[0]
+            x = second(x)[0]""",
+)
 SCRIPTS: dict[str, str] = {
     "plain": NET + DATA + PLAIN + LOOP,
+    "in_pairs": IN_PAIRS + DATA + PLAIN + LOOP,
     "one_expression": NET
     + DATA
     + PLAIN

@@ -89,7 +89,7 @@ def proposed(answer: Mapping[str, Any]) -> set[str]:
 
 
 def test_changes_of_scripts_do_what_is_promised_when_they_are_written_in(tmp_path: Path) -> None:
-    names = ("main", "gan", "optimizers_by_name", "one_after_another")
+    names = ("main", "gan", "in_pairs", "optimizers_by_name", "one_after_another")
     for name, answer in zip(names, answers(names, tmp_path, "rtx2060", together=True), strict=True):
         assert wrong(name, answer) == []
         assert proposed(answer) == set(TOGETHER)

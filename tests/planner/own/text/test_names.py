@@ -60,6 +60,14 @@ def test_lists_to_recompute_are_those_that_are_called_and_trained_once_each() ->
     assert as_written("nets['a'].levels.0", {}) == "nets['a'].levels[0]"
 
 
+def test_blocks_of_a_list_of_lists_are_recomputed_and_single_layers_in_it_are_not() -> None:
+    layers = (nn.ModuleList([Twins(), nn.Linear(2, 2), None, block()]) for _ in range(2))
+    model = nn.ModuleDict({"layers": nn.ModuleList(layers), "other": nn.Linear(2, 2)}).eval()
+    found = find_recomputed({"model": model}, weights_of(model))
+    paths = ("0.0", "0.3", "1.0", "1.3")
+    assert found == Recomputed(blocks=tuple(f"model.layers.{one}" for one in paths))
+
+
 def test_names_that_no_attribute_can_have_are_written_as_python_takes_them() -> None:
     model = nn.Module()
     model.add_module("0", nn.ModuleDict({"3": block(), "up-down": block()}))
