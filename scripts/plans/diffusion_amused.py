@@ -29,12 +29,14 @@ from mpt.planner.own.trace import trace_own
 from mpt.planner.plans.plan import Wish, describe
 from mpt.planner.recipes.own_step import source_of_function
 from mpt.planner.trace.unseen import unseen_on
-from mpt.systems.diffusion.nn.shared.library import import_diffusers
-from mpt.systems.diffusion.nn.shared.text_encoders import import_transformers
+from mpt.systems.diffusion.nn.shared.library import import_package
 from scripts.command_line import described
 from scripts.provenance import made
 
-diffusers, transformers = import_diffusers("scripts"), import_transformers()
+diffusers, transformers = (
+    import_package("diffusers", "scripts"),
+    import_package("transformers", "scripts"),
+)
 # they are imported when they are first asked for
 VQModel, UVit2DModel = diffusers.VQModel, diffusers.UVit2DModel
 CLIPTextConfig, CLIPTextModelWithProjection = (

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from mpt.systems.diffusion.losses.shared.objectives import Ddpm, Flow, Objective
 from mpt.systems.diffusion.nn.shared.embedding import to_ticks
-from mpt.systems.diffusion.nn.shared.library import import_diffusers
+from mpt.systems.diffusion.nn.shared.library import import_package
 from mpt.systems.diffusion.nn.shared.library_networks import LibraryDenoiser, wrap
 from mpt.systems.diffusion.nn.shared.published_shapes import SHAPES
 from mpt.systems.diffusion.tasks.shared import sampling
@@ -137,7 +137,9 @@ def original(shape: str) -> LibraryDenoiser:
     """Return a small network of a family, with random weights."""
     torch.manual_seed(0)
     config = dict(SHAPES[shape]) | SMALL[shape]
-    net = wrap(getattr(import_diffusers("scripts"), config.pop("_class_name"))(**config), 0).eval()
+    net = wrap(
+        getattr(import_package("diffusers", "scripts"), config.pop("_class_name"))(**config), 0
+    ).eval()
     with torch.no_grad():
         for one in net.parameters():  # last layers of some begin at zero
             if not bool(one.any()):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mpt.systems.diffusion.nn.shared.library import import_diffusers
+from mpt.systems.diffusion.nn.shared.library import import_package
 
 
 def diffusers() -> Any:
@@ -17,4 +17,4 @@ def diffusers() -> Any:
         pytest.skip("diffusers is not installed (pip install 'mpt-trainer[diffusion]')")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return import_diffusers("test")
+        return import_package("diffusers", "test")

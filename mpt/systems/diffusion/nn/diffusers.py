@@ -17,17 +17,15 @@ from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
-from mpt.foreign.files import read_json
 from mpt.seams import DataSpec
 from mpt.systems.diffusion.nn.shared.captioned_networks import wrap_with_encoders
-from mpt.systems.diffusion.nn.shared.library import import_diffusers
+from mpt.systems.diffusion.nn.shared.library import import_package, read_mapping
 from mpt.systems.diffusion.nn.shared.library_networks import KNOWN, LibraryDenoiser, wrap
 from mpt.systems.diffusion.nn.shared.published_shapes import SHAPES
 from mpt.systems.diffusion.nn.shared.text_encoders import build_encoder, read_pipeline
 
 TASK = "diffusion"
 NETWORK_FOLDERS = ("unet", "transformer")
-LARGEST_CONFIG_BYTES = 1 << 20
 
 
 class Settings(ModelOptions):
@@ -53,7 +51,7 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
         raise ConfigError(
             f"model.folder: its config.json is of {name or 'no class'}; known here are {', '.join(KNOWN)}"
         )
-    library = import_diffusers("model.name")
+    library = import_package("diffusers", "model.name")
     kind: Any = getattr(library, name)
     unknown = set(settings.options) - parameters_of(kind)
     if unknown:
@@ -127,10 +125,4 @@ def network_config(settings: Settings) -> dict[str, Any]:
             f"model.folder: {folder} has no config.json, nor have {' or '.join(NETWORK_FOLDERS)} in it; expected is a "
             "network's folder in diffusers' layout"
         )
-    try:
-        config = read_json(path, LARGEST_CONFIG_BYTES)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.folder: {path} cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"model.folder: {path} holds a {type(config).__name__}, not a mapping")
-    return config
+    return read_mapping(path, "model.folder")

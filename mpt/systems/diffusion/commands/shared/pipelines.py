@@ -7,8 +7,6 @@ downloaded, and the denoising network is not read unless pictures are to be made
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import json
 import warnings
 from collections.abc import Mapping
@@ -20,10 +18,9 @@ import torch
 from torch import Tensor
 
 from mpt.errors import ConfigError
-from mpt.foreign.files import read_json
+from mpt.systems.diffusion.nn.shared.library import import_package, read_mapping
 from mpt.systems.diffusion.nn.shared.text_encoders import FILES, network_file
 
-LARGEST_INDEX_BYTES = 1 << 20
 READ_AT_ONCE = 1 << 24
 
 
@@ -143,7 +140,7 @@ class Pipeline:
     def objective(self) -> dict[str, Any]:
         """Return the task's settings by which this network was trained, from its scheduler's."""
         path = self.folder / "scheduler" / "scheduler_config.json"
-        settings = read_settings(path)
+        settings = read_mapping(path, "PIPELINE")
         if str(settings.get("_class_name", "")).startswith("FlowMatch"):
             return {"objective": "flow", "shift": float(settings.get("shift", 1.0))}
         kinds = {"epsilon": "epsilon", "v_prediction": "v"}
@@ -161,24 +158,13 @@ class Pipeline:
         }
 
 
-def read_settings(path: Path) -> Mapping[str, Any]:
-    """Return a JSON file's mapping. Raises ConfigError for another file."""
-    try:
-        settings = read_json(path, LARGEST_INDEX_BYTES)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"PIPELINE: {path} is missing, or cannot be read as JSON") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"PIPELINE: {path} holds a {type(settings).__name__}, not a mapping")
-    return settings
-
-
 def open_pipeline(folder: Path, device: torch.device, whole: bool = False) -> Pipeline:
     """Open a folder's encoders, or the `whole` of it.
 
     Raises ConfigError for a folder of another layout or family, and missing encoders.
     """
     folder = folder.expanduser()
-    kind = str(read_settings(folder / "model_index.json").get("_class_name"))
+    kind = str(read_mapping(folder / "model_index.json", "PIPELINE").get("_class_name"))
     family = FAMILIES.get(kind)
     if family is None:
         raise ConfigError(f"PIPELINE: {folder} is a {kind}; known here are {', '.join(FAMILIES)}")
@@ -187,7 +173,8 @@ def open_pipeline(folder: Path, device: torch.device, whole: bool = False) -> Pi
         raise ConfigError(
             f"PIPELINE: {folder} lacks {', '.join(missing)}, without which nothing can be encoded"
         )
-    library = import_library()
+    import_package("transformers", "mpt diffusion prepare")
+    library = import_package("diffusers", "mpt diffusion prepare")
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     without: dict[str, Any] = {} if whole else {family.network: None}
     if kind == "StableDiffusionPipeline":
@@ -207,23 +194,6 @@ def open_pipeline(folder: Path, device: torch.device, whole: bool = False) -> Pi
             f"PIPELINE: diffusers cannot open {folder}: {str(error).splitlines()[0]}"
         ) from error
     return Pipeline(folder, kind, parts.to(device))
-
-
-def import_library() -> Any:
-    """Return diffusers. Raises ConfigError if it, or transformers, is not installed."""
-    from mpt import vision_ops
-
-    # transformers imports it, and fails if its binary does not fit torch
-    vision_ops.import_torchvision()
-    missing = [
-        name for name in ("diffusers", "transformers") if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        raise ConfigError(
-            f"mpt diffusion prepare: {' and '.join(missing)} not installed; "
-            "`pip install 'mpt-trainer[diffusion]'` adds them"
-        )
-    return importlib.import_module("diffusers")
 
 
 def hash_of(files: Mapping[str, Path], settings: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mpt.errors import CheckpointError, ConfigError
-from mpt.foreign.files import read_json
+from mpt.systems.diffusion.nn.shared.library import import_package, read_mapping
 from mpt.systems.diffusion.nn.shared.published_shapes import TEXT_SHAPES
 from mpt.weights.weights_file import read_weights_file
 
@@ -23,7 +23,8 @@ KINDS = ("CLIPTextModel", "CLIPTextModelWithProjection")
 NAMES = ("text_encoder", "text_encoder_2")
 NETWORKS = ("unet", "transformer")
 FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
-LARGEST_CONFIG_BYTES = 1 << 20
+READER = "model.text_encoders"
+"""The setting that asks for them."""
 HOW_NUMBERS_ARE_STORED = ("dtype", "torch_dtype")
 """Left out of a config.json: a part of the encoder would be built in it, and the rest in float32."""
 
@@ -31,7 +32,7 @@ HOW_NUMBERS_ARE_STORED = ("dtype", "torch_dtype")
 def build_encoder(folder: str | None, shape: str | None, name: str) -> nn.Module:
     """Return a text encoder with random weights. Raises ConfigError if there is none, or one of another kind."""
     config = (
-        read_config(Path(str(folder)).expanduser() / name)
+        encoder_config(Path(str(folder)).expanduser() / name)
         if shape is None
         else shape_of(shape, name)
     )
@@ -40,7 +41,7 @@ def build_encoder(folder: str | None, shape: str | None, name: str) -> nn.Module
         raise ConfigError(
             f"model.text_encoders: {name} is a {kind or 'model without a class'}; trained are {' and '.join(KINDS)}"
         )
-    library = import_transformers()
+    library = import_package("transformers", READER)
     given = {key: value for key, value in config.items() if key not in HOW_NUMBERS_ARE_STORED}
     built: nn.Module = getattr(library, kind)(library.CLIPTextConfig.from_dict(given))
     return built
@@ -55,32 +56,10 @@ def shape_of(shape: str, name: str) -> dict[str, Any]:
     return dict(TEXT_SHAPES[shape][name])
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def encoder_config(folder: Path) -> dict[str, Any]:
     """Return the content of an encoder's config.json. Raises ConfigError if there is none to read."""
-    try:
-        config = read_json(folder / "config.json", LARGEST_CONFIG_BYTES)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model.text_encoders: {folder / 'config.json'} is missing, or cannot be read as JSON; model.folder is to "
-            "be a pipeline's folder"
-        ) from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"model.text_encoders: {folder / 'config.json'} holds no mapping")
-    return config
-
-
-def import_transformers() -> Any:
-    """Return the package transformers. Raises ConfigError if it is not installed."""
-    from mpt import vision_ops
-
-    vision_ops.import_torchvision()
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError(
-            "model.text_encoders: transformers is not installed; `pip install 'mpt-trainer[diffusion]'` adds it"
-        ) from error
-    return transformers
+    advice = "; model.folder is to be a pipeline's folder"
+    return read_mapping(folder / "config.json", READER, advice)
 
 
 def network_file(folder: Path) -> Path | None:
@@ -104,7 +83,7 @@ def read_pipeline(folder: Path) -> dict[str, Tensor]:
     for name in NAMES:
         if not (folder / name / "config.json").is_file():
             continue
-        kind = str((read_config(folder / name).get("architectures") or [""])[0])
+        kind = str((encoder_config(folder / name).get("architectures") or [""])[0])
         if kind in KINDS:
             tensors |= {
                 f"{name}.{key}": value for key, value in read_encoder(folder / name, kind).items()
@@ -114,7 +93,7 @@ def read_pipeline(folder: Path) -> dict[str, Tensor]:
 
 def read_encoder(folder: Path, kind: str) -> dict[str, Tensor]:
     """Return the tensors of a text encoder, by the names of the installed transformers."""
-    library = import_transformers()
+    library = import_package("transformers", READER)
     try:
         with warnings.catch_warnings(), no_progress_bar(library):
             warnings.simplefilter("ignore")

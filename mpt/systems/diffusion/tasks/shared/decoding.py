@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mpt.errors import ConfigError
-from mpt.systems.diffusion.nn.shared.library import import_diffusers
+from mpt.systems.diffusion.nn.shared.library import import_package
 
 
 class Decoder:
@@ -39,7 +39,7 @@ class Decoder:
 
     def _read(self) -> Any:
         """Return the autoencoder; in a plan, whose tensors have no values, without the file's weights."""
-        kind = import_diffusers("task.decoder").AutoencoderKL
+        kind = import_package("diffusers", "task.decoder").AutoencoderKL
         try:
             if torch._guards.detect_fake_mode() is not None:
                 return kind.from_config(kind.load_config(str(self.folder)))

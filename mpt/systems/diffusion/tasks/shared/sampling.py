@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mpt.errors import ConfigError
 from mpt.systems.diffusion.losses.shared.objectives import Ddpm, Edm, Flow, Objective
-from mpt.systems.diffusion.nn.shared.library import import_diffusers
+from mpt.systems.diffusion.nn.shared.library import import_package
 
 Answer = Callable[[Tensor, Tensor], Tensor]
 """Noisy pictures as the network sees them (b, c, h, w) and levels as it sees them (b,) -> its answer."""
@@ -91,7 +91,7 @@ def make_scheduler(name: str, objective: Objective, betas: dict[str, Any]) -> An
             f"task.sampler: {name} does not fit this objective; fitting are euler, heun and, of diffusers, "
             f"{', '.join(fitting)}"
         )
-    diffusers = import_diffusers("task.sampler")
+    diffusers = import_package("diffusers", "task.sampler")
     return getattr(diffusers, name)(**scheduler_settings(name, objective, betas))
 
 
