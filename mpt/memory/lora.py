@@ -158,6 +158,12 @@ class Lora(HoldsWeights):
             )
         for name, module in task.trainable.items():
             full = self.full_parameters(name, module)
+            if not chosen[name] and not full:
+                raise ConfigError(
+                    f"memory.lora: nothing of network {name} would be trained: no layer of it matches "
+                    f"{', '.join(self.settings.targets)}, as Linear layers and convolutions (not transposed ones) can; "
+                    f'memory.lora.full=["{name}.*"] trains it without adapters'
+                )
             for parameter in module.parameters():
                 if parameter not in full:
                     parameter.requires_grad_(False)

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
+from mpt.config.load import load_config
+from mpt.engine.building.build import build_run
 from mpt.engine.building.initial_weights import load_initial_weights
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
@@ -260,3 +262,19 @@ def test_an_adapter_begins_as_published() -> None:
         assert not layer.get_parameter("lora_b").any()
     assert Settings(rank=16).factor_of("net.layer") == 2.0
     assert Settings(rank=16, alpha=4).factor_of("net.layer") == 0.25
+
+
+def test_a_network_without_a_layer_for_an_adapter_is_named_with_the_setting_that_trains_it() -> (
+    None
+):
+    """DCGAN's generator has transposed convolutions alone; its discriminator has others."""
+    data = {
+        "model": {"name": "dcgan", "image_size": 16, "features": 8},
+        "dataset": "digits",
+        "memory": {"lora": {"rank": 2, "targets": ["convolutions"]}},
+        "train": {"batch_size": 4, "steps": 1},
+    }
+    with pytest.raises(ConfigError, match=r"nothing of network gen would be trained"):
+        build_run(load_config(data), torch.device("cpu"), parts.DIGITS)
+    data["memory"] = {"lora": {"rank": 2, "targets": ["convolutions"], "full": ["gen.*"]}}
+    build_run(load_config(data), torch.device("cpu"), parts.DIGITS)
