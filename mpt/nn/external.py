@@ -22,6 +22,8 @@ from mpt.errors import ConfigError
 from mpt.seams import DataSpec
 
 TASK = "classify"
+RGB = 3
+"""Channels that all of torchvision's classifiers are built for."""
 
 
 class Settings(ModelOptions):
@@ -30,6 +32,7 @@ class Settings(ModelOptions):
     image_size: int = Field(224, ge=8)
     """Side of the images in pixels; models that are made for one size (vision transformers) are made for this one."""
     channels: int = Field(3, ge=1)
+    """Channels of the images; torchvision's networks get another first convolution if they are not 3."""
     small_stem: bool = False
     """For torchvision's ResNets on small images: a 3x3 stem of stride 1 and no max-pooling."""
     options: dict[str, str | int | float | bool | list[str | int | float | bool] | None] = Field(
@@ -49,6 +52,8 @@ def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]
         net = _torchvision(
             attribute, settings.image_size, {"num_classes": len(data.classes), **options}
         )
+        if settings.channels != RGB:
+            _take_channels(net, name, settings.channels)
     elif package == "timm":
         given = {"num_classes": len(data.classes), "in_chans": settings.channels, **options}
         net = _timm(attribute, settings.image_size, given)
@@ -120,6 +125,24 @@ def _torchvision(attribute: str, image_size: int, options: dict[str, Any]) -> nn
     return _call(
         f"torchvision:{attribute}", torchvision.models.get_model_builder(attribute), options
     )
+
+
+def _take_channels(net: nn.Module, name: str, channels: int) -> None:
+    """Replace the first convolution by one of that many channels. Raises ConfigError if there is none to replace."""
+    for path, layer in net.named_modules():
+        if isinstance(layer, nn.Conv2d) and layer.in_channels == RGB:
+            made = nn.Conv2d(
+                channels,
+                layer.out_channels,
+                layer.kernel_size,  # type: ignore[arg-type]
+                layer.stride,  # type: ignore[arg-type]
+                layer.padding,  # type: ignore[arg-type]
+                layer.dilation,  # type: ignore[arg-type]
+                bias=layer.bias is not None,
+            )
+            net.set_submodule(path, made)
+            return
+    raise ConfigError(f"model.channels: {name} has no convolution of {RGB} channels to replace")
 
 
 def _timm(attribute: str, image_size: int, options: dict[str, Any]) -> nn.Module:
