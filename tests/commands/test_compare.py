@@ -309,6 +309,16 @@ def test_finished_runs_are_compared_by_their_folders(tmp_path, capsys):
     assert (tmp_path / "out" / "comparison.md").is_file()
 
 
+def test_finished_runs_of_two_models_are_compared_as_their_configurations_would_be(tmp_path):
+    go(tmp_path, "fp32", "amp", seeds=1)
+    runs = [tmp_path / "compare-small_cnn-fp32-amp" / f"{mode}-seed-0" for mode in ("fp32", "amp")]
+    text = (runs[1] / "config.yaml").read_text().replace("small_cnn", "torchvision:resnet18")
+    (runs[1] / "config.yaml").write_text(text)
+    go(tmp_path, *map(str, runs), output=str(tmp_path / "out"))
+    modes = json.loads((tmp_path / "out" / "comparison.json").read_text())["modes"]
+    assert [mode["mode"] for mode in modes] == ["small_cnn fp32", "torchvision:resnet18 amp"]
+
+
 def test_a_comparison_of_other_finished_runs_leaves_an_earlier_one(tmp_path):
     go(tmp_path, "fp32", "amp", "O2", seeds=1)
     folder = tmp_path / "compare-small_cnn-fp32-amp-O2"

@@ -85,8 +85,8 @@ def check_test_sets(groups: Sequence[Group]) -> None:
 
 
 def group_runs(records: Sequence[RunRecord]) -> list[Group]:
-    """Group finished runs for a comparison: by mode if they differ in it, else each run alone, as if the mode of one is
-    not known.
+    """Group finished runs for a comparison: by model and mode, as far as they differ in these; else each run alone, as
+    if that of one is not known.
 
     One that NaN ended counts as diverged.
     Raises ConfigError for the same run, or two runs of one mode and seed, given twice.
@@ -95,10 +95,12 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice:
         raise ConfigError(f"{twice} was given twice; a run cannot be compared with itself.")
-    modes = [record.mode for record in records]
-    by_mode = len(set(modes)) > 1 and all(modes)
+    facets = [[record.model for record in records], [record.mode for record in records]]
+    telling = [values for values in facets if len({*values} - {""}) > 1]
+    known = bool(telling) and all(itertools.chain(*telling))
+    labels = [" ".join(values) for values in zip(*telling)] if known else names_apart(paths)
     members: dict[str, dict[int, RunRecord]] = {}
-    for label, record in zip(modes if by_mode else names_apart(paths), records, strict=True):
+    for label, record in zip(labels, records, strict=True):
         seed = record.seed if record.seed is not None else 0
         runs = members.setdefault(label, {})
         if seed in runs:

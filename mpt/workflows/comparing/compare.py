@@ -111,7 +111,10 @@ def compare_finished(
     if name:
         check_name(name)
     first = runs / name if name else records[0].path.parent / f"compare-{records[0].name}"
-    comparison = compare_groups(group_runs(records), Margin.parse(margin))
+    models_differ = len({record.model for record in records} - {""}) > 1
+    comparison = compare_groups(
+        group_runs(records), Margin.parse(margin), models_differ=models_differ
+    )
     folder = output or free_folder(records, first)
     write_comparison(folder, comparison)
     return comparison, folder

@@ -139,6 +139,23 @@ def test_runs_of_different_kinds_are_refused(make_run, change, word):
         compare_groups(group_runs(records), MARGIN)
 
 
+def test_finished_runs_of_different_models_are_grouped_by_model_and_mode(make_run):
+    records = [
+        read_run(make_run(f"{model}{mode}{seed}", model=model, mode=mode, seed=seed))
+        for model, mode in (("vae", "fp32"), ("dcgan", "amp"))
+        for seed in (0, 1)
+    ]
+    groups = group_runs(records)
+    assert [(one.label, list(one.runs)) for one in groups] == [
+        ("vae fp32", [0, 1]),
+        ("dcgan amp", [0, 1]),
+    ]
+    alike = group_runs([record for record in records if record.seed == 0 or record.model == "vae"])
+    assert [len(one.runs) for one in alike] == [2, 1]
+    found = compare_groups(groups, MARGIN, models_differ=True)
+    assert found.rows[1].verdict is not None
+
+
 def test_the_same_run_or_two_of_a_kind_are_refused(make_run):
     first, second = read_run(make_run("a", mode="fp32")), read_run(make_run("b", mode="fp32"))
     other = read_run(make_run("c", mode="amp"))
