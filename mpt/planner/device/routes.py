@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._prims_common import suggest_memory_format
+from torch.autograd.function import _SingleLevelFunction
 
 from mpt.planner.device.fake_device import DEVICE
 from mpt.planner.device.matching_shapes import check_attention
@@ -330,7 +331,7 @@ def gru_cell_backward(
     return (*gates, torch.empty_like(gradient), *biases)
 
 
-class _CudnnRecurrent(torch.autograd.Function):
+class _CudnnRecurrent(_SingleLevelFunction):
     """Tensors that cuDNN allocates for a recurrent layer: results, a reserve kept for backward, flat weights under
     autocast."""
 
@@ -375,9 +376,6 @@ class _CudnnRecurrent(torch.autograd.Function):
         return (None, grad_input, None, *grads)
 
 
-_apply: Any = super(torch.autograd.Function, _CudnnRecurrent).apply
-
-
 def _recurrent(gates: int) -> Any:
     def kernel(
         inputs: Tensor,
@@ -398,7 +396,9 @@ def _recurrent(gates: int) -> Any:
                 f"Input and hidden tensors are not the same dtype: {inputs.dtype} and {others[0]}"
             )
         with enable_single_level_autograd_function():  # a kernel is called below `torch.func`
-            result: tuple[Tensor, ...] = _apply(layout, inputs, tuple(held), *weights)
+            result: tuple[Tensor, ...] = _CudnnRecurrent.apply(
+                layout, inputs, tuple(held), *weights
+            )
         return result
 
     return kernel
