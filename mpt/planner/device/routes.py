@@ -331,7 +331,7 @@ def gru_cell_backward(
     return (*gates, torch.empty_like(gradient), *biases)
 
 
-class _CudnnRecurrent(_SingleLevelFunction):
+class _CudnnRecurrent(_SingleLevelFunction):  # whose `apply` does not look for transforms
     """Tensors that cuDNN allocates for a recurrent layer: results, a reserve kept for backward, flat weights under
     autocast."""
 
@@ -376,6 +376,9 @@ class _CudnnRecurrent(_SingleLevelFunction):
         return (None, grad_input, None, *grads)
 
 
+_cudnn_recurrent: Any = _CudnnRecurrent
+
+
 def _recurrent(gates: int) -> Any:
     def kernel(
         inputs: Tensor,
@@ -396,7 +399,7 @@ def _recurrent(gates: int) -> Any:
                 f"Input and hidden tensors are not the same dtype: {inputs.dtype} and {others[0]}"
             )
         with enable_single_level_autograd_function():  # a kernel is called below `torch.func`
-            result: tuple[Tensor, ...] = _CudnnRecurrent.apply(
+            result: tuple[Tensor, ...] = _cudnn_recurrent.apply(
                 layout, inputs, tuple(held), *weights
             )
         return result

@@ -49,6 +49,7 @@ from mpt.planner.own.proposals.changes import (
 from mpt.planner.own.proposals.edits import executed, find_edits
 from mpt.planner.own.proposals.options import Words, find_words
 from mpt.planner.own.proposals.rewritten import noting_rewriting
+from mpt.planner.own.stand_ins.added_passes import AddedPasses
 from mpt.planner.own.stand_ins.caches import caches_forgotten
 from mpt.planner.own.stand_ins.driver import driver_asked
 from mpt.planner.own.stand_ins.extensions import nothing_compiled
@@ -131,15 +132,23 @@ def trace_own(
     `like`: a run of it that was traced in the way that suits it; without one that is found out.
     """
 
-    def trace(all_on_gpu: bool, answers: Answers) -> Attempt[OwnRun]:
+    def on_gpu(all_on_gpu: bool, answers: Answers, added: AddedPasses) -> Attempt[OwnRun] | None:
         # each attempt is a process of its own, in which no workspace is open yet
         fresh = unseen and replace(unseen, opened_handles=set())
-        given = source, arguments, gpu, fresh, changes, answers
+        try:
+            return _trace_on_gpu(source, arguments, gpu, fresh, changes, answers, all_on_gpu, added)
+        except Exception:
+            if not added.left_out:
+                raise
+        # it does not take what stands in for passes that were left out
+        return on_gpu(all_on_gpu, answers, AddedPasses(is_allowed=False))
+
+    def trace(all_on_gpu: bool, answers: Answers) -> Attempt[OwnRun]:
         with executed(source.edits):
-            made = None if all_on_gpu else _trace_on_gpu(*given, False)
+            made = None if all_on_gpu else on_gpu(False, answers, AddedPasses())
             if made is not None:
                 return made
-            made = _trace_on_gpu(*given, True)
+            made = on_gpu(True, answers, AddedPasses())
         assert made is not None
         made.found.fake.notes.append(
             'it puts nothing on "cuda": planned as if everything were on the GPU'
@@ -227,6 +236,7 @@ def _trace_on_gpu(
     changes: Changes,
     answers: Answers,
     all_on_gpu: bool,
+    added: AddedPasses,
 ) -> Attempt[OwnRun] | None:
     """Return None if the factory puts nothing on the GPU, unless all is put there."""
     device = fake_gpu()
@@ -235,6 +245,11 @@ def _trace_on_gpu(
     def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if seen["work"]:
             work.observe(func, args, kwargs, result, recorder.outcome)
+        added.observe(func, args, kwargs, result, recorder.outcome)
+
+    def include(recorded: Work) -> None:
+        if seen["work"]:
+            work.include(recorded)
 
     def on_step(step: int) -> None:
         seen["work"] = step == STEPS - 1
@@ -246,9 +261,7 @@ def _trace_on_gpu(
 
     passes = Passes()
     recorder = Recorder(device.type, unseen, observe)
-    graphs = Graphs(
-        recorder, watch, lambda recorded: work.include(recorded) if seen["work"] else None
-    )
+    graphs = Graphs(recorder, watch, include)
     factory = import_factory(source, gpu)
     with (
         switches_kept(),
@@ -278,7 +291,8 @@ def _trace_on_gpu(
         if not (all_on_gpu or stand_in.is_used):
             return None
         work.read_switches()
-        with values.stepping(), passes.noted(), noting_rewriting() as rewriting:
+        left_out = added.noted(recorder, include)
+        with values.stepping(), left_out, passes.noted(), noting_rewriting() as rewriting:
             modules = perform(made, created, recorder, changes, on_step, passes)
         if not all_on_gpu and not holds_tensors(recorder.trace):
             return None  # a card was named, and everything put on the host
@@ -301,7 +315,13 @@ def _trace_on_gpu(
         FakeRun(
             recorder.trace,
             work,
-            [*recorder.notes, *values.notes(), *made.notes(), *growth_note(recorder.trace)],
+            [
+                *recorder.notes,
+                *values.notes(),
+                *made.notes(),
+                *added.notes(),
+                *growth_note(recorder.trace),
+            ],
             whole=recorder.trace,
         ),
         recomputed=recomputed,

@@ -156,6 +156,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note the end of a tensor's storage as that of one whose birth is in the trace already."""
         self._live.add(tensor, number)
 
+    def end(self, tensor: Tensor) -> None:
+        """Note the end of a tensor's storage, if it is followed, while it lives."""
+        if self._live.number_of(tensor) is not None:
+            self._live.bury(tensor)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Let tensors of the planner's own be made inside the block."""
