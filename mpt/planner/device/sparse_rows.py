@@ -313,6 +313,9 @@ def through_values_in_place(func: Any) -> Callable[..., SparseRows]:
     return rule
 
 
+NORM = _aten.linalg_vector_norm.default
+HAS_NORM = torch._C._dispatch_has_kernel_for_dispatch_key(NORM._schema.name, "SparseCUDA")
+"""Whether this release of torch has that norm of sparse tensors: 2.15 is the first."""
 MAKES = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 BAGS = _aten._embedding_bag_backward.default
 RULES: Mapping[Any, Callable[..., Any]] = {
@@ -348,6 +351,7 @@ RULES: Mapping[Any, Callable[..., Any]] = {
             _aten.isnan.default,
         )
     },
+    **({NORM: measured} if HAS_NORM else {}),
     **dict.fromkeys((_aten.any.default, _aten._is_any_true.default), answered),
     **{
         func: through_values_in_place(func)

@@ -106,15 +106,19 @@ def held(trace: Trace) -> dict[str, int]:
     return {**sums, "gradients": most["gradients"]}
 
 
+SUMMED = ("by_hand", "norm", "largest")
+
+
 def is_planned_larger(combination: Combination) -> bool:
     """Return whether a plan may be larger.
 
     The tokens of two passes over a sparse table are taken to differ. A temporary that is an argument of a function
-    which torch wrote in Python (`gaussian_nll_loss(x, y, z.exp())`) lives as long as the call.
+    which torch wrote in Python (`gaussian_nll_loss(x, y, z.exp())`) lives as long as the call. The places of a
+    sparse gradient that torch 2.15 scales with others are made anew where nothing sees it.
     """
     is_asked = combination.get("network") == "encoder" and combination.get("afterwards") in ASKED
     is_sparse = combination.get("network") == "looked_up"
-    is_summed = combination.get("trick") in PASSES or combination.get("clip") == "by_hand"
+    is_summed = combination.get("trick") in PASSES or combination.get("clip") in SUMMED
     return is_asked or (is_sparse and is_summed) or combination.get("loss") == "gaussian"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
+from mpt.planner.device.sparse_rows import HAS_NORM
 from tests.planner.own.crossed_steps import DIMENSIONS
 
 PRECISIONS = tuple(DIMENSIONS["precision"])
@@ -91,7 +92,12 @@ IMPOSSIBLE = (
         precision=("autocast", "float16", "island"),
     ),
     rule("sparse", network=("looked_up",), optimizer=DENSE),
-    rule("Sparse", network=("looked_up",), clip=("norm", "norm_for_loop", "largest", "value")),
+    rule("Sparse", network=("looked_up",), clip=("value",)),
+    *(
+        ()
+        if HAS_NORM
+        else [rule("Sparse", network=("looked_up",), clip=("norm", "norm_for_loop", "largest"))]
+    ),
     rule("Sparse", network=("looked_up",), trick=("gradients_of_each",)),
     rule("deepcopy protocol", network=("old_weight_norm",), afterwards=("follow", "average")),
     rule(
