@@ -187,7 +187,7 @@ def check_options(arguments: Command) -> None:
         raise ConfigError("--vram chooses the batch; leave out --batch-size")
     if arguments.half and arguments.nproc > 1:
         raise ConfigError("--half: it compares two precisions on one card; leave out --nproc")
-    if arguments.frames != 16 and arguments.walk is None:
+    if arguments.frames != Command.frames and arguments.walk is None:
         raise ConfigError("--frames: the pictures of a walk; name its seeds too, --walk 3:17")
     if arguments.vram is not None and not is_foreign(arguments.run) and is_export(arguments.run):
         raise ConfigError("--vram: a batch is chosen for a run's networks; name a run.")
@@ -212,7 +212,7 @@ def prepare(arguments: Command) -> Prepared:
     samples = samples[: arguments.count]
     if (arguments.single or seeds) and (samples or needs_inputs(trained.run.task)):
         raise ConfigError("this task makes no samples from noise: leave out --single and --walk")
-    of_labels = arguments.top != 1 or arguments.pictures or arguments.skip_bad
+    of_labels = arguments.top != Command.top or arguments.pictures or arguments.skip_bad
     if of_labels and not (samples or needs_inputs(trained.run.task)):
         raise ConfigError(
             "this task makes samples from noise: leave out --top, --pictures and --skip-bad"

@@ -187,7 +187,7 @@ def suggest_file(path: Path) -> str:
         )
     if os.path.lexists(path):
         return ""
-    beside = [*path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    beside = path.parent.glob("*.y*ml")
     found = {file.stem: file for file in beside if file.suffix in (".yaml", ".yml")}
     if path.stem in shipped_files() and path.stem not in found:
         return f"; did you mean {MARK}{path.stem}, which comes with mpt?"

@@ -22,7 +22,8 @@ from mpt.planner.trace.recorder import Recorder
 
 PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device)
 Form = tuple[TreeSpec, tuple[Any, ...]]
-"""How values are nested; and a tensor's shape, strides, dtype and device, or a plain value."""
+"""How values are nested; and a tensor's shape, strides, dtype, device and whether it requires gradients, or a plain
+value."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +135,17 @@ class RepeatedCalls:
         return made
 
 
-def form_of(values: Any) -> Form | None:
-    """Return the form of fake tensors and plain values in tuples, lists and mappings; None if there is more."""
+def form_of(values: Any, *, may_train: bool = False) -> Form | None:
+    """Return the form of fake tensors and plain values in tuples, lists and mappings; None if there is more.
+
+    Tensors that require gradients are more, unless they are said to be expected.
+    """
     leaves, spec = tree_flatten(values)
     forms: list[Any] = []
     for one in leaves:
-        if isinstance(one, FakeTensor) and one.layout is torch.strided and not one.requires_grad:
-            forms.append((one.shape, one.stride(), one.dtype, one.fake_device))
+        is_plain = isinstance(one, FakeTensor) and one.layout is torch.strided
+        if is_plain and (may_train or not one.requires_grad):
+            forms.append((one.shape, one.stride(), one.dtype, one.fake_device, one.requires_grad))
         elif isinstance(one, PLAIN):
             forms.append(one)
         else:
@@ -148,13 +153,12 @@ def form_of(values: Any) -> Form | None:
     return (spec, tuple(forms)) if any(isinstance(one, Tensor) for one in leaves) else None
 
 
-def made_of(form: Form) -> Any:
-    """Return new tensors of a form, with its plain values."""
+def new_tensor(form: tuple[Any, ...]) -> Tensor:
+    """Return a new tensor of a tensor's form."""
+    return torch.empty_strided(form[0], form[1], dtype=form[2], device=form[3])
+
+
+def made_of(form: Form, make: Callable[[tuple[Any, ...]], Tensor] = new_tensor) -> Any:
+    """Return new tensors of a form, with its plain values; `make` is given each tensor's form."""
     spec, forms = form
-    leaves = [
-        torch.empty_strided(one[0], one[1], dtype=one[2], device=one[3])
-        if isinstance(one, tuple)
-        else one
-        for one in forms
-    ]
-    return tree_unflatten(leaves, spec)
+    return tree_unflatten([make(one) if isinstance(one, tuple) else one for one in forms], spec)

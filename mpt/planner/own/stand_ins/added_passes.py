@@ -9,6 +9,7 @@ births of the network's own backward pass are written down too.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,17 +18,12 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from mpt.planner.trace.recorder import Recorder
-from mpt.planner.trace.repeated_calls import PLAIN, form_of
+from mpt.planner.trace.repeated_calls import Form, form_of, made_of, new_tensor
 from mpt.planner.trace.time_model import Work
-
-Form = tuple[TreeSpec, tuple[Any, ...]]
-"""As that of `mpt.planner.trace.repeated_calls`, with whether a tensor requires gradients as its last word."""
-
 
 GIVEN = -(2**40)
 """Events from here downwards: the ends of the gradients that a backward pass is given, by the number of the result."""
@@ -164,11 +160,11 @@ class AddedPasses:
         start, work = len(recorder.trace.events), Work()
         self._measured = work
         results = execute(module, *args, **kwargs)
-        form = _form_with_gradients(results)
+        form = form_of(results, may_train=True)
+        tensors = [one for one in tree_flatten(results)[0] if isinstance(one, Tensor)]
         if self._pass is not None:
             self._pass.calls += 1
-        elif form is not None and self._rest is None:
-            tensors = [one for one in tree_flatten(results)[0] if isinstance(one, Tensor)]
+        elif form is not None and self._rest is None and any(one.requires_grad for one in tensors):
             kept = tuple(-1 if (n := recorder.number_of(one)) is None else n for one in tensors)
             self._pass = Pass(key, start, form, kept, len(recorder.trace.events), work=work)
             for number, one in enumerate(tensors):
@@ -228,8 +224,9 @@ class AddedPasses:
                 write(events.backward, given)
 
         write(events.forward, {})
+        number = itertools.count()
         with recorder.paused():
-            made = _made_of(events.form, rest)
+            made = made_of(events.form, lambda one: _begun(one, next(number), rest))
         tensors = (one for one in tree_flatten(made)[0] if isinstance(one, Tensor))
         for tensor, place in zip(tensors, events.kept, strict=True):
             if place >= 0:
@@ -281,41 +278,13 @@ def _is_shared_out() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _form_with_gradients(results: Any) -> Form | None:
-    """Return the form of results that a backward pass can begin at; None if there is more than tensors and values."""
-    leaves, spec = tree_flatten(results)
-    forms: list[Any] = []
-    for one in leaves:
-        if isinstance(one, FakeTensor) and one.layout is torch.strided:
-            made = one.shape, one.stride(), one.dtype, one.fake_device
-            forms.append((*made, one.requires_grad))
-        elif isinstance(one, PLAIN):
-            forms.append(one)
-        else:
-            return None
-    has_graph = any(isinstance(one, tuple) and one[-1] for one in forms)
-    return (spec, tuple(forms)) if has_graph else None
-
-
-def _made_of(form: Form, reached: Callable[[Mapping[int, Tensor]], None]) -> Any:
-    spec, forms = form
-    leaves: list[Any] = []
-    number = 0
-    for one in forms:
-        if not isinstance(one, tuple):
-            leaves.append(one)
-            continue
-        if one[-1]:
-            anchor = torch.empty(0, requires_grad=True)
-            leaves.append(_Begun.apply(anchor, one, number, reached))  # type: ignore[no-untyped-call]
-        else:
-            leaves.append(_empty(one))
-        number += 1
-    return tree_unflatten(leaves, spec)
-
-
-def _empty(one: tuple[Any, ...]) -> Tensor:
-    return torch.empty_strided(one[0], one[1], dtype=one[2], device=one[3])
+def _begun(form: Any, number: int, reached: Callable[[Mapping[int, Tensor]], None]) -> Tensor:
+    """Return a tensor of a form, at which a backward pass ends if it requires gradients."""
+    if not form[-1]:
+        return new_tensor(form)
+    anchor = torch.empty(0, requires_grad=True)
+    made: Tensor = _Begun.apply(anchor, form, number, reached)  # type: ignore[no-untyped-call]
+    return made
 
 
 class _Begun(torch.autograd.Function):
@@ -331,7 +300,7 @@ class _Begun(torch.autograd.Function):
     ) -> Tensor:
         """Return a new tensor of a form."""
         ctx.reached, ctx.number = reached, number
-        return _empty(form)
+        return new_tensor(form)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
