@@ -130,3 +130,44 @@ def alternating():
     """A generator and a critic that sees what it made."""
     critic = nn.Linear(WIDTH, 1).cuda()
     return _trained(lambda network, rows, criterion: critic(network(rows)).mean().backward())
+
+
+def own_update():
+    """Weights that a script updates itself, after every fifth pass; no optimizer steps until all are over."""
+    count = []
+
+    def one_pass(network, rows, criterion):
+        criterion(network(rows), rows).backward()
+        count.append(1)
+        if len(count) % 5 == 0:
+            for one in network.parameters():
+                one.data.sub_(one.grad, alpha=0.1)
+                one.grad = None
+
+    return _trained(one_pass)
+
+
+def frozen_later():
+    """The first layer is trained in the first passes of an update alone."""
+    network = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+    count = []
+
+    def one_pass(network, rows, criterion):
+        network[0].requires_grad_(len(count) % PASSES < 5)
+        count.append(1)
+        criterion(network(rows), rows).backward()
+
+    return _trained(one_pass, network)
+
+
+def in_eval_later():
+    """The dropout of a network is switched off on the way, but the network itself is not."""
+    network = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(), nn.Linear(WIDTH, WIDTH))
+    count = []
+
+    def one_pass(network, rows, criterion):
+        network[1].train(len(count) % PASSES >= 5)
+        count.append(1)
+        criterion(network(rows), rows).backward()
+
+    return _trained(one_pass, network)

@@ -46,6 +46,9 @@ def figures(run: OwnRun) -> Any:
         ("asking", 0),
         ("looking", 0),
         ("alternating", 2 * 7),
+        ("own_update", 2 * 6),
+        ("frozen_later", 2 * 5),
+        ("in_eval_later", 2 * 5),
     ],
 )
 def test_a_plan_is_the_same_as_with_all_passes(

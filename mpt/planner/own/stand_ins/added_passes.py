@@ -150,7 +150,7 @@ class AddedPasses:
         given = form_of((args, dict(kwargs)))
         if given is None or _is_shared_out():
             return execute(module, *args, **kwargs)
-        key = id(module), type(module), module.training, _autocast(), given
+        key = id(module), type(module), _state_of(module), _autocast(), given
         seen = self._seen.get(key)
         is_alone = self._pass is None and self._rest is None
         if seen is not None and seen.is_repeated and is_alone:
@@ -267,6 +267,15 @@ def _events_of(ended: Pass, recorder: Recorder) -> tuple[Events, tuple[int, ...]
     sizes = tuple(trace.storages[one].size for one in places)
     of_results = tuple(places.get(one, -1) for one in ended.kept)
     return Events(tuple(parts[0]), tuple(parts[1]), sizes, of_results, ended.form), tuple(places)
+
+
+def _state_of(network: nn.Module) -> tuple[Any, ...]:
+    """Return what a pass depends on beside its inputs: which parts train, and where gradients are to be added to."""
+    with torch._C.DisableTorchFunction():
+        return (
+            tuple(part.training for part in network.modules()),
+            tuple((one.requires_grad, one.grad is None) for one in network.parameters()),
+        )
 
 
 def _autocast() -> tuple[Any, ...]:
