@@ -397,9 +397,7 @@ class Detect(Legend, Exports):
         found = self.shown(boxes, scores, self.is_tiled(batch))
         rows = []
         height, width = batch[self.cameras[0]].shape[2:]
-        # in a plan what is read of a tensor is 0
-        own_sizes = batch[OWN_SIZE].clamp(min=1).tolist() if OWN_SIZE in batch else None
-        sizes = own_sizes or [(width, height)] * len(found)
+        sizes = batch[OWN_SIZE].tolist() if OWN_SIZE in batch else [(width, height)] * len(found)
         most = 1.0 if self.is_tiled(batch) else math.inf
         for padded, size in zip(found.cpu().numpy(), sizes, strict=True):
             own = in_own_pixels(padded, tuple(size), (width, height), most)
